@@ -1,0 +1,78 @@
+"""What a data source promises: a fixed number of examples, addressed by index, the same on every machine.
+
+Sources know nothing of steps, epochs or workers; `parashard.steps` decides which indices a step has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+Array = Any
+"""A NumPy or a CuPy array: models receive the array namespace `xp` that goes with it."""
+
+Indices = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class DataSpec:
+    """What a job must know of its data before it touches an example.
+
+    Parameters
+    ----------
+    examples, held_out : int
+        Length of the training split and of the evaluation split (0: there is none).
+    input_shape : tuple of int
+        Shape of one example's input.
+    classes : int
+        Number of classes; 0 where targets are real numbers.
+    fingerprint : str
+        Hex digest of the content (or of what generates it): two machines whose data differ must not share a job (P2).
+    """
+
+    examples: int
+    held_out: int
+    input_shape: tuple[int, ...]
+    classes: int
+    fingerprint: str
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The examples of one step (or of one piece of an evaluation).
+
+    Parameters
+    ----------
+    step : int
+        The step's number, for seeding dropout and the like; -1 in an evaluation.
+    epoch : int
+        The epoch that the step lies in; -1 in an evaluation.
+    indices : ndarray of int64, shape (examples,)
+        Which examples these are. Always a NumPy array.
+    inputs : array, shape (examples, *input_shape), float32
+    targets : array, shape (examples,), int64 class labels or float32 values
+        Both in the namespace that the model computes in.
+    """
+
+    step: int
+    epoch: int
+    indices: Indices
+    inputs: Array
+    targets: Array
+
+
+class DataSource(Protocol):
+    """A training split and a held-out split, addressed by index."""
+
+    @property
+    def spec(self) -> DataSpec:
+        """Sizes, shapes and the fingerprint."""
+
+    def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+        """Return (inputs, targets) of the training examples with these indices, as new NumPy arrays."""
+
+    def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
+        """Return (inputs, targets) of the held-out examples [start, stop)."""

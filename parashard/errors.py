@@ -1,0 +1,150 @@
+"""Every failure that parashard raises on purpose, grouped by what the caller must do.
+
+    ParashardError
+    ├── InvalidRequest          fix the caller; the same request never succeeds
+    │   ├── MalformedFrame          bytes that are not one of our frames
+    │   ├── LimitExceeded           a declared size or count over its bound
+    │   ├── UnknownVariable         a variable or row range that the shard does not hold
+    │   ├── ShapeMismatch           a slice with another shape or dtype than the plan says
+    │   └── NonFiniteGradient       a gradient with NaN or infinity in it
+    ├── Redo                    refresh the view of the job, then do the whole operation again
+    │   ├── StalePlan               the request names another plan version
+    │   ├── StaleIncarnation        the request names a shard's earlier (or later) life
+    │   ├── StaleRound              a synchronous request names a round that is not the current one
+    │   └── UnknownAttempt          a chunk of a push whose assembly is gone
+    ├── Fenced                  a newer process has this identity, or this is another run: stop
+    │   ├── Superseded              a newer incarnation took over
+    │   └── WrongRun                the run id, the job's digest or the machine's arithmetic differs
+    ├── RetryLater              send the same request again after a pause
+    │   ├── QueueFull               a bounded queue or memory budget has no room now
+    │   ├── NotReady                the process is starting or draining
+    │   └── Unreachable             no answer from the peer before the deadline
+    ├── ConfigurationError      fix the job file or the command line (local, at start)
+    │   └── BadData                 fix the data: a file that is missing, damaged or of another format
+    └── JobFailed               the job cannot go on; the message says why
+
+Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.rpc`), and the
+client raises the same class again. Broken invariants are `assert`s: they crash the process and are not listed here.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class ParashardError(Exception):
+    """Base of all errors that parashard raises on purpose."""
+
+    code: ClassVar[str] = ""
+    _by_code: ClassVar[dict[str, type[ParashardError]]] = {}
+
+    def __init_subclass__(cls, code: str = "") -> None:
+        super().__init_subclass__()
+        cls.code = code
+        if code:
+            if code in ParashardError._by_code:
+                raise TypeError(f"error code {code!r} is used twice")
+            ParashardError._by_code[code] = cls
+
+    def __init__(self, message: str, *, peer: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.peer = peer
+        """Address of the process that answered with this error; None where it arose here."""
+
+    def __str__(self) -> str:
+        return f"{self.message} (from {self.peer})" if self.peer else self.message
+
+    @classmethod
+    def from_code(cls, code: str) -> type[ParashardError] | None:
+        """Return the class with this permanent code, or None."""
+        return cls._by_code.get(code)
+
+    @classmethod
+    def leaves(cls) -> tuple[type[ParashardError], ...]:
+        """Return every class that has a code, in the order of the tree."""
+        return tuple(cls._by_code.values())
+
+
+class InvalidRequest(ParashardError):
+    """Fix the caller; the same request never succeeds."""
+
+
+class MalformedFrame(InvalidRequest, code="malformed-frame"):
+    """The bytes are not one of our frames."""
+
+
+class LimitExceeded(InvalidRequest, code="limit-exceeded"):
+    """A declared size or count is over its bound; nothing was allocated."""
+
+
+class UnknownVariable(InvalidRequest, code="unknown-variable"):
+    """The shard does not hold this variable or this range of its rows."""
+
+
+class ShapeMismatch(InvalidRequest, code="shape-mismatch"):
+    """A slice has another shape or dtype than the plan says; nothing was written."""
+
+
+class NonFiniteGradient(InvalidRequest, code="non-finite-gradient"):
+    """The gradient has NaN or infinity in it; nothing was written."""
+
+
+class Redo(ParashardError):
+    """Refresh the view of the job, then do the whole operation again."""
+
+
+class StalePlan(Redo, code="stale-plan"):
+    """The request names another version of the plan."""
+
+
+class StaleIncarnation(Redo, code="stale-incarnation"):
+    """The request names another life of this shard."""
+
+
+class StaleRound(Redo, code="stale-round"):
+    """A synchronous request names a round that is not the shard's current one."""
+
+
+class UnknownAttempt(Redo, code="unknown-attempt"):
+    """A later chunk of a push whose assembly is not here; send the push again whole."""
+
+
+class Fenced(ParashardError):
+    """A newer process has this identity, or this is another run: stop."""
+
+
+class Superseded(Fenced, code="superseded"):
+    """A newer incarnation of this process took over its identity."""
+
+
+class WrongRun(Fenced, code="wrong-run"):
+    """The run id, the job's digest or the machine's arithmetic differs."""
+
+
+class RetryLater(ParashardError):
+    """Send the same request again after a pause."""
+
+
+class QueueFull(RetryLater, code="queue-full"):
+    """A bounded queue or memory budget has no room now."""
+
+
+class NotReady(RetryLater, code="not-ready"):
+    """The process is starting or draining."""
+
+
+class Unreachable(RetryLater, code="unreachable"):
+    """The peer did not answer before the deadline."""
+
+
+class ConfigurationError(ParashardError, code="configuration"):
+    """Fix the job file, the environment or the command line."""
+
+
+class BadData(ConfigurationError, code="bad-data"):
+    """Fix the data: a file that is missing, damaged or of another format."""
+
+
+class JobFailed(ParashardError, code="job-failed"):
+    """The job cannot go on; the message says why."""

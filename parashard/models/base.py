@@ -1,0 +1,46 @@
+"""What a model promises. A model is arithmetic only: it holds no weights and knows no shard, step plan or device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol, runtime_checkable
+
+from parashard.data.base import Array, Batch
+from parashard.variables import Float32s, Variable
+
+
+class Model(Protocol):
+    """A loss with hand-written gradients.
+
+    A user's own model is an object with these three methods, returned by the factory that the job file names as
+    `module:factory`. The factory is called with the job's `DataSpec` and the other keys of the `[model]` table.
+    """
+
+    def initial_variables(self) -> Mapping[str, Variable | Float32s]:
+        """Return the model's variables by name: declared (drawn from the job's seed), or arrays to start from."""
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Array]]:
+        """Return the mean loss over a batch and its gradient by every variable.
+
+        Parameters
+        ----------
+        variables : mapping of str to array of float32
+            Current values, in the namespace `xp`; not to be changed.
+        batch : Batch
+            `batch.step` seeds what is random, so that a step computed twice gives the same gradient.
+        xp : module
+            `numpy` or `cupy`.
+        """
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return metrics that are means over the batch's examples, such as {"loss": 0.1, "accuracy": 0.97}."""
+
+
+@runtime_checkable
+class Audited(Protocol):
+    """A model that can tell from the final weights whether the job kept its promise (the oracles)."""
+
+    def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
+        """Return counts of violations by name, such as {"ledger_wrong": 0}; they go into the job's report."""
