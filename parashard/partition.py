@@ -87,7 +87,7 @@ def fixed_shards(shards: int) -> Partitioner:
 
 
 def minimum_size(min_bytes: int, shards: int) -> Partitioner:
-    """Cut into at most `shards` equal ranges, none of which is smaller than `min_bytes` (small variables stay whole)."""
+    """Cut into at most `shards` equal ranges, none smaller than `min_bytes` (small variables stay whole)."""
     _at_least("min_bytes", min_bytes, 1)
     _at_least("shards", shards, 1)
 
@@ -137,8 +137,8 @@ def split(variables: Mapping[str, Variable], partitioner: Partitioner) -> list[P
 def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], shards: int, version: int = 1) -> Plan:
     """Assign partitions to shards, balanced by bytes: the largest first, each to the shard with the fewest so far.
 
-    Longest-processing-time scheduling (Graham, 1969): the fullest shard holds at most 4/3 of the optimum. Ties go to the
-    lower partition and the lower shard, so the result is a function of the arguments.
+    Longest-processing-time scheduling (Graham, 1969): the fullest shard holds at most 4/3 of the optimum. Ties go
+    to the lower partition and the lower shard, so the result is a function of the arguments.
     """
     _at_least("shards", shards, 1)
     sized = [(-p.rows * variables[p.variable].row_elements, p) for p in partitions]
