@@ -21,6 +21,7 @@
     │   └── Unreachable             no answer from the peer before the deadline
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   └── BadData                 fix the data: a file that is missing, damaged or of another format
+    ├── PeerFailed              the peer broke while answering: its log says more
     └── JobFailed               the job cannot go on; the message says why
 
 Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.rpc`), and the
@@ -144,6 +145,10 @@ class ConfigurationError(ParashardError, code="configuration"):
 
 class BadData(ConfigurationError, code="bad-data"):
     """Fix the data: a file that is missing, damaged or of another format."""
+
+
+class PeerFailed(ParashardError, code="peer-failed"):
+    """The peer broke while answering; its log says more."""
 
 
 class JobFailed(ParashardError, code="job-failed"):

@@ -1,0 +1,114 @@
+"""Evaluations: when the held-out examples are judged, and what the last result means for the job.
+
+Pure. An evaluation is leased to a worker like a step. In `sync:N` it names the round whose starting weights it judges,
+and no later round is leased until its result is in: the weights would be gone (P7, P11).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from coordinator.policies import LeasingPolicy
+
+ATTEMPTS_MAX = 5
+
+
+@dataclass
+class Evaluation:
+    """One evaluation: due when `after_step` steps are complete."""
+
+    number: int
+    after_step: int
+    round: int | None
+    holder: str | None = None
+    failures: list[str] = field(default_factory=list)
+    metrics: dict[str, float] | None = None
+
+
+class Evaluations:
+    """All evaluations of a job, in order.
+
+    Parameters
+    ----------
+    after_steps : sequence of int
+        Numbers of complete steps at which one is due, ascending; moved up to the next boundary of the policy.
+    policy : LeasingPolicy
+        Knows where weights can be judged.
+    steps_total : int
+        S; an evaluation never waits for more.
+    """
+
+    def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
+        self._policy = policy
+        bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
+        self._all = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]
+        self.latest: Evaluation | None = None
+
+    @property
+    def finished(self) -> bool:
+        """Every evaluation has its result."""
+        return all(e.metrics is not None for e in self._all)
+
+    def lease_limit(self) -> int:
+        """Return the first step that must wait for a result (rounds only)."""
+        held_back = [e.after_step for e in self._all if e.metrics is None and e.round is not None]
+        return min(held_back, default=1 << 62)
+
+    def grant(self, worker: str, lowest_incomplete: int) -> list[Evaluation]:
+        """Lease the first evaluation that is due and that nobody holds."""
+        for evaluation in self._all:
+            if evaluation.after_step > lowest_incomplete:
+                break
+            if evaluation.metrics is None and evaluation.holder is None:
+                evaluation.holder = worker
+                return [evaluation]
+        return []
+
+    def renew(self, worker: str, held: list[int]) -> None:
+        """Free what a worker does not list."""
+        for evaluation in self._all:
+            if evaluation.holder == worker and evaluation.number not in held:
+                evaluation.holder = None
+
+    def finish(self, number: int, metrics: Mapping[str, float]) -> Evaluation | None:
+        """Record a result; return the evaluation if it is the first one for it."""
+        evaluation = self._find(number)
+        if evaluation is None or evaluation.metrics is not None:
+            return None
+        evaluation.metrics = dict(metrics)
+        evaluation.holder = None
+        self.latest = evaluation
+        return evaluation
+
+    def fail(self, number: int, reason: str) -> str | None:
+        """Count a failed attempt; return why the job must stop, or None."""
+        evaluation = self._find(number)
+        if evaluation is None or evaluation.metrics is not None:
+            return None
+        evaluation.holder = None
+        evaluation.failures.append(reason)
+        if len(evaluation.failures) >= ATTEMPTS_MAX:
+            return f"the evaluation after step {evaluation.after_step} failed {ATTEMPTS_MAX} times: {reason}"
+        return None
+
+    def stop_at(self, target: int) -> None:
+        """Drop what lies beyond an early stop's target, and judge the final weights there."""
+        kept = [e for e in self._all if e.after_step < target or e.metrics is not None]
+        if not any(e.after_step == target for e in kept):
+            number = max((e.number for e in self._all), default=-1) + 1
+            kept.append(Evaluation(number, target, self._policy.round_of(target)))
+        self._all = kept
+
+    def _find(self, number: int) -> Evaluation | None:
+        return next((e for e in self._all if e.number == number), None)
+
+
+def evaluation_steps(steps_total: int, steps_per_epoch: int, every_epochs: float) -> list[int]:
+    """Return after how many complete steps to evaluate: every `every_epochs` epochs (0: never), and at the end."""
+    interval = every_epochs * steps_per_epoch
+    periodic = []
+    if interval > 0:
+        count = int(steps_total / interval)
+        periodic = [max(1, round(interval * i)) for i in range(1, count + 1)]
+    return sorted({step for step in periodic if step < steps_total} | {steps_total})

@@ -1,0 +1,108 @@
+"""Launchers: who starts and stops processes. One seam, pure; `now_s` is an argument.
+
+`LocalLauncher` is the coordinator's half of `parashard run`: the CLI is the parent of all processes, tells of exits and
+does what is asked. `ExternalLauncher` leaves it to whoever started the processes (compose, a person).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from coordinator.restarts import Restarts
+
+
+@dataclass(frozen=True, order=True)
+class ProcessName:
+    """A process of the cluster: role "shard" or "worker", and its index."""
+
+    role: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.role}-{self.index}"
+
+
+@dataclass(frozen=True)
+class Exit:
+    """A process that ended, and why in words."""
+
+    process: ProcessName
+    exit_code: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Orders:
+    """What the parent of the processes should do now."""
+
+    start: tuple[ProcessName, ...] = ()
+    stop: tuple[ProcessName, ...] = ()
+
+
+class Launcher(Protocol):
+    """Decides which processes should run."""
+
+    def exited(self, exit_: Exit, now_s: float) -> str | None:
+        """Take note of an exit; return why the job must stop, or None."""
+
+    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
+        """Return what to start and stop, given what runs."""
+
+    def step_completed(self) -> None:
+        """Take note of progress."""
+
+
+class LocalLauncher:
+    """Keeps every shard and the wanted number of workers running on this machine.
+
+    Parameters
+    ----------
+    shards : int
+        Number of shards; one that ends takes the job with it, since its weights are gone.
+    restarts : Restarts
+        When a worker is started again.
+    """
+
+    def __init__(self, shards: int, restarts: Restarts) -> None:
+        self._shards = [ProcessName("shard", i) for i in range(shards)]
+        self._restarts = restarts
+
+    def exited(self, exit_: Exit, now_s: float) -> str | None:
+        """A lost shard or a wrong configuration ends the job; a lost worker is started again."""
+        if exit_.process.role == "shard":
+            return f"{exit_.process} ended and its weights are gone: {exit_.reason}"
+        if exit_.exit_code == 2:
+            return f"{exit_.process} ended: {exit_.reason}"
+        if not self._restarts.exited(exit_.process.index, now_s):
+            return f"{exit_.process} ended too often without a step completed in between, the last time: {exit_.reason}"
+        return None
+
+    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
+        """Start what is missing and may start; stop workers over the wanted number, the highest first."""
+        alive = set(running)
+        workers = [ProcessName("worker", i) for i in range(workers_wanted)]
+        missing = [p for p in self._shards if p not in alive]
+        missing += [p for p in workers if p not in alive and self._restarts.may_start(p.index, now_s)]
+        excess = sorted((p for p in alive if p.role == "worker" and p.index >= workers_wanted), reverse=True)
+        return Orders(tuple(missing), tuple(excess))
+
+    def step_completed(self) -> None:
+        """Reset the restart budget."""
+        self._restarts.step_completed()
+
+
+class ExternalLauncher:
+    """Starts and stops nothing."""
+
+    def exited(self, exit_: Exit, now_s: float) -> str | None:
+        """Nobody reports exits to this launcher; workers that vanish lose their leases by time."""
+        return None
+
+    def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
+        """Nothing."""
+        return Orders()
+
+    def step_completed(self) -> None:
+        """Nothing."""

@@ -1,0 +1,262 @@
+"""Leases: who may compute which step, and which steps every shard has acknowledged.
+
+Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace (P5). Losing a lease never
+loses a step, and granting one twice never counts it twice, because the shards know each step by its number (P1).
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.policies import LeasingPolicy
+from parashard.intervals import IntervalSet
+
+HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
+SPECULATION_MIN_S = 0.5
+DURATIONS_KEPT = 128
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A step for a worker to compute; `skip`: push nothing for it, marked skipped (P6)."""
+
+    step: int
+    skip: bool = False
+
+
+@dataclass
+class _Step:
+    """What is known of a step that is neither untouched nor complete."""
+
+    holders: dict[str, float] = field(default_factory=dict)  # worker -> when it was granted
+    failures: list[str] = field(default_factory=list)
+    skip: bool = False
+
+
+class StepLeases:
+    """The steps of a job and their leases.
+
+    Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is
+    complete, held, or in `_returned` (where steps may lie twice, or be held or complete by now); no complete step has a
+    holder.
+
+    Parameters
+    ----------
+    steps_total : int
+        S.
+    shards : int
+        Number of shards whose acknowledgement a step needs; with 0 a report alone completes it.
+    policy : LeasingPolicy
+        Which steps may be leased.
+    speculate_after : float
+        A step held longer than this many median durations may go to a second worker; 0 = never.
+    max_attempts : int
+        A step that failed this often is given up (P6).
+    """
+
+    def __init__(
+        self,
+        steps_total: int,
+        shards: int,
+        policy: LeasingPolicy,
+        *,
+        speculate_after: float = 4.0,
+        max_attempts: int = 5,
+    ) -> None:
+        self.target = steps_total  # lowered by an early stop (P8)
+        self.policy = policy
+        self.complete = IntervalSet()
+        self.lowest_incomplete = 0
+        self.speculative_leases = 0
+        self._speculate_after = speculate_after
+        self._max_attempts = max_attempts
+        self._acknowledged = [IntervalSet() for _ in range(shards)]
+        self._frontier = 0
+        self._returned: list[int] = []
+        self._steps: dict[int, _Step] = {}
+        self._held: dict[str, set[int]] = {}
+        self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
+
+    @property
+    def finished(self) -> bool:
+        """Every step of the target is complete."""
+        return self.lowest_incomplete >= self.target
+
+    @property
+    def leased(self) -> int:
+        """Number of steps that somebody holds."""
+        return sum(1 for step in self._steps.values() if step.holders)
+
+    def held_by(self, worker: str) -> set[int]:
+        """Return the steps that a worker holds."""
+        return set(self._held.get(worker, ()))
+
+    def limit(self) -> int:
+        """Return the first step that may not be leased now."""
+        return min(self.target, self.policy.limit(self.lowest_incomplete))
+
+    def grant(self, worker: str, want: int, workers: int, now_s: float, limit: int) -> list[Grant]:
+        """Lease up to `want` steps below `limit` to a worker, lowest first.
+
+        With none due, a straggling step of another worker is leased a second time (speculative execution).
+        """
+        limit = min(limit, self.limit())
+        leasable = len(self._returned) + max(0, limit - self._frontier)
+        granted: list[int] = []
+        for _ in range(min(want, self.policy.share(leasable, workers))):
+            step = self._take_lowest(limit)
+            if step is None:
+                break
+            self._hold(worker, step, now_s)
+            granted.append(step)
+        if want and not granted:
+            straggling = self._straggling(worker, now_s)
+            if straggling is not None:
+                self.speculative_leases += 1
+                self._hold(worker, straggling, now_s)
+                granted.append(straggling)
+        return [Grant(step, self._steps[step].skip) for step in granted]
+
+    def acknowledge(self, worker: str, step: int, shards: Iterable[int], now_s: float) -> bool:
+        """Record which shards acknowledged a worker's step; return True if that completed it just now."""
+        if step >= self.target:
+            return False
+        self._reach(step)
+        for shard in shards:
+            self._acknowledged[shard].add(step)
+        state = self._steps.get(step)
+        if state is not None and worker in state.holders:
+            self._durations_s.append(now_s - state.holders[worker])
+        if step in self.complete:
+            self._release(worker, step)
+            return False
+        if not all(step in acknowledged for acknowledged in self._acknowledged):
+            self._release(worker, step)
+            return False
+        self._complete(step)
+        return True
+
+    def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
+        """Keep what a worker lists and free what it does not (P5); return the listed steps that it should drop.
+
+        A listed step that is leased to nobody, or to others, is taken as held: the worker is computing it anyway.
+        """
+        listed = set(held)
+        for step in self._held.get(worker, set()) - listed:
+            self._release(worker, step)
+        revoked = [step for step in held if step in self.complete or step >= self.target]
+        for step in listed.difference(revoked) - self._held.get(worker, set()):
+            self._reach(step)
+            self._hold(worker, step, now_s)
+        return revoked
+
+    def end(self, worker: str) -> list[int]:
+        """End every lease of a worker; return the steps that it held, ascending."""
+        steps = sorted(self._held.get(worker, ()))
+        for step in steps:
+            self._release(worker, step)
+        return steps
+
+    def fail(self, worker: str, step: int, reason: str, *, skip: bool) -> str | None:
+        """Count a failed attempt; return why the step is given up, or None if it is leased again (P6).
+
+        With `skip`, a step given up is leased once more as an empty push, and None is returned.
+        """
+        if step in self.complete or step >= self._frontier:
+            return None
+        state = self._steps.setdefault(step, _Step())
+        state.failures.append(reason)
+        given_up = len(state.failures) >= self._max_attempts
+        if given_up and skip:
+            state.skip = True
+        self._release(worker, step)
+        if given_up and not skip:
+            return f"step {step} failed {len(state.failures)} times, the last time: {reason}"
+        return None
+
+    def shard_registered(self, shard: int, applied: IntervalSet) -> None:
+        """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5)."""
+        self._acknowledged[shard] = applied.copy()
+        complete = self._acknowledged[0].copy()
+        for acknowledged in self._acknowledged[1:]:
+            complete = complete.intersection(acknowledged)
+        for _, stop in complete.intervals():
+            self._frontier = max(self._frontier, stop)
+        for start, stop in complete.missing(0, self._frontier):
+            for step in range(start, stop):
+                if not self._steps.get(step, _NOBODY).holders:
+                    heapq.heappush(self._returned, step)
+        self.complete = complete
+        self.lowest_incomplete = complete.lowest_missing()
+        for step in [step for step in self._steps if step in complete]:
+            self._forget(step)
+
+    def stop_at_frontier(self) -> int:
+        """Lower the target to what has been leased (in rounds: to the round's end); return it (P8)."""
+        reached = max(self._frontier, self.policy.boundary(self._frontier))
+        self.target = min(self.target, reached)
+        return self.target
+
+    def _reach(self, step: int) -> None:
+        """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
+        while self._frontier <= step:
+            heapq.heappush(self._returned, self._frontier)
+            self._frontier += 1
+
+    def _take_lowest(self, limit: int) -> int | None:
+        """Take the lowest step below `limit` that is neither complete nor held, or None."""
+        while self._returned and self._returned[0] < limit:
+            step = heapq.heappop(self._returned)
+            if step not in self.complete and not self._steps.get(step, _NOBODY).holders:
+                return step
+        if self._frontier >= limit:
+            return None
+        self._frontier += 1
+        return self._frontier - 1
+
+    def _straggling(self, worker: str, now_s: float) -> int | None:
+        if not self._speculate_after or not self._durations_s:
+            return None
+        patience_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
+        candidates = [
+            (min(state.holders.values()), step)
+            for step, state in self._steps.items()
+            if state.holders and worker not in state.holders and len(state.holders) < HOLDERS_MAX
+        ]
+        if not candidates:
+            return None
+        granted_s, step = min(candidates)
+        return step if now_s - granted_s > patience_s else None
+
+    def _hold(self, worker: str, step: int, now_s: float) -> None:
+        self._steps.setdefault(step, _Step()).holders[worker] = now_s
+        self._held.setdefault(worker, set()).add(step)
+
+    def _release(self, worker: str, step: int) -> None:
+        self._held.get(worker, set()).discard(step)
+        state = self._steps.get(step)
+        if state is None:
+            return
+        state.holders.pop(worker, None)
+        if not state.holders:
+            if step not in self.complete:
+                heapq.heappush(self._returned, step)
+            if not state.failures:
+                del self._steps[step]
+
+    def _complete(self, step: int) -> None:
+        self.complete.add(step)
+        self._forget(step)
+        if step == self.lowest_incomplete:
+            self.lowest_incomplete = self.complete.lowest_missing()
+
+    def _forget(self, step: int) -> None:
+        for worker in self._steps.pop(step, _NOBODY).holders:
+            self._held[worker].discard(step)
+
+
+_NOBODY = _Step()

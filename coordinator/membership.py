@@ -1,0 +1,172 @@
+"""Membership: the workers and the shards of a job, each under a name with incarnations (P3).
+
+Pure: `now_s` is an argument. Knows who is alive, not what they compute.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from parashard.errors import NotReady, Superseded, WrongRun
+
+PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push")
+
+
+@dataclass
+class Worker:
+    """One worker's present life, and what it has done under its name."""
+
+    name: str
+    incarnation: int
+    device: str
+    http_address: str
+    last_seen_s: float
+    live: bool = True
+    sequence: int = 0
+    restarts: int = 0
+    steps_complete: int = 0
+    phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+class Workers:
+    """The workers that have ever joined.
+
+    Parameters
+    ----------
+    lease_ttl_s : float
+        A worker silent for longer is not live.
+    same_arithmetic : bool
+        True: a worker whose arithmetic differs from the first one's is refused (P13).
+    """
+
+    def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool) -> None:
+        self._lease_ttl_s = lease_ttl_s
+        self._same_arithmetic = same_arithmetic
+        self.fingerprint = ""
+        self.by_name: dict[str, Worker] = {}
+
+    @property
+    def live(self) -> list[Worker]:
+        """Workers that are not known to have ended."""
+        return [worker for worker in self.by_name.values() if worker.live]
+
+    def register(
+        self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, reserved: int
+    ) -> Worker:
+        """Take in a worker's new life; an earlier one under the same name is superseded from now on.
+
+        Without a name it gets the lowest free "worker-N" with N >= `reserved`.
+
+        Raises
+        ------
+        WrongRun
+            If its arithmetic differs from the first worker's and the job does not allow that.
+        """
+        if self._same_arithmetic and self.fingerprint and fingerprint != self.fingerprint:
+            raise WrongRun(
+                "this worker computes with other arithmetic than the job's first one, so weights would not be "
+                f"reproducible (cluster.allow_mixed = true drops that promise): {fingerprint} is not {self.fingerprint}"
+            )
+        self.fingerprint = self.fingerprint or fingerprint
+        if not name:
+            index = reserved
+            while (taken := self.by_name.get(f"worker-{index}")) is not None and taken.live:
+                index += 1
+            name = f"worker-{index}"
+        earlier = self.by_name.get(name)
+        worker = Worker(name, earlier.incarnation + 1 if earlier else 1, device, http_address, now_s)
+        if earlier:
+            worker.restarts = earlier.restarts + 1
+            worker.steps_complete = earlier.steps_complete
+        self.by_name[name] = worker
+        return worker
+
+    def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> Worker:
+        """Return the worker that a call is from, now known to live.
+
+        Raises
+        ------
+        Superseded
+            If a newer life has its name, or the call is older than one already answered.
+        """
+        worker = self.by_name.get(name)
+        if worker is None or worker.incarnation != incarnation:
+            newer = "nobody" if worker is None else f"incarnation {worker.incarnation}"
+            raise Superseded(f"{name} is {newer} now; incarnation {incarnation} must stop")
+        if sequence <= worker.sequence:
+            raise Superseded(f"{name}: call {sequence} comes after call {worker.sequence}")
+        worker.sequence = sequence
+        worker.last_seen_s = now_s
+        worker.live = True
+        return worker
+
+    def silent(self, now_s: float) -> list[Worker]:
+        """Return the live workers that have been silent for longer than the lease time."""
+        return [worker for worker in self.live if now_s - worker.last_seen_s > self._lease_ttl_s]
+
+
+@dataclass(frozen=True)
+class ShardLife:
+    """One shard's registered life."""
+
+    incarnation: int
+    address: str
+    http_address: str
+
+
+class Shards:
+    """The shards of the plan; a registration replaces all that was believed of a shard (P3)."""
+
+    def __init__(self, count: int) -> None:
+        self._lives: list[ShardLife | None] = [None] * count
+        self.view = 0
+
+    @property
+    def all_registered(self) -> bool:
+        """Every shard of the plan has announced itself; nothing is leased before."""
+        return None not in self._lives
+
+    def life(self, shard: int) -> ShardLife | None:
+        """Return a shard's registered life."""
+        return self._lives[shard]
+
+    def lives(self) -> list[ShardLife]:
+        """Return every shard's life, by index.
+
+        Raises
+        ------
+        NotReady
+            If one has not registered yet.
+        """
+        missing = [str(i) for i, life in enumerate(self._lives) if life is None]
+        if missing:
+            raise NotReady(f"waiting for shard {', '.join(missing)} to register")
+        return [life for life in self._lives if life is not None]
+
+    def register(self, shard: int, life: ShardLife) -> None:
+        """Replace a shard's life.
+
+        Raises
+        ------
+        WrongRun
+            If the plan has no such shard.
+        Superseded
+            If a newer life is registered.
+        """
+        if not 0 <= shard < len(self._lives):
+            raise WrongRun(f"the plan has shards 0..{len(self._lives) - 1}, found shard {shard}")
+        present = self._lives[shard]
+        if present is not None and present.incarnation > life.incarnation:
+            raise Superseded(
+                f"shard {shard}: incarnation {present.incarnation} is registered, {life.incarnation} is older"
+            )
+        self._lives[shard] = life
+        self.view += 1
+
+    def acknowledged(self, incarnations: list[int]) -> list[int]:
+        """Return the shards whose registered life gave a receipt; others do not count (P3)."""
+        return [
+            shard
+            for shard, (life, incarnation) in enumerate(zip(self._lives, incarnations, strict=False))
+            if life is not None and life.incarnation == incarnation
+        ]

@@ -1,0 +1,57 @@
+"""The coordinator's Prometheus metrics, read from its core when they are scraped."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from coordinator.core import Core
+from protos import coordinator_pb2 as pb
+
+
+class CoordinatorCollector(Collector):
+    """Translates the core and the status.
+
+    Parameters
+    ----------
+    core : Core
+        Read without its lock: single numbers only.
+    status : callable
+        Returns the present status.
+    """
+
+    def __init__(self, core: Core, status: Callable[[], pb.GetStatusReply]) -> None:
+        self._core = core
+        self._status = status
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        core, status = self._core, self._status()
+        live = sum(worker.live for worker in status.workers)
+        yield _gauge("steps_total", "Steps of the job.", status.steps_total)
+        yield _counter("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
+        yield _counter("examples", "Examples in complete steps.", core.progress.examples)
+        yield _gauge("leases", "Steps leased now.", status.steps_leased)
+        yield _counter(
+            "speculative_leases", "Steps leased a second time to pass a straggler.", core.leases.speculative_leases
+        )
+        yield _gauge("workers_live", "Workers heard of within their lease time.", live)
+        yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
+        yield _counter("worker_restarts", "Workers that joined again under their name.", core.worker_restarts)
+        yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.worker_exits)
+        yield _gauge("loss", "Smoothed training loss.", status.loss)
+        yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
+        yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)
+        since_s = 0.0 if core.progress.last_step_s is None else time.monotonic() - core.progress.last_step_s
+        yield _gauge("last_progress_timestamp_seconds", "When the last step became complete.", time.time() - since_s)
+
+
+def _gauge(name: str, text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"parashard_coordinator_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
+    return CounterMetricFamily(f"parashard_coordinator_{name}", text, value=value)

@@ -1,0 +1,103 @@
+"""The end of a job: pull the final weights, write them, audit them, and say in figures how the job went."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from coordinator.core import Core
+from coordinator.resolve import ResolvedJob
+from coordinator.staleness import quantile
+from coordinator.status import StatusView
+from parashard.intervals import IntervalSet
+from parashard.models.base import Audited
+from parashard.variables import Float32s
+
+WEIGHTS_FILE = "weights.safetensors"
+REPORT_FILE = "report.json"
+
+
+def weights_sha256(variables: Mapping[str, Float32s]) -> str:
+    """Return SHA-256 (hex) over the float32 little-endian values of all variables, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(variables):
+        digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:
+    """Return the figures of a job as far as it has come; NaN becomes None, as JSON wants it."""
+    records = status.records()
+    staleness = status.staleness()
+    training_s = core.progress.training_s()
+    latest = core.evaluations.latest
+    metrics = (latest.metrics or {}) if latest else {}
+    return {
+        "job": resolved.job.job.name,
+        "run_id": core.options.run_id,
+        "state": core.state.name.lower(),
+        "reason": core.reason,
+        "consistency": str(resolved.job.consistency.policy),
+        "shards": core.options.shards,
+        "workers": core.workers_wanted,
+        "steps_total": core.leases.target,
+        "steps_applied": [_steps(records[shard]) if shard in records else 0 for shard in range(core.options.shards)],
+        "duplicate_pushes": sum(r.duplicate_pushes for r in records.values()),
+        "refused_pushes": sum(r.refused_pushes for r in records.values()),
+        "skipped_steps": core.skipped_steps,
+        "speculative_leases": core.leases.speculative_leases,
+        "examples_per_s": round(core.progress.examples / training_s, 1) if training_s > 0 else 0.0,
+        "wall_s": round(core.progress.elapsed_s(now_s), 3),
+        "loss": _finite(metrics.get("loss", core.progress.loss)),
+        "accuracy": _finite(metrics.get("accuracy", math.nan)),
+        "training_loss": _finite(core.progress.loss),
+        "staleness": {
+            "p50": quantile(staleness, 0.5),
+            "p95": quantile(staleness, 0.95),
+            "max": max(staleness, default=0),
+        },
+        "step_lag": {"max": max((r.step_lag_max for r in records.values()), default=0)},
+        "worker_restarts": core.worker_restarts,
+        "shard_restarts": 0,
+        "coordinator_restarts": 0,
+    }
+
+
+def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
+    """Return the digest of final weights, and what the model's own audit finds in them."""
+    found: dict[str, Any] = {"weights_sha256": weights_sha256(variables)}
+    if isinstance(resolved.model, Audited):
+        found.update(resolved.model.audit(variables, resolved.job.job.epochs))
+    return found
+
+
+def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -> Path:
+    """Write the weights as safetensors, whole or not at all."""
+    path = folder / WEIGHTS_FILE
+    temporary = path.with_suffix(".tmp")
+    save_file({name: np.ascontiguousarray(value) for name, value in variables.items()}, temporary, {"run_id": run_id})
+    os.replace(temporary, path)
+    return path
+
+
+def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write the report, whole or not at all."""
+    temporary = folder / f"{REPORT_FILE}.tmp"
+    temporary.write_text(json.dumps(figures, indent=2) + "\n")
+    os.replace(temporary, folder / REPORT_FILE)
+
+
+def _steps(record: Any) -> int:
+    return len(IntervalSet((i.start, i.stop) for i in record.applied))
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,123 @@
+"""Resolves a job file against its data and its model: variables, plan, number of steps, digest.
+
+Here a job's promises meet what is on the disk; whatever does not fit is a ConfigurationError before any step runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from parashard.data import open_source
+from parashard.data.base import DataSpec
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.digest import job_digest
+from parashard.job.schema import Job
+from parashard.job.settings import apply_settings
+from parashard.models import build_model
+from parashard.models.base import Model
+from parashard.partition import Plan, place, split
+from parashard.steps import StepPlan
+from parashard.variables import Float32s, Variable
+
+INITIAL_FILE = "initial.safetensors"
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """A job with everything that follows from its data and model."""
+
+    job: Job
+    spec: DataSpec
+    model: Model
+    plan: Plan
+    steps: StepPlan
+    digest: str
+    initial_file: Path | None
+
+
+def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path | None) -> ResolvedJob:
+    """Open the data, build the model, place its variables.
+
+    Parameters
+    ----------
+    job : Job
+        Validated.
+    model_folder : Path, optional
+        Where a user's own model is looked up.
+    run_dir : Path
+        Where arrays that a model starts from are written for the shards.
+    init_file : Path, optional
+        A safetensors file with every variable's first values.
+
+    Raises
+    ------
+    ConfigurationError
+        If the data, the model, the initial values or the targets do not fit the job.
+    """
+    spec = open_source(job.data).spec
+    _check_targets(job, spec)
+    model = build_model(job.model, spec, job.job.seed, model_folder)
+    declared, arrays = _declared(model)
+    variables = apply_settings(declared, job.variables)
+    initial_file = None
+    if init_file is not None:
+        initial_file = init_file.absolute()
+        _check_file(initial_file, variables)
+    elif arrays:
+        initial_file = (run_dir / INITIAL_FILE).absolute()
+        save_file(arrays, initial_file)
+    plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
+    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+    return ResolvedJob(job, spec, model, plan, steps, job_digest(job, spec, variables), initial_file)
+
+
+def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
+    """Split what a model starts from into declarations and arrays of its own."""
+    declared: dict[str, Variable] = {}
+    arrays: dict[str, Float32s] = {}
+    for name, value in model.initial_variables().items():
+        if isinstance(value, Variable):
+            if value.name != name:
+                raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
+            declared[name] = value
+            continue
+        array = np.ascontiguousarray(value, np.float32)
+        if not np.isfinite(array).all():
+            raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
+        declared[name] = Variable(name, array.shape)
+        arrays[name] = array
+    if not declared:
+        raise ConfigurationError("the model has no variables")
+    return declared, arrays
+
+
+def _check_file(path: Path, variables: dict[str, Variable]) -> None:
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
+    missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
+    if missing or extra:
+        raise BadData(
+            f"{path}: does not hold this model's variables; missing: {', '.join(missing) or 'none'}; "
+            f"unknown: {', '.join(extra) or 'none'}"
+        )
+    for name, array in stored.items():
+        if array.shape != variables[name].shape or array.dtype != np.float32:
+            raise BadData(
+                f"{path}: variable {name!r} is {array.dtype} {array.shape}; "
+                f"the model's is float32 {variables[name].shape}"
+            )
+
+
+def _check_targets(job: Job, spec: DataSpec) -> None:
+    targets = [key for key in ("target_accuracy", "target_loss") if getattr(job.evaluation, key) is not None]
+    if targets and not spec.held_out:
+        raise ConfigurationError(
+            f"evaluation.{targets[0]} needs held-out examples to judge, and the data have none (data.held_out is 0)"
+        )

@@ -1,0 +1,226 @@
+"""The coordinator's gRPC service: decode, delegate to the core under one lock, encode. No decision of its own.
+
+A worker that gets nothing may wait here until something changes, for a bounded time and only so many at once.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+import structlog
+
+from coordinator.core import CompletedStep, Core, JobState, LeaseAnswer, LeaseCall
+from coordinator.launchers import Exit, ProcessName
+from coordinator.membership import PHASES, ShardLife
+from coordinator.status import StatusView
+from parashard.contracts import intervals_from
+from parashard.errors import ConfigurationError
+from parashard.rpc import SERVER_THREADS, Server
+from protos import coordinator_pb2 as pb
+from protos import coordinator_pb2_grpc
+
+WAITERS_MAX = SERVER_THREADS // 2
+RETRY_AFTER_S = 0.02
+
+_Result = TypeVar("_Result")
+
+log = structlog.get_logger("coordinator")
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves one job.
+
+    Parameters
+    ----------
+    core : Core
+        The pure core; touched only under `changed`.
+    job : GetJobReply
+        What every process of the job is told.
+    status : StatusView
+        Renders the core for people.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self, core: Core, job: pb.GetJobReply, status: StatusView, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.changed = threading.Condition()
+        self._core = core
+        self._job = job
+        self._status = status
+        self._clock = clock
+        self._waiters = 0
+
+    def add_to(self, server: Server) -> None:
+        """Register every method with a server."""
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
+
+    def run(self, call: Callable[[Core, float], _Result]) -> _Result:
+        """Run a call on the core alone, then log what it decided and wake who waits."""
+        with self.changed:
+            try:
+                return call(self._core, self._clock())
+            finally:
+                self._announce()
+
+    # --- everybody ---
+
+    def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
+        """Give everything that defines the job."""
+        return self._job
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
+        """Tell how the job goes."""
+        with self.changed:
+            return self._status.message(self._core, self._clock())
+
+    # --- shards ---
+
+    def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
+        """Take in a shard."""
+        life = ShardLife(request.incarnation, request.address, request.http_address)
+        applied = intervals_from(request.applied)
+
+        def register(core: Core, now_s: float) -> None:
+            core.check_run(request.run_id, request.job_digest)
+            core.register_shard(request.shard, life, applied)
+
+        self.run(register)
+        return pb.RegisterShardReply(coordinator_incarnation=1)
+
+    # --- workers ---
+
+    def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
+        """Take in a worker."""
+        if len(request.name) > 100:
+            raise ConfigurationError(f"a worker's name has at most 100 characters, found {len(request.name)}")
+
+        def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
+            core.check_run(request.run_id, request.job_digest)
+            worker = core.register_worker(
+                request.name, request.fingerprint, request.device, request.http_address, now_s
+            )
+            return pb.RegisterWorkerReply(
+                name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
+            )
+
+        return self.run(register)
+
+    def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewReply:
+        """Give the shards' addresses."""
+        with self.changed:
+            self._core.check_run(request.run_id)
+            shards = [pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in self._core.shards.lives()]
+            return pb.GetViewReply(view=self._core.shards.view, shards=shards)
+
+    def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
+        """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
+        call = _lease_call(request)
+
+        def first(core: Core, now_s: float) -> LeaseAnswer:
+            core.check_run(request.run_id)
+            return core.lease(call, now_s)
+
+        answer = self.run(first)
+        if request.want and request.wait_s > 0 and _nothing(answer):
+            answer = self._wait_for_work(request, answer)
+        return _lease_reply(answer)
+
+    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
+        with self.changed:
+            if self._waiters >= WAITERS_MAX:
+                return answer
+            self._waiters += 1
+            deadline_s = self._clock() + request.wait_s
+            try:
+                while _nothing(answer) and (left_s := deadline_s - self._clock()) > 0:
+                    self.changed.wait(left_s)
+                    worker = self._core.workers.by_name.get(request.worker)
+                    if worker is None or worker.incarnation != request.incarnation:
+                        break
+                    answer = self._core.grant(worker, request.want, self._clock(), answer.revoked)
+            finally:
+                self._waiters -= 1
+            return answer
+
+    # --- people and the launcher ---
+
+    def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
+        """Set the wanted number of workers."""
+        self.run(lambda core, now_s: core.scale(request.workers))
+        return pb.ScaleReply(workers_wanted=request.workers)
+
+    def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
+        """Take note of processes that ended; say what to start and stop."""
+        exits = [Exit(_process(e.process), e.exit_code, e.reason) for e in request.exits]
+        running = [_process(p) for p in request.running]
+
+        def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
+            core.check_run(request.run_id)
+            if request.stop_reason:
+                core.fail(request.stop_reason)
+            orders = core.supervise(exits, running, now_s)
+            return pb.SuperviseReply(
+                start=_processes(orders.start),
+                stop=_processes(orders.stop),
+                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+                reason=core.reason,
+            )
+
+        return self.run(supervise)
+
+    def _announce(self) -> None:
+        for event in self._core.new_events:
+            log.info(event)
+        self._core.new_events.clear()
+        self.changed.notify_all()
+
+
+def _lease_call(request: pb.LeaseRequest) -> LeaseCall:
+    return LeaseCall(
+        worker=request.worker,
+        incarnation=request.incarnation,
+        sequence=request.sequence,
+        held=list(request.held),
+        held_evaluations=list(request.held_evaluations),
+        completed=[
+            CompletedStep(c.step, list(c.incarnations), c.loss, c.examples, c.skipped) for c in request.completed
+        ],
+        failed=[(f.step, f.reason) for f in request.failed],
+        evaluated=[(e.evaluation, dict(e.metrics), e.error) for e in request.evaluated],
+        want=request.want,
+        leaving=request.leaving,
+        phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
+    )
+
+
+def _lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
+    return pb.LeaseReply(
+        granted=[pb.Grant(step=grant.step, skip=grant.skip) for grant in answer.granted],
+        evaluations=[
+            pb.EvaluationGrant(evaluation=e.number, for_round=e.round is not None, round=e.round or 0)
+            for e in answer.evaluations
+        ],
+        revoked=answer.revoked,
+        state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+        view=answer.view,
+        retry_after_s=RETRY_AFTER_S,
+        reason=answer.reason,
+    )
+
+
+def _nothing(answer: LeaseAnswer) -> bool:
+    over = answer.state in (JobState.DONE, JobState.FAILED)
+    return not (answer.granted or answer.evaluations or answer.revoked or over)
+
+
+def _process(name: pb.ProcessName) -> ProcessName:
+    return ProcessName(name.role, name.index)
+
+
+def _processes(names: Sequence[ProcessName]) -> list[pb.ProcessName]:
+    return [pb.ProcessName(role=name.role, index=name.index) for name in names]

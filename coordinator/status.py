@@ -1,0 +1,100 @@
+"""StatusView: the core as people see it, in one message. Called by the service, the status page and the history."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+
+from coordinator.core import Core
+from coordinator.membership import Worker
+from coordinator.staleness import merged, quantile
+from protos import coordinator_pb2 as pb
+from protos import shard_pb2
+
+
+class StatusView:
+    """Renders a core, with the shards' last known records.
+
+    Parameters
+    ----------
+    job_name, consistency : str
+        From the job file.
+    shards : int
+        Number of shards.
+    """
+
+    def __init__(self, job_name: str, consistency: str, shards: int) -> None:
+        self._job_name = job_name
+        self._consistency = consistency
+        self._records: dict[int, shard_pb2.InspectReply] = {}
+        self._shards = shards
+        self._lock = threading.Lock()
+        self.http_address = ""
+
+    def saw(self, record: shard_pb2.InspectReply) -> None:
+        """Remember a shard's record."""
+        with self._lock:
+            self._records[record.shard] = record
+
+    def records(self) -> dict[int, shard_pb2.InspectReply]:
+        """Return the last known records by shard."""
+        with self._lock:
+            return dict(self._records)
+
+    def staleness(self) -> Counter[int]:
+        """Return the exact staleness counts of all shards together."""
+        return merged([(c.staleness, c.pushes) for c in r.staleness] for r in self.records().values())
+
+    def message(self, core: Core, now_s: float) -> pb.GetStatusReply:
+        """Return how the job goes."""
+        records, staleness = self.records(), self.staleness()
+        progress, leases = core.progress, core.leases
+        latest = core.evaluations.latest
+        return pb.GetStatusReply(
+            run_id=core.options.run_id,
+            job=self._job_name,
+            state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            reason=core.reason,
+            steps_total=leases.target,
+            steps_complete=len(leases.complete),
+            steps_leased=leases.leased,
+            examples_per_s=progress.examples_per_s(now_s),
+            elapsed_s=progress.elapsed_s(now_s),
+            loss=progress.loss if math.isfinite(progress.loss) else 0.0,
+            metrics=(latest.metrics or {}) if latest else {},
+            workers=[self._worker(core, worker, now_s) for _, worker in sorted(core.workers.by_name.items())],
+            shards=[self._shard(core, shard, records.get(shard)) for shard in range(self._shards)],
+            staleness_p50=quantile(staleness, 0.5),
+            staleness_p95=quantile(staleness, 0.95),
+            staleness_max=max(staleness, default=0),
+            step_lag_max=max((r.step_lag_max for r in records.values()), default=0),
+            workers_wanted=core.workers_wanted,
+            events=list(core.events),
+            consistency=self._consistency,
+            http_address=self.http_address,
+        )
+
+    def _worker(self, core: Core, worker: Worker, now_s: float) -> pb.WorkerStatus:
+        return pb.WorkerStatus(
+            name=worker.name,
+            incarnation=worker.incarnation,
+            live=worker.live,
+            device=worker.device,
+            steps_complete=worker.steps_complete,
+            steps_held=len(core.leases.held_by(worker.name)),
+            examples_per_s=core.progress.examples_per_s(now_s, worker.name),
+            restarts=worker.restarts,
+            phases=pb.PhaseSeconds(**worker.phases_s),
+            http_address=worker.http_address,
+        )
+
+    def _shard(self, core: Core, shard: int, record: shard_pb2.InspectReply | None) -> pb.ShardStatus:
+        life = core.shards.life(shard)
+        return pb.ShardStatus(
+            shard=shard,
+            address=life.address if life else "",
+            registered=life is not None,
+            record=record,
+            http_address=life.http_address if life else "",
+        )

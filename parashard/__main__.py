@@ -1,0 +1,5 @@
+"""`python -m parashard` is the command `parashard`."""
+
+from parashard.cli import main
+
+main()

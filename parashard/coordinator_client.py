@@ -1,0 +1,127 @@
+"""CoordinatorClient: the calls that shards, workers, the launcher and people make to the coordinator.
+
+Every call has a deadline; one that finds nobody, or is asked to come back later, is sent again within a budget.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import tenacity
+
+from parashard import rpc
+from parashard.errors import ConfigurationError, RetryLater, Unreachable
+from protos import coordinator_pb2 as pb
+from protos import coordinator_pb2_grpc
+
+ADDRESS_FILE = "coordinator.json"
+POLL_S = 0.02
+
+_Reply = TypeVar("_Reply")
+
+
+class CoordinatorClient:
+    """A channel to the coordinator.
+
+    Parameters
+    ----------
+    address : str
+        host:port.
+    retry_budget_s : float
+        How long one call may be sent again.
+    """
+
+    def __init__(self, address: str, *, retry_budget_s: float = 30.0) -> None:
+        self.address = address
+        self._channel = rpc.connect(address)
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self._retry_budget_s = retry_budget_s
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def get_job(self) -> pb.GetJobReply:
+        """Return everything that defines the job."""
+        return self._patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
+
+    def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
+        """Announce a shard that listens."""
+        return self._patiently(lambda: self._call("RegisterShard", request, pb.RegisterShardReply))
+
+    def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:
+        """Join the job."""
+        return self._patiently(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
+
+    def get_view(self, run_id: str) -> pb.GetViewReply:
+        """Return the shards' addresses, waiting until every shard has registered."""
+        return self._patiently(lambda: self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply))
+
+    def lease(self, request: pb.LeaseRequest) -> pb.LeaseReply:
+        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them."""
+        return self._call("Lease", request, pb.LeaseReply, rpc.CONTROL_DEADLINE_S + request.wait_s)
+
+    def get_status(self) -> pb.GetStatusReply:
+        """Return how the job goes, without retries."""
+        return self._call("GetStatus", pb.GetStatusRequest(), pb.GetStatusReply)
+
+    def scale(self, workers: int) -> pb.ScaleReply:
+        """Set the wanted number of workers, without retries."""
+        return self._call("Scale", pb.ScaleRequest(workers=workers), pb.ScaleReply)
+
+    def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
+        """Tell of processes that ended, and learn which to start, without retries."""
+        return self._call("Supervise", request, pb.SuperviseReply, deadline_s)
+
+    def _call(
+        self, name: str, request: object, reply: type[_Reply], deadline_s: float = rpc.CONTROL_DEADLINE_S
+    ) -> _Reply:
+        with rpc.our_errors(self.address):
+            answer = getattr(self._stub, name)(request, timeout=deadline_s)
+        assert isinstance(answer, reply)
+        return answer
+
+    def _patiently(self, call: Callable[[], _Reply]) -> _Reply:
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(RetryLater),
+            wait=tenacity.wait_random_exponential(0.02, 0.5),
+            stop=tenacity.stop_after_delay(self._retry_budget_s),
+            reraise=True,
+        )
+        return retrying(call)
+
+
+def find_coordinator(where: str, wait_s: float = 30.0) -> str:
+    """Return the address of a coordinator, given as host:port or as a run directory.
+
+    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed.
+
+    Raises
+    ------
+    ConfigurationError
+        If `where` is neither.
+    Unreachable
+        If the run directory names no coordinator in time.
+    """
+    folder = Path(where)
+    if not folder.is_dir():
+        host, _, port = where.rpartition(":")
+        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ConfigurationError(f"{where!r} is neither a run directory nor host:port")
+        return where
+    path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s
+    while True:
+        try:
+            address = json.loads(path.read_text())["address"]
+        except FileNotFoundError:
+            if time.monotonic() >= deadline_s:
+                raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
+            time.sleep(POLL_S)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from None
+        else:
+            return str(address)

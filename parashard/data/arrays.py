@@ -1,0 +1,107 @@
+"""ArraySource: a data source over arrays in memory; what most formats become once they are read.
+
+Owns the conversion to float32, the class labels' rules and the fingerprint. Knows nothing of files. Built by the
+sources of this folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.data.base import DataSpec, Indices
+from parashard.errors import BadData
+
+MAX_CLASSES = 1 << 16
+
+AnyArray = npt.NDArray[Any]
+
+
+class Split(NamedTuple):
+    """Examples in memory.
+
+    Parameters
+    ----------
+    inputs : ndarray, shape (examples, *input_shape), float32, or uint8 to save memory
+    targets : ndarray, shape (examples,), int64 class labels or float32 values
+    """
+
+    inputs: AnyArray
+    targets: AnyArray
+
+    def take(self, rows: Indices) -> Split:
+        """Return a copy of these rows."""
+        return Split(self.inputs[rows], self.targets[rows])
+
+
+class ArraySource:
+    """A `DataSource` over a training split and a held-out split of the same shape and types.
+
+    Parameters
+    ----------
+    training, held_out : Split
+        Owned by the source from now on; `held_out` may be empty.
+    classes : int
+        Number of classes; 0 where targets are real numbers.
+    input_scale : float
+        Inputs are divided by it as they are handed out, in float32: 255 for bytes that mean [0, 1].
+    """
+
+    def __init__(self, training: Split, held_out: Split, classes: int, input_scale: float = 1.0) -> None:
+        self._training, self._held_out = training, held_out
+        self._scale = np.float32(input_scale)
+        self._spec = DataSpec(
+            examples=len(training.targets),
+            held_out=len(held_out.targets),
+            input_shape=training.inputs.shape[1:],
+            classes=classes,
+            fingerprint=_fingerprint([*training, *held_out], f"{classes} {input_scale!r}"),
+        )
+
+    @property
+    def spec(self) -> DataSpec:
+        """Sizes, shapes and the SHA-256 of the content."""
+        return self._spec
+
+    def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], AnyArray]:
+        """Return (inputs, targets) of the training examples with these indices, as new arrays."""
+        return self._float32(self._training.inputs[indices]), self._training.targets[indices]
+
+    def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], AnyArray]:
+        """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""
+        return self._float32(self._held_out.inputs[start:stop].copy()), self._held_out.targets[start:stop].copy()
+
+    def _float32(self, inputs: AnyArray) -> npt.NDArray[np.float32]:
+        values = inputs.astype(np.float32, copy=False)
+        if self._scale != 1.0:
+            values /= self._scale
+        return values
+
+
+def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:
+    """Return integer labels as int64; BadData if one is negative or too large to be a class."""
+    if labels.size:
+        low, high = int(labels.min()), int(labels.max())
+        if low < 0 or high >= MAX_CLASSES:
+            raise BadData(
+                f"{origin}: class labels must lie in [0, {MAX_CLASSES}), found {low if low < 0 else high}; "
+                f"targets that are not classes must be floating-point numbers"
+            )
+    return labels.astype(np.int64)
+
+
+def count_classes(*labels: npt.NDArray[np.int64]) -> int:
+    """Return the highest label of all these arrays plus one."""
+    return 1 + max(int(array.max()) for array in labels if array.size)
+
+
+def _fingerprint(arrays: list[AnyArray], parameters: str) -> str:
+    digest = hashlib.sha256(parameters.encode())
+    for array in arrays:
+        content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
+        digest.update(f"\0{content.dtype.str} {content.shape}\0".encode())
+        digest.update(content.data)
+    return digest.hexdigest()

@@ -1,0 +1,150 @@
+"""Arrays in NumPy's .npz archive: what `np.savez` and `np.savez_compressed` write.
+
+Owns the checks between an archive's sizes, its arrays' headers and what a data source may hold; nothing is ever
+unpickled. Called by `parashard.data.open_source`.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+import tokenize
+import zipfile
+import zlib
+from pathlib import Path
+from typing import IO, Literal
+
+import numpy as np
+from numpy.lib import format as npy
+from pydantic import Field
+
+from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, count_classes
+from parashard.data.split import SplitOptions
+from parashard.errors import BadData
+
+_MAX_INFLATION = 1032  # DEFLATE's; np.savez_compressed uses no other method
+_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+_DAMAGE = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError, struct.error),
+    *(
+        ValueError,
+        TypeError,
+        SyntaxError,
+        tokenize.TokenError,
+        RecursionError,
+        MemoryError,
+    ),  # from a .npy header's text
+    *(RuntimeError, NotImplementedError),  # from zipfile: encryption and versions that it does not know
+)
+
+
+class NpzOptions(SplitOptions):
+    """One .npz archive; inputs as they are, integer targets as class labels, float targets as values."""
+
+    source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
+    path: Path = Field(description="The archive.")
+    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
+    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
+    held_out_inputs: str = Field(
+        default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
+    )
+    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
+
+
+def open_npz(options: NpzOptions) -> ArraySource:
+    """Read the archive; BadData names the file and the array that is missing, damaged or of a type not allowed."""
+    path = options.path
+    try:
+        archive = zipfile.ZipFile(path)
+    except _DAMAGE as error:
+        raise BadData(f"{path}: cannot be read as an .npz archive: {error}") from error
+    with archive:
+        whole = _read_split(archive, path, options.inputs, options.targets)
+        own = {options.held_out_inputs, options.held_out_targets} & _array_names(archive)
+        held_out = _read_split(archive, path, options.held_out_inputs, options.held_out_targets) if own else None
+    if not len(whole.targets):
+        raise BadData(f"{path}: array {options.inputs!r} has no examples")
+    if held_out is None:
+        training, held_out = (whole.take(rows) for rows in options.rows(len(whole.targets)))
+    else:
+        training = whole
+    if _kind(training) != _kind(held_out):
+        raise BadData(f"{path}: examples have {_kind(training)} in training, but {_kind(held_out)} held out")
+    is_classes = whole.targets.dtype == np.int64
+    return ArraySource(training, held_out, count_classes(training.targets, held_out.targets) if is_classes else 0)
+
+
+def _array_names(archive: zipfile.ZipFile) -> set[str]:
+    return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
+
+
+def _read_split(archive: zipfile.ZipFile, path: Path, inputs_name: str, targets_name: str) -> Split:
+    names = _array_names(archive)
+    for name in (inputs_name, targets_name):
+        if name not in names:
+            raise BadData(f"{path}: has no array {name!r}; its arrays: {', '.join(sorted(names)) or 'none'}")
+    inputs_origin, targets_origin = f"{path}: array {inputs_name!r}", f"{path}: array {targets_name!r}"
+    archive_bytes = path.stat().st_size
+    inputs = _read_array(archive, archive_bytes, inputs_name, inputs_origin)
+    targets = _read_array(archive, archive_bytes, targets_name, targets_origin)
+    if inputs.ndim < 2 or 0 in inputs.shape[1:]:
+        raise BadData(f"{inputs_origin}: must have the shape (examples, features, ...), found {inputs.shape}")
+    if targets.shape != inputs.shape[:1]:
+        raise BadData(f"{targets_origin}: must have the shape {inputs.shape[:1]}, found {targets.shape}")
+    if inputs.dtype != np.uint8:  # bytes stay bytes: a quarter of the memory
+        inputs = _finite_float32(inputs, inputs_origin)
+    if targets.dtype.kind in "biu":
+        return Split(inputs, class_labels(targets, targets_origin))
+    return Split(inputs, _finite_float32(targets, targets_origin))
+
+
+def _read_array(archive: zipfile.ZipFile, archive_bytes: int, name: str, origin: str) -> AnyArray:
+    """Read one array after checking its header against the archive, so that no lie about a size is allocated."""
+    try:
+        info = archive.getinfo(f"{name}.npy")
+        if info.compress_type not in _METHODS:
+            raise BadData(f"{origin}: must be stored or deflated, found zip method {info.compress_type}")
+        if info.compress_size > archive_bytes or info.file_size > info.compress_size * _MAX_INFLATION:
+            raise BadData(
+                f"{origin}: declares {info.file_size} bytes out of {info.compress_size}, in a file of {archive_bytes}"
+            )
+        with archive.open(info) as member:
+            shape, dtype = _header(member)
+            declared = math.prod(shape) * dtype.itemsize
+            held = info.file_size - member.tell()
+        if dtype.kind not in "biuf":
+            raise BadData(f"{origin}: must hold numbers, found dtype {dtype}")
+        if declared != held:
+            raise BadData(f"{origin}: declares {declared} bytes, but the archive holds {held}")
+        with archive.open(info) as member:
+            array: AnyArray = npy.read_array(member, allow_pickle=False)  # to its last byte, where zip checks the CRC
+    except (KeyError, *_DAMAGE) as error:
+        raise BadData(f"{origin}: damaged: {error}") from error
+    return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
+
+
+def _header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[np.generic]]:
+    version = npy.read_magic(member)
+    if version == (1, 0):
+        shape, _, dtype = npy.read_array_header_1_0(member)
+    elif version == (2, 0):
+        shape, _, dtype = npy.read_array_header_2_0(member)
+    else:
+        raise ValueError(f".npy version {version} (allowed: (1, 0) and (2, 0))")
+    if any(n < 0 for n in shape):
+        raise ValueError(f"shape {shape}")
+    return shape, dtype
+
+
+def _finite_float32(array: AnyArray, origin: str) -> AnyArray:
+    with np.errstate(over="ignore"):
+        values = array.astype(np.float32)
+    if not np.isfinite(values).all():
+        first = int(np.flatnonzero(~np.isfinite(values.reshape(len(values), -1)).all(axis=1))[0])
+        raise BadData(f"{origin}: index {first} has a value that is not finite in float32")
+    return values
+
+
+def _kind(split: Split) -> str:
+    targets = "class labels" if split.targets.dtype == np.int64 else "float targets"
+    return f"inputs of shape {split.inputs.shape[1:]} with {targets}"

@@ -1,0 +1,76 @@
+"""Tables in Apache Parquet, read with pyarrow (the extra `parquet`), which is imported only when such data is opened.
+
+Owns the mapping of Arrow's types to columns. Called by `parashard.data.open_source`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import Field
+
+from parashard.data.arrays import ArraySource
+from parashard.data.columns import Column, Numbers, TableOptions, Words, table_source
+from parashard.errors import BadData, ConfigurationError
+
+
+class ParquetOptions(TableOptions):
+    """One Parquet file, or one for training and one held out; nulls and NaN are missing values."""
+
+    source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
+
+
+def open_parquet(options: ParquetOptions) -> ArraySource:
+    """Read one or two files; BadData names the file and what is wrong, ConfigurationError that pyarrow is missing."""
+    training = _read(options.path)
+    held_out = None if options.held_out_path is None else _read(options.held_out_path)
+    return table_source(options, training, held_out)
+
+
+def _read(path: Path) -> dict[str, Column]:
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{path}: Parquet files need pyarrow, which cannot be imported ({error}); "
+            f"run: pip install parashard[parquet]"
+        ) from error
+    try:
+        with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
+            table = file.read()
+        return _columns(pa, table, path)
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
+        raise BadData(f"{path}: cannot be read as Parquet: {error}") from error
+
+
+def _columns(pa: Any, table: Any, path: Path) -> dict[str, Column]:
+    if not table.num_rows:
+        raise BadData(f"{path}: has no rows")
+    if len(set(table.column_names)) < table.num_columns:
+        raise BadData(f"{path}: column names must differ, found {', '.join(table.column_names)}")
+    return {
+        name: _column(pa, column.combine_chunks(), f"{path}: column {name!r}")
+        for name, column in zip(table.column_names, table.columns, strict=True)
+    }
+
+
+def _column(pa: Any, array: Any, origin: str) -> Column:
+    """Return an Arrow array as a column; BadData for types that are neither numbers nor text."""
+    types, kind = pa.types, array.type
+    if types.is_dictionary(kind):
+        kind = kind.value_type
+    if types.is_string(kind) or types.is_large_string(kind):
+        encoded = array if types.is_dictionary(array.type) else array.dictionary_encode()
+        codes = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
+        return Words(codes, tuple(encoded.dictionary.to_pylist()))
+    if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) or types.is_decimal(kind):
+        # Integers beyond 2**53 lose their last digits here, as they would in the float32 inputs.
+        values = array.cast(pa.int8() if types.is_boolean(kind) else kind).cast(pa.float64(), safe=False)
+        numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
+        if np.isinf(numbers).any():
+            raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
+        return Numbers(numbers)
+    raise BadData(f"{origin}: must hold numbers, booleans or text, found the type {array.type}")

@@ -1,0 +1,114 @@
+"""Synthetic examples, made when they are asked for: one Gaussian cluster per class, of any number of examples.
+
+Owns the generator: example i is a function of (seed, i) alone, in integer mixing, additions and one rounding, so it is
+the same on every machine, and no memory grows with the number of examples. Serves benchmarks, tests and the ledger
+oracle, which needs only the number of examples. Called by `parashard.data.open_source`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, Self
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from parashard.data.arrays import MAX_CLASSES
+from parashard.data.base import DataSpec, Indices
+from parashard.permutation import MAX_LENGTH
+
+_Words = npt.NDArray[np.uint64]
+_U64 = np.uint64
+_SQUARE_ROOT_OF_3 = 1.7320508075688772
+_MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
+
+
+class SyntheticOptions(BaseModel):
+    """Gaussian clusters; inputs of shape (features,)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
+    examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
+    features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
+    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
+    noise: float = Field(
+        default=1.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
+    )
+    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+
+    @model_validator(mode="after")
+    def _centres_fit(self) -> Self:
+        if self.classes * self.features > _MAX_CENTRE_ELEMENTS:
+            raise ValueError(
+                f"classes * features must be at most {_MAX_CENTRE_ELEMENTS}, found {self.classes} * {self.features}"
+            )
+        return self
+
+
+class SyntheticSource:
+    """A `DataSource` of Gaussian clusters: input = centre of the class + noise * normal; classes are equally likely.
+
+    The normal numbers are sums of four 16-bit uniforms (Irwin-Hall), because no transcendental function has the same
+    bits everywhere. Held-out example j is example `examples + j` of the same stream.
+    """
+
+    def __init__(self, options: SyntheticOptions) -> None:
+        self._options = options
+        self._label_key, self._noise_key, centre_key = (
+            np.frombuffer(hashlib.sha256(f"parashard synthetic\0{options.seed}".encode()).digest()[:24], "<u8")
+            .astype(_U64)
+            .tolist()
+        )
+        elements = np.arange(options.classes * options.features, dtype=_U64)
+        self._centres = _normal(elements, centre_key).reshape(options.classes, options.features)
+        self._features = np.arange(options.features, dtype=_U64)
+        self._spec = DataSpec(
+            examples=options.examples,
+            held_out=options.held_out,
+            input_shape=(options.features,),
+            classes=options.classes,
+            fingerprint=hashlib.sha256(f"synthetic 1\0{options.model_dump_json()}".encode()).hexdigest(),
+        )
+
+    @property
+    def spec(self) -> DataSpec:
+        """Sizes, shapes and the SHA-256 of the parameters."""
+        return self._spec
+
+    def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Return (inputs, targets) of the training examples with these indices, as new arrays."""
+        return self._generated(np.asarray(indices, np.int64).view(_U64))
+
+    def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""
+        first = self._options.examples
+        return self._generated(np.arange(first + start, first + min(stop, self._options.held_out), dtype=_U64))
+
+    def _generated(self, numbers: _Words) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
+        labels = (_mixed(numbers, self._label_key) % _U64(self._options.classes)).astype(np.int64)
+        elements = numbers[:, None] * _U64(self._options.features) + self._features
+        inputs = self._centres[labels] + self._options.noise * _normal(elements, self._noise_key)
+        return inputs.astype(np.float32), labels
+
+
+def _mixed(counters: _Words, key: int) -> _Words:
+    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at these counters under a key."""
+    z = counters * _U64(0x9E3779B97F4A7C15) + _U64(key)
+    z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
+    return z ^ (z >> _U64(31))
+
+
+def _normal(counters: _Words, key: int) -> npt.NDArray[np.float64]:
+    """Return one number per counter: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
+    bits = _mixed(counters, key)
+    total = np.zeros(counters.shape)
+    for shift in (0, 16, 32, 48):
+        total += ((bits >> _U64(shift)) & _U64(0xFFFF)).astype(np.float64)
+    return ((total + 2.0) * 2.0**-16 - 2.0) * _SQUARE_ROOT_OF_3  # lanes are centred; their sum's variance is 1/3

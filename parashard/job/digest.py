@@ -1,0 +1,93 @@
+"""The identity of a job: all that defines its steps and their arithmetic, and nothing else (P2).
+
+Owns the canonical form and its digest. Knows nothing of runs or resuming: those compare digests, and name the keys that
+changed. Called by the coordinator and by every process that joins a run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from parashard.data.base import DataSpec
+from parashard.job.keys import dotted, leaves, plain
+from parashard.job.schema import Job
+from parashard.variables import Variable, in_name_order
+
+
+def job_identity(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) -> dict[str, Any]:
+    """Return the canonical mapping that `job_digest` hashes, made of the types of JSON.
+
+    It leaves out the job's name, every path, the evaluation and the cluster: none of them changes what a step is or
+    what its push does. The data counts by its content, the variables as the model and the job's settings make them.
+
+    Parameters
+    ----------
+    job : Job
+    spec : DataSpec
+        Of the job's data, with the fingerprint of its content.
+    variables : mapping of str to Variable
+        After `apply_settings`.
+    """
+    identity = {
+        "job": job.job.model_dump(include={"seed", "epochs", "batch_size", "on_bad_step"}),
+        "data": _data(spec),
+        "model": _options(job.model),
+        "optimizer": _options(job.optimizer),
+        "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
+        "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
+    }
+    canonical: dict[str, Any] = plain(identity)
+    return canonical
+
+
+def job_digest(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) -> str:
+    """Return the SHA-256 of the job's identity, 64 hex digits: equal on every machine that computes the same job."""
+    return identity_digest(job_identity(job, spec, variables))
+
+
+def identity_digest(identity: Mapping[str, Any]) -> str:
+    """Return the SHA-256 of an identity that was kept, as `job_digest` computes it."""
+    text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def changed_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
+    """Return the dotted keys, sorted, whose values differ between two identities or that only one of them has."""
+    before, after = dict(leaves(a)), dict(leaves(b))
+    # Compared as JSON: 1 and 1.0 are equal in Python, not in the digest.
+    changed = [k for k in before.keys() | after.keys() if _text(before, k) != _text(after, k)]
+    return sorted(dotted(*parts) for parts in changed)
+
+
+def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | None:
+    return json.dumps(flat[key], sort_keys=True) if key in flat else None
+
+
+def _options(options: BaseModel) -> dict[str, Any]:
+    return {key: value for key, value in options.model_dump(by_alias=True).items() if not isinstance(value, Path)}
+
+
+def _data(spec: DataSpec) -> dict[str, Any]:
+    return {
+        "fingerprint": spec.fingerprint,
+        "examples": int(spec.examples),
+        "held_out": int(spec.held_out),
+        "input_shape": [int(n) for n in spec.input_shape],
+        "classes": int(spec.classes),
+    }
+
+
+def _variable(variable: Variable) -> dict[str, Any]:
+    return {
+        "shape": [int(n) for n in variable.shape],
+        "initializer": {"kind": variable.initializer.kind, "scale": float(variable.initializer.scale)},
+        "frozen": variable.frozen,
+        "decay": variable.decay,
+        "learning_rate_factor": float(variable.learning_rate_factor),
+    }

@@ -1,0 +1,90 @@
+"""Dotted keys and single TOML values, as flags, environment variables and messages write them.
+
+Pure text. Knows nothing of the schema. Called by the other modules of this folder.
+"""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import json
+import operator
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from parashard.errors import ConfigurationError
+
+_BARE = re.compile(r"[A-Za-z0-9_-]+")
+_PART = r"""(?:[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"|'[^']*')"""
+KEY = re.compile(rf"{_PART}(?:\.{_PART})*")
+"""A dotted TOML key without spaces around its dots."""
+
+_SHOWN_CHARACTERS = 80
+
+
+def dotted(*parts: str | int) -> str:
+    """Join the parts of a key as TOML writes it: `dotted("variables", "*.bias") == 'variables."*.bias"'`."""
+    return ".".join(str(p) if _BARE.fullmatch(str(p)) else json.dumps(p, ensure_ascii=False) for p in parts)
+
+
+def key_parts(key: str) -> tuple[str, ...]:
+    """Split a dotted key into its parts; `key_parts(dotted(*p)) == p`.
+
+    Raises
+    ------
+    ConfigurationError
+        The text is not a TOML key.
+    """
+    try:
+        if not KEY.fullmatch(key):
+            raise ValueError(key)
+        node = tomllib.loads(f"{key} = 0")
+    except ValueError:
+        raise ConfigurationError(
+            f'{key!r} is not a key; a key is words joined by dots, such as cluster.shards or variables."*.bias".decay'
+        ) from None
+    ((parts, _),) = leaves(node)
+    return parts
+
+
+def toml_value(text: str) -> Any:
+    """Read a text as one TOML value; what is none (and what is a date or a time) stays text.
+
+    >>> toml_value("4"), toml_value("[64, 32]"), toml_value("sync:4")
+    (4, [64, 32], 'sync:4')
+    """
+    try:
+        table = tomllib.loads(f"value = {text}")
+    except (ValueError, RecursionError):
+        return text
+    value = table["value"]
+    # More than one key: the text went on after a line break. No key of a job takes a date.
+    is_other = len(table) > 1 or isinstance(value, (datetime.date, datetime.time))
+    return text if is_other else value
+
+
+def shown(value: Any) -> str:
+    """Return a value as a message shows it: close to TOML, on one line, cut when long."""
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
+
+
+def leaves(table: Mapping[str, Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Yield (key parts, value) of every value of nested tables that is not itself a table with keys."""
+    for part, value in table.items():
+        if isinstance(value, Mapping) and value:
+            yield from leaves(value, (*above, part))
+        else:
+            yield (*above, part), value
+
+
+def at(table: Any, parts: Sequence[str]) -> Any:
+    """Return what nested tables have under a key that is there."""
+    return functools.reduce(operator.getitem, parts, table)
+
+
+def plain(value: Any) -> Any:
+    """Return a copy that has only the types of JSON: paths and dates become text, tuples become lists."""
+    return json.loads(json.dumps(value, default=str))

@@ -1,0 +1,132 @@
+"""Layers: one nested table put together from the job file, the environment and the flags, and the origin of each value.
+
+Owns the order flag > environment > file and the form of the environment variables. Knows nothing of the schema: a key
+that does not exist is found by the validation of the whole, which then names its origin. Called by `load`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from parashard.errors import ConfigurationError
+from parashard.job.keys import KEY, at, dotted, key_parts, leaves, plain, shown, toml_value
+
+DEFAULT = "default"
+_PREFIX = "PARASHARD_"
+_SEPARATOR = "__"
+
+Override = tuple[str, Any, str]
+"""(dotted key, value, name of the flag), such as ("cluster.shards", 4, "--shards")."""
+
+
+class Layers:
+    """A nested table, and for every value that a layer gave the name of that layer.
+
+    Invariants: `origins` has exactly the leaves of `table`, and `table` has only the types of JSON.
+    """
+
+    def __init__(self, file: Path, table: Mapping[str, Any]) -> None:
+        self.file = f"file {file}"
+        self.table: dict[str, Any] = plain(table)
+        self.origins: dict[tuple[str, ...], str] = {parts: self.file for parts, _ in leaves(table)}
+
+    def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
+        """Set one key, in place of all that it held before; missing tables above it are made.
+
+        Raises
+        ------
+        ConfigurationError
+            A key above it holds a value that is not a table; nothing was changed.
+        """
+        node = self.table
+        for depth, part in enumerate(parts[:-1], start=1):
+            below = node.setdefault(part, {})
+            if not isinstance(below, dict):
+                above = parts[:depth]
+                raise ConfigurationError(
+                    f"{origin}: {dotted(*parts)}: {dotted(*above)} is no table but {shown(below)} "
+                    f"({self.origin(above)})"
+                )
+            self.origins.pop(parts[:depth], None)  # an empty table was a leaf until now
+            node = below
+        node[parts[-1]] = plain(value)
+        for known in [k for k in self.origins if k[: len(parts)] == parts]:
+            del self.origins[known]
+        for leaf, _ in leaves({parts[-1]: node[parts[-1]]}, parts[:-1]):
+            self.origins[leaf] = origin
+
+    def origin(self, parts: tuple[str, ...]) -> str:
+        """Return where a key's value came from; for a table, the origins of what is in it."""
+        for length in range(len(parts), 0, -1):
+            above = parts[:length]
+            # The elements of a list came with the list; the keys of an empty table did not come with it.
+            if above in self.origins and (above == parts or at(self.table, above) != {}):
+                return self.origins[above]
+        return " and ".join(self._origins_below(parts)) or DEFAULT
+
+    def origin_of_missing(self, parts: tuple[str, ...]) -> str:
+        """Return which layer should have given a key: the one that alone gave the table around it, else the file."""
+        around = self._origins_below(parts[:-1]) if len(parts) > 1 else []
+        return around[0] if len(around) == 1 else self.file
+
+    def _origins_below(self, parts: tuple[str, ...]) -> list[str]:
+        return list(dict.fromkeys(o for known, o in self.origins.items() if known[: len(parts)] == parts))
+
+
+def layered(file: Path, table: Mapping[str, Any], overrides: Sequence[Override], environ: Mapping[str, str]) -> Layers:
+    """Return the file's table with the environment's values over it and the flags' values over both.
+
+    Raises
+    ------
+    ConfigurationError
+        A variable or a flag does not name a key, or two variables name the same one.
+    """
+    layers = Layers(file, table)
+    named: dict[tuple[str, ...], str] = {}
+    for parts, name in sorted((_environment_parts(n), n) for n in environ if _is_ours(n)):
+        if parts in named:
+            raise ConfigurationError(
+                f"environment: {named[parts]} and {name} both set {dotted(*parts)}; unset one of them"
+            )
+        named[parts] = name
+        layers.put(parts, toml_value(environ[name]), f"environment {name}")
+    for key, value, flag in overrides:
+        layers.put(key_parts(key), value, f"flag {flag}")
+    return layers
+
+
+def parse_set(text: str) -> Override:
+    """Read one `--set key.path=value`: the value as TOML, else as text.
+
+    >>> parse_set("model.hidden=[64, 32]")
+    ('model.hidden', [64, 32], '--set')
+
+    Raises
+    ------
+    ConfigurationError
+        The text has no key, or no `=` after it.
+    """
+    key = KEY.match(text)
+    if key is None or not text.startswith("=", key.end()):
+        raise ConfigurationError(f"flag --set: found {shown(text)}; allowed: key.path=value, such as cluster.shards=4")
+    return key.group(), toml_value(text[key.end() + 1 :]), "--set"
+
+
+def _is_ours(name: str) -> bool:
+    return name.upper().startswith(_PREFIX) and _SEPARATOR in name[len(_PREFIX) :]
+
+
+def _environment_parts(name: str) -> tuple[str, ...]:
+    parts = tuple(name[len(_PREFIX) :].lower().split(_SEPARATOR))
+    if not all(parts):
+        raise ConfigurationError(
+            f"environment {name}: not a key; allowed: {_PREFIX}TABLE__KEY, such as PARASHARD_CLUSTER__SHARDS"
+        )
+    if parts[0] == "variables":
+        # Variables' names have capitals and dots, which the environment cannot express.
+        raise ConfigurationError(
+            f"environment {name}: settings of variables come from the job file or from --set, not from the environment"
+        )
+    return parts

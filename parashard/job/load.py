@@ -1,0 +1,173 @@
+"""Loading a job: file, environment and flags in; one checked, frozen `Job` and the origin of each value out.
+
+Owns reading and writing the file and what paths are relative to. Knows nothing of what the keys mean. Called by the CLI
+and by each service, which reads the resolved job that the CLI wrote (with an empty environment: it was applied).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+
+import tomli_w
+from pydantic import BaseModel, ValidationError
+
+from parashard.errors import ConfigurationError
+from parashard.job.keys import at, dotted, leaves, plain, shown
+from parashard.job.layers import Layers, Override, layered
+from parashard.job.problems import configuration_error
+from parashard.job.schema import Job
+
+_Options = TypeVar("_Options", bound=BaseModel)
+
+
+@dataclass(frozen=True)
+class LoadedJob:
+    """A job and where each of its values came from.
+
+    Parameters
+    ----------
+    job : Job
+        Its paths are absolute.
+    origins : mapping of str to str
+        By dotted key, one for every key of the job: "file NAME", "environment NAME", "flag NAME" or "default".
+    path : Path
+        The job file, absolute; models of the user's own are found beside it.
+    """
+
+    job: Job
+    origins: Mapping[str, str]
+    path: Path
+
+
+def load_job(
+    path: str | os.PathLike[str], overrides: Sequence[Override] = (), environ: Mapping[str, str] | None = None
+) -> LoadedJob:
+    """Read a job file, put the environment over it and the flags over both, and check the whole.
+
+    A value of the environment is named `PARASHARD_<TABLE>__<KEY>`, in any case, and is read as TOML, else as text. A
+    relative path is relative to the job file's folder if it stands there, else to the working directory.
+
+    Parameters
+    ----------
+    path : path-like
+        The job file.
+    overrides : sequence of (dotted key, value, name of the flag)
+        In rising order of precedence; see `parse_set`.
+    environ : mapping of str to str, or None
+        None: the process's own.
+
+    Raises
+    ------
+    ConfigurationError
+        The file cannot be read or is no TOML, or the job is not valid. All of a job's invalid keys are named at once;
+        relations between keys are looked at when each is valid by itself.
+    """
+    file = Path(path)
+    layers = layered(file, _read(file), overrides, os.environ if environ is None else environ)
+    job = _validated(layers, file.absolute().parent)
+    origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
+    return LoadedJob(job, origins, file.absolute())
+
+
+def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
+    """Return the job in the text of a resolved job file, whose paths are absolute; overrides are put over it.
+
+    Raises
+    ------
+    ConfigurationError
+        The text is no TOML, or the job is not valid.
+    """
+    file = Path("of the coordinator")
+    try:
+        table = tomllib.loads(text)
+    except ValueError as error:
+        raise ConfigurationError(f"the coordinator's job is not TOML: {error}") from None
+    return _validated(layered(file, table, overrides, {}), Path.cwd())
+
+
+def as_toml(job: Job) -> str:
+    """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
+    return tomli_w.dumps(_without_none(_table(job)))
+
+
+def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
+    """Return (dotted key, value, origin) of every key, in the schema's order; an unset key has the value None."""
+    return [(dotted(*parts), value, loaded.origins[dotted(*parts)]) for parts, value in leaves(_table(loaded.job))]
+
+
+def _validated(layers: Layers, folder: Path) -> Job:
+    _check_text(layers)
+    try:
+        # As JSON, strict: lists become tuples and text becomes paths, but "2" is no number and true is not 1.
+        job = Job.model_validate_json(json.dumps(layers.table), strict=True)
+    except ValidationError as error:
+        raise configuration_error(error, Job, layers) from None
+    return _with_absolute_paths(job, (), layers, folder)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(file.read_bytes().decode())
+    except FileNotFoundError:
+        raise ConfigurationError(f"job file {file}: there is no such file") from None
+    except IsADirectoryError:
+        raise ConfigurationError(f"job file {file}: this is a folder; a job is one TOML file") from None
+    except OSError as error:
+        raise ConfigurationError(f"job file {file}: cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise ConfigurationError(
+            f"job file {file}: found the byte 0x{error.object[error.start]:02x} at offset {error.start}; "
+            "allowed: text in UTF-8"
+        ) from None
+    except (ValueError, RecursionError) as error:
+        raise ConfigurationError(f"job file {file}: not TOML: {error}") from None
+
+
+def _check_text(layers: Layers) -> None:
+    """Refuse bytes that are not UTF-8, which flags and the environment may hold and a job file cannot."""
+    for parts, origin in layers.origins.items():
+        try:
+            json.dumps([parts, at(layers.table, parts)], ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise ConfigurationError(f"{origin}: {'.'.join(parts)!a}: not text in UTF-8") from None
+
+
+def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Layers, folder: Path) -> _Options:
+    changed: dict[str, Any] = {}
+    for name, field in type(options).model_fields.items():
+        value, parts = getattr(options, name), (*above, field.alias or name)
+        if isinstance(value, Path):
+            from_file = layers.origin(parts) == layers.file
+            changed[name] = _absolute(value, folder if from_file else Path.cwd(), parts, layers)
+        elif isinstance(value, BaseModel):
+            changed[name] = _with_absolute_paths(value, parts, layers, folder)
+    return options.model_copy(update=changed)
+
+
+def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:
+    try:
+        return Path(os.path.normpath(folder / path.expanduser()))
+    except RuntimeError:
+        raise ConfigurationError(
+            f"{layers.origin(parts)}: {dotted(*parts)}: found {shown(path)}; allowed: a path whose ~ names a user "
+            "with a home folder"
+        ) from None
+
+
+def _table(job: Job) -> dict[str, Any]:
+    table: dict[str, Any] = plain(job.model_dump(by_alias=True))
+    return table
+
+
+def _without_none(table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: _without_none(value) if isinstance(value, dict) else value
+        for key, value in table.items()
+        if value is not None
+    }

@@ -1,0 +1,161 @@
+"""Problems: what is wrong with a job, said once for each key with its origin, what was found and what is allowed.
+
+Owns the translation of pydantic's errors into one `ConfigurationError`, the only form in which a user sees them. Knows
+the schema only through its annotations. Called by `load`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
+
+from parashard.errors import ConfigurationError
+from parashard.job.keys import at, dotted, shown
+from parashard.job.layers import Layers
+from parashard.job.relations import Contradictions
+
+_DISCRIMINATORS = ("kind", "source")
+"""The keys that tell the members of a table's union apart."""
+
+_PHRASES = {
+    "bool_type": "true or false",
+    "dict_type": "a table",
+    "finite_number": "a finite number",
+    "float_type": "a number",
+    "greater_than": "> {gt}",
+    "greater_than_equal": ">= {ge}",
+    "int_type": "an integer",
+    "less_than": "< {lt}",
+    "less_than_equal": "<= {le}",
+    "list_type": "a list",
+    "model_attributes_type": "a table",
+    "model_type": "a table",
+    "string_type": "text",
+    "tuple_type": "a list",
+}
+"""What pydantic's commonest errors allow, in the words of a job file; the others keep pydantic's own words."""
+
+
+def configuration_error(error: ValidationError, schema: type[BaseModel], layers: Layers) -> ConfigurationError:
+    """Return one error with one line for each problem."""
+    lines: dict[str, list[str]] = {}  # several members of a union refuse the same value: one line, all alternatives
+    for details in error.errors(include_url=False):
+        for what, allowed in _problems(details, schema, layers):
+            lines.setdefault(what, []).append(allowed)
+    problems = [f"{what}; {' or '.join(dict.fromkeys(allowed))}" for what, allowed in lines.items()]
+    if len(problems) == 1:
+        return ConfigurationError(problems[0])
+    return ConfigurationError(f"the job has {len(problems)} problems:\n" + "\n".join(f"  {p}" for p in problems))
+
+
+def _problems(details: ErrorDetails, schema: type[BaseModel], layers: Layers) -> Iterator[tuple[str, str]]:
+    """Yield (where and what was found, what is allowed)."""
+    kind, context = details["type"], details.get("ctx", {})
+    cause = context.get("error")
+    if isinstance(cause, Contradictions):
+        for c in cause.found:
+            here, other = (layers.origin(tuple(key.split("."))) for key in c.keys)
+            found = f"found {shown(c.found[0])} with {c.keys[1]} = {shown(c.found[1])} ({other})"
+            yield f"{here}: {c.keys[0]}: {found}", f"allowed: {c.allowed}"
+        return
+    parts = _key(details["loc"], layers.table, keep_last=kind == "missing")
+    if kind == "missing":
+        field = _fields_at(schema, parts[:-1], layers.table)[parts[-1]]
+        yield (
+            f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing",
+            f"needed: {field.description or 'a value'}",
+        )
+    elif kind == "extra_forbidden":
+        yield f"{layers.origin(parts)}: {dotted(*parts)}: unknown key", _nearest(schema, parts, layers.table)
+    elif kind in ("union_tag_invalid", "union_tag_not_found"):
+        yield _unknown_member(schema, parts, layers)
+    else:
+        where = f"{layers.origin(parts)}: {dotted(*parts)}: found {shown(details['input'])}"
+        yield where, f"allowed: {_phrase(kind, details['msg'], context)}"
+
+
+def _phrase(kind: str, message: str, context: Mapping[str, Any]) -> str:
+    if kind in _PHRASES:
+        bounds = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
+        return _PHRASES[kind].format_map(bounds)
+    # The line says what was found already; validators of other packages may say it again at the end.
+    message = re.sub(r", found .*$", "", message, flags=re.DOTALL)
+    return re.sub(r"^(Value error, |Input should be )(must be )?", "", message)
+
+
+def _unknown_member(schema: type[BaseModel], parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
+    members = _models_at(schema, parts, layers.table)
+    tag = next(d for d in _DISCRIMINATORS if all(d in m.model_fields for m in members))
+    allowed: list[str] = []
+    for member in members:
+        annotation = member.model_fields[tag].annotation
+        allowed += get_args(annotation) if get_origin(annotation) is Literal else ["module:factory"]
+    node = at(layers.table, parts)
+    key = (*parts, tag)
+    if tag in node:
+        return f"{layers.origin(key)}: {dotted(*key)}: found {shown(node[tag])}", f"allowed: {', '.join(allowed)}"
+    return f"{layers.origin_of_missing(key)}: {dotted(*key)}: missing", f"allowed: {', '.join(allowed)}"
+
+
+def _nearest(schema: type[BaseModel], parts: tuple[str, ...], table: Mapping[str, Any]) -> str:
+    known = list(_fields_at(schema, parts[:-1], table))
+    if parts[0] == "variables" and isinstance(at(table, parts), dict):
+        return f"a pattern with a dot needs quotes: {dotted(parts[0], '.'.join(parts[1:]))}"
+    near = difflib.get_close_matches(parts[-1], known, n=1)
+    return f"did you mean {dotted(*parts[:-1], near[0])}?" if near else f"allowed: {', '.join(known)}"
+
+
+def _key(location: tuple[Any, ...], table: Any, *, keep_last: bool) -> tuple[str, ...]:
+    """Return the key of an error's location: pydantic also puts the tags of unions in it, which no table holds."""
+    parts: list[str] = []
+    node: Any = table
+    for depth, part in enumerate(location, start=1):
+        if (isinstance(node, dict) and part in node) or isinstance(node, list):
+            node = node[part]
+        elif not (keep_last and depth == len(location)):
+            continue
+        parts.append(str(part))
+    return tuple(parts)
+
+
+def _fields_at(schema: type[BaseModel], parts: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, FieldInfo]:
+    """Return the keys that the table at `parts` may have; with an unknown kind, those of every kind."""
+    return {
+        field.alias or name: field
+        for model in _models_at(schema, parts, table)
+        for name, field in model.model_fields.items()
+    }
+
+
+def _models_at(schema: type[BaseModel], parts: tuple[str, ...], table: Any) -> list[type[BaseModel]]:
+    annotations: list[Any] = [schema]
+    for part in parts:
+        below: list[Any] = []
+        for annotation in annotations:
+            if get_origin(annotation) is dict:
+                below.append(get_args(annotation)[1])
+            for model in _members(annotation, table):
+                below += [f.annotation for name, f in model.model_fields.items() if (f.alias or name) == part]
+        annotations, table = below, table.get(part, {}) if isinstance(table, dict) else {}
+    return [model for annotation in annotations for model in _members(annotation, table)]
+
+
+def _members(annotation: Any, table: Any) -> list[type[BaseModel]]:
+    """Return the models of an annotation that the table can be: those of its kind, or all if it is of none."""
+    if get_origin(annotation) is dict:
+        return []
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    models = [m for argument in get_args(annotation) for m in _members(argument, table)]
+    return [m for m in models if _is_kind(m, table)] or models
+
+
+def _is_kind(model: type[BaseModel], table: Any) -> bool:
+    tags = [d for d in _DISCRIMINATORS if d in model.model_fields]
+    return isinstance(table, dict) and any(table.get(t) in get_args(model.model_fields[t].annotation) for t in tags)

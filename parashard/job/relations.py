@@ -1,0 +1,102 @@
+"""Relations: what two keys of a job file may not say together.
+
+Owns one pure check per relation and their order. Knows nothing of where the values came from; `problems` adds that.
+Called by `schema.Job` once every key is valid by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import ipaddress
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from parashard.job.policy import Policy
+
+if TYPE_CHECKING:
+    from parashard.job.schema import Job
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """Two keys whose values exclude each other.
+
+    Parameters
+    ----------
+    keys : pair of str
+        Dotted keys: the one to change first, and the one that it is at odds with.
+    found : pair of bool, int, float or str
+        Their values.
+    allowed : str
+        What the first one may be instead.
+    """
+
+    keys: tuple[str, str]
+    found: tuple[Any, Any]
+    allowed: str
+
+
+class Contradictions(ValueError):
+    """All contradictions of one job; pydantic carries it from the schema to `problems`."""
+
+    def __init__(self, found: list[Contradiction]) -> None:
+        super().__init__("; ".join(f"{c.keys[0]} with {c.keys[1]}: allowed: {c.allowed}" for c in found))
+        self.found = found
+
+
+def contradictions(job: Job) -> Iterator[Contradiction]:
+    """Yield every relation that the job breaks."""
+    for key, other, allowed in (*_consistency(job), *_optimizer(job), *_listening(job)):
+        yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
+
+
+_Relation = tuple[str, str, str]
+
+
+def _listening(job: Job) -> Iterator[_Relation]:
+    if not job.cluster.insecure and not _is_loopback(job.cluster.host):
+        yield (
+            "cluster.host",
+            "cluster.insecure",
+            "a loopback address, or insecure = true on a network where everyone is trusted (there is no TLS yet)",
+        )
+
+
+def _consistency(job: Job) -> Iterator[_Relation]:
+    policy = job.consistency.policy
+    if policy.kind == "ssp" and job.cluster.pipeline_depth > policy.bound:
+        yield (
+            "cluster.pipeline_depth",
+            "consistency.policy",
+            f"<= {policy.bound}, the policy's bound: a worker cannot hold more steps than it may run ahead",
+        )
+    if policy.kind == "sync":
+        fresh = "every gradient of a round is computed from the round's own weights, so its staleness is 0"
+        if job.optimizer.staleness_damping != "none":
+            yield "optimizer.staleness_damping", "consistency.policy", f'"none" in sync: {fresh}'
+        if job.optimizer.delay_compensation:
+            yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
+
+
+def _optimizer(job: Job) -> Iterator[_Relation]:
+    if job.optimizer.requires_unsplit_variables and job.cluster.partitioner.kind != "whole":
+        yield (
+            "cluster.partitioner.kind",
+            "optimizer.kind",
+            f'"whole" with {job.optimizer.kind}, which needs the norm of whole variables',
+        )
+    if job.optimizer.learning_rate < 0 and job.model.kind != "ledger":
+        yield "optimizer.learning_rate", "model.kind", '> 0; only the model "ledger" counts upwards'
+
+
+def _value(job: Job, key: str) -> Any:
+    value = functools.reduce(getattr, key.split("."), job)
+    return str(value) if isinstance(value, Policy) else value
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"  # any other name may resolve to an address that others reach

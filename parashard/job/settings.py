@@ -1,0 +1,52 @@
+"""Settings of single variables: the `[variables."PATTERN"]` tables of a job file, and what they change in a model.
+
+Owns the table and the matching. Knows nothing of models or optimizers. Called by whoever resolves a job into variables.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from parashard.errors import ConfigurationError
+from parashard.job.keys import dotted
+from parashard.variables import Variable
+
+
+class VariableSettings(BaseModel):
+    """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    frozen: bool | None = Field(default=None, description="True: the variable is never pushed and never changes.")
+    decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")
+    learning_rate_factor: float | None = Field(
+        default=None, ge=0, allow_inf_nan=False, description="Multiplies the learning rate for the variable, >= 0."
+    )
+
+
+def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, VariableSettings]) -> dict[str, Variable]:
+    """Return the variables as the settings change them.
+
+    Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
+    several patterns match one variable, the later one in the job file wins, key by key.
+
+    Raises
+    ------
+    ConfigurationError
+        A pattern matches no variable; the message lists the names that there are.
+    """
+    changed = dict(variables)
+    for pattern, setting in settings.items():
+        names = [name for name in changed if fnmatchcase(name, pattern)]
+        if not names:
+            raise ConfigurationError(
+                f"{dotted('variables', pattern)}: the pattern matches no variable; the model has: "
+                f"{', '.join(sorted(variables)) or 'none'}"
+            )
+        for name in names:
+            changed[name] = dataclasses.replace(changed[name], **setting.model_dump(exclude_none=True))
+    return changed

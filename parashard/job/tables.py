@@ -1,0 +1,199 @@
+"""The tables of a job file that belong to no other package: job, consistency, evaluation, cluster.
+
+Owns their keys, bounds and defaults; each key's description is what `parashard config` prints. Relations between keys
+are in `relations`, the whole in `schema`. Knows nothing of files, flags or the environment.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
+
+from parashard.errors import ConfigurationError
+from parashard.job.policy import Policy
+from parashard.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
+_DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
+
+
+def _parsed_policy(value: Any) -> Any:
+    if isinstance(value, Policy):
+        return value
+    try:
+        return Policy.parse(str(value))
+    except ConfigurationError as error:
+        raise ValueError(error.message.partition("allowed: ")[2]) from None
+
+
+def _checked_name(value: Any) -> Any:
+    if isinstance(value, str) and not _NAME.fullmatch(value):
+        raise ValueError("1 to 80 letters, digits, '.', '_' or '-', of which the first is a letter or a digit")
+    return value
+
+
+def _checked_device(value: Any) -> Any:
+    if isinstance(value, str) and not _DEVICE.fullmatch(value):
+        raise ValueError("auto, cpu, cuda, or cuda:N with 0 <= N < 100")
+    return value
+
+
+class Table(BaseModel):
+    """A table of the job file: unknown keys are errors, and no value is read as another type than it has."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class JobOptions(Table):
+    """`[job]`: what is trained for how long."""
+
+    name: Annotated[str, BeforeValidator(_checked_name)] = Field(
+        description="Name of the job in paths, logs and metrics."
+    )
+    seed: int = Field(
+        default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all that is random."
+    )
+    epochs: int = Field(ge=1, le=10**9, description="Number of times that every training example is used.")
+    batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of one step.")
+    max_attempts: int = Field(
+        default=5, ge=1, le=1000, description="Attempts at one step after which it counts as bad."
+    )
+    on_bad_step: Literal["stop", "skip"] = Field(
+        default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
+    )
+
+
+class ConsistencyOptions(Table):
+    """`[consistency]`: when steps may run ahead of each other."""
+
+    policy: Annotated[Policy, BeforeValidator(_parsed_policy), PlainSerializer(str)] = Field(
+        default=Policy("async"),
+        description="async, ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps).",
+    )
+    reduce: Literal["mean", "sum"] = Field(
+        default="mean", description="How a round's gradients become one; only sync:N has rounds."
+    )
+
+
+class EvaluationOptions(Table):
+    """`[evaluation]`: when the held-out split is measured, and what ends the job early."""
+
+    every_epochs: float = Field(
+        default=1.0, ge=0, le=10**9, description="Epochs between two evaluations; 0 evaluates only at the end."
+    )
+    target_accuracy: float | None = Field(
+        default=None, gt=0, le=1, description="An evaluation that reaches this accuracy ends the job."
+    )
+    target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
+
+
+class MinimumSize(Table):
+    """Cut into at most one range per shard, none smaller than `min_bytes`."""
+
+    kind: Literal["minimum-size"] = Field(default="minimum-size", description="Names this partitioner.")
+    min_bytes: int = Field(default=262144, ge=1, le=2**40, description="Smallest range, in bytes.")
+
+    def build(self, shards: int) -> Partitioner:
+        """Return the partitioner for this number of shards."""
+        return minimum_size(self.min_bytes, shards)
+
+
+class FixedShards(Table):
+    """Cut every variable into one range per shard."""
+
+    kind: Literal["fixed-shards"] = Field(description="Names this partitioner.")
+
+    def build(self, shards: int) -> Partitioner:
+        """Return the partitioner for this number of shards."""
+        return fixed_shards(shards)
+
+
+class MaximumSize(Table):
+    """Cut into the fewest ranges of which none is larger than `max_bytes`."""
+
+    kind: Literal["maximum-size"] = Field(description="Names this partitioner.")
+    max_bytes: int = Field(ge=1, le=2**40, description="Largest range, in bytes.")
+
+    def build(self, shards: int) -> Partitioner:
+        """Return the partitioner; the number of shards does not matter to it."""
+        return maximum_size(self.max_bytes)
+
+
+class Whole(Table):
+    """Leave every variable in one piece."""
+
+    kind: Literal["whole"] = Field(description="Names this partitioner.")
+
+    def build(self, shards: int) -> Partitioner:
+        """Return the partitioner; the number of shards does not matter to it."""
+        return whole
+
+
+PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, Field(discriminator="kind")]
+
+
+class ClusterOptions(Table):
+    """`[cluster]`: which processes there are and how they share the work; nothing here changes what is computed."""
+
+    shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
+    workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
+    device: Annotated[str, BeforeValidator(_checked_device)] = Field(
+        default="auto", description="Where workers compute: auto, cpu, cuda, or cuda:N for one device."
+    )
+    launcher: Literal["local", "external"] = Field(
+        default="local", description="Who starts the processes: `parashard run` itself, or something outside."
+    )
+    pipeline_depth: int = Field(
+        default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."
+    )
+    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one worker holds a lease on.")
+    lease_ttl_s: float = Field(
+        default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
+    )
+    step_timeout_s: float = Field(
+        default=300.0,
+        ge=0.1,
+        le=86400,
+        description="Seconds of computing after which a step counts as a failed attempt.",
+    )
+    speculate_after: float = Field(
+        default=4.0,
+        ge=0,
+        le=10**6,
+        description="Median step times after which a held step may be leased to a second worker; 0: never.",
+    )
+    worker_threads: int = Field(
+        default=0, ge=0, le=1024, description="Compute threads of a worker; 0: chosen from the cores."
+    )
+    shard_threads: int = Field(
+        default=0, ge=0, le=1024, description="Compute threads of a shard; 0: chosen from the cores."
+    )
+    partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
+    host: str = Field(
+        default="127.0.0.1",
+        min_length=1,
+        max_length=253,
+        description="Address or host name that the processes listen on.",
+    )
+    insecure: bool = Field(default=False, description="True: listen off loopback without encryption or authentication.")
+    allow_mixed: bool = Field(
+        default=False,
+        description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",
+    )
+    max_restarts: int = Field(
+        default=20, ge=0, le=10**6, description="Restarts of one process after which the job fails."
+    )
+    restart_backoff_s: float = Field(
+        default=0.2, ge=0, le=3600, description="Seconds before a process is first restarted."
+    )
+    queue_pushes: int = Field(
+        default=64, ge=1, le=65536, description="Pushes that one shard holds before it answers retry-later."
+    )
+    queue_bytes: int = Field(
+        default=268435456,
+        ge=1,
+        le=2**40,
+        description="Bytes of pushes that one shard holds before it answers retry-later.",
+    )

@@ -1,0 +1,131 @@
+"""LocalCluster: the processes of a job on this machine, as children of this process.
+
+Starts, reaps and ends them; decides nothing (the coordinator does). Each child inherits the read end of one pipe, its
+lifeline, whose only writer is this process: however this process ends, kill -9 included, its children notice and end.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+LOG_TAIL_BYTES = 4096
+END_GRACE_S = 5.0
+POLL_S = 0.02
+
+_ALLOCATOR = {
+    # glibc gives multi-megabyte arrays back to the kernel at once and faults them in again at every step; keeping them
+    # made a convolutional step 1.6 to 2.8 times faster.
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+}
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A child that ended."""
+
+    name: str
+    exit_code: int
+    reason: str
+
+
+class LocalCluster:
+    """Children by name, such as "coordinator", "shard-0" or "worker-1".
+
+    Parameters
+    ----------
+    run_dir : Path
+        Where each child's log goes: `logs/NAME.log`.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._logs = run_dir / "logs"
+        self._logs.mkdir(parents=True, exist_ok=True)
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._lifeline_read, self._lifeline_write = os.pipe()
+
+    @property
+    def running(self) -> list[str]:
+        """Names of the children that have not been reaped."""
+        return list(self._children)
+
+    def pid(self, name: str) -> int:
+        """Return a child's process id."""
+        return self._children[name].pid
+
+    def log_path(self, name: str) -> Path:
+        """Return where a child's log goes; lives of one name share a file."""
+        return self._logs / f"{name}.log"
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start `python -m module arguments` as a child; it gets no terminal, no signals of ours, and the lifeline."""
+        assert name not in self._children, f"{name} runs already"
+        command = [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
+        with self.log_path(name).open("ab") as log:
+            self._children[name] = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self._lifeline_read,),
+                start_new_session=True,
+                env={**os.environ, **_ALLOCATOR},
+            )
+
+    def reap(self) -> list[Ended]:
+        """Return the children that have ended since the last call."""
+        ended = []
+        for name, child in list(self._children.items()):
+            code = child.poll()
+            if code is not None:
+                del self._children[name]
+                ended.append(Ended(name, code, self._reason(name, code)))
+        return ended
+
+    def ask_to_end(self, name: str) -> None:
+        """Send SIGTERM to a child, if it still runs."""
+        child = self._children.get(name)
+        if child is not None:
+            child.send_signal(signal.SIGTERM)
+
+    def end(self) -> None:
+        """End every child: SIGTERM, then SIGKILL after END_GRACE_S."""
+        for name in self.running:
+            self.ask_to_end(name)
+        deadline_s = time.monotonic() + END_GRACE_S
+        while self._children and time.monotonic() < deadline_s:
+            self.reap()
+            time.sleep(POLL_S)
+        for child in self._children.values():
+            child.kill()
+        for child in self._children.values():
+            child.wait()
+        self._children.clear()
+        for descriptor in (self._lifeline_read, self._lifeline_write):
+            os.close(descriptor)
+
+    def _reason(self, name: str, code: int) -> str:
+        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        said = last_words(self.log_path(name), name) if code > 0 else ""
+        return f"{said} ({how})" if said else how
+
+
+def last_words(log: Path, name: str) -> str:
+    """Return what a process said on standard error as it ended, or ""."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            lines = file.read().decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    marked = [line.partition(": ")[2] for line in lines if line.startswith(f"parashard {name}: ")]
+    if marked:
+        return marked[-1]
+    return lines[-1][:300] if lines else ""

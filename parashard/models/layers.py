@@ -1,0 +1,177 @@
+"""Activations, softmax cross-entropy and dropout: the arithmetic that the classifiers share.
+
+Pure functions over the array namespace `xp` (NumPy or CuPy); the dtype is that of the arrays given, float32 in a job
+and float64 where gradients are checked. Knows no variables' names and no model. Called by `dense` and `classifier`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from parashard.data.base import Array
+
+ActivationName = Literal["relu", "gelu", "tanh"]
+
+DROPOUT_RATE_MAX = 0.99
+
+_LANES = 4  # 16-bit uniforms cut from one 64-bit hash
+_LANE_VALUES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function and its derivative.
+
+    Parameters
+    ----------
+    apply : callable (z, xp) -> (output, saved)
+        May overwrite `z`, which the caller gives up. `saved` is what `derive` needs; it may be `output` itself, so
+        neither may be changed while the gradient is still to come.
+    derive : callable (gradient, saved, xp) -> gradient
+        From the gradient by the output to the gradient by `z`; overwrites and returns its first argument.
+    """
+
+    apply: Callable[[Array, Any], tuple[Array, Any]]
+    derive: Callable[[Array, Any, Any], Array]
+
+
+def _relu(z: Array, xp: Any) -> tuple[Array, Array]:
+    output = xp.maximum(z, 0, out=z)
+    return output, output
+
+
+def _relu_derivative(gradient: Array, output: Array, xp: Any) -> Array:
+    return xp.multiply(gradient, output > 0, out=gradient)
+
+
+def _tanh(z: Array, xp: Any) -> tuple[Array, Array]:
+    output = xp.tanh(z, out=z)
+    return output, output
+
+
+def _tanh_derivative(gradient: Array, output: Array, xp: Any) -> Array:
+    slope = output * output
+    xp.subtract(1, slope, out=slope)
+    return xp.multiply(gradient, slope, out=gradient)
+
+
+_GELU_LINEAR = math.sqrt(2.0 / math.pi)
+_GELU_CUBIC = 0.044715
+
+
+def _gelu(z: Array, xp: Any) -> tuple[Array, tuple[Array, Array]]:
+    """Return z (1 + tanh(sqrt(2/pi) (z + 0.044715 z^3))) / 2: Hendrycks and Gimpel (arXiv:1606.08415, section 2)."""
+    t = z * z
+    t *= _GELU_LINEAR * _GELU_CUBIC
+    t += _GELU_LINEAR
+    t *= z
+    xp.tanh(t, out=t)
+    output = t + 1
+    output *= z
+    output *= 0.5
+    return output, (z, t)
+
+
+def _gelu_derivative(gradient: Array, saved: tuple[Array, Array], xp: Any) -> Array:
+    z, t = saved
+    slope = z * z
+    slope *= 3 * _GELU_LINEAR * _GELU_CUBIC
+    slope += _GELU_LINEAR
+    slope *= z
+    slope *= 1 - t * t
+    slope += t
+    slope += 1
+    slope *= 0.5
+    return xp.multiply(gradient, slope, out=gradient)
+
+
+ACTIVATIONS: Mapping[ActivationName, Activation] = {
+    "relu": Activation(_relu, _relu_derivative),
+    "gelu": Activation(_gelu, _gelu_derivative),
+    "tanh": Activation(_tanh, _tanh_derivative),
+}
+
+
+def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+    """Return the mean cross-entropy of softmax(logits) and its gradient by the logits.
+
+    loss = mean_i(log sum_j exp(z_ij) - z_i,t_i); gradient_ij = (softmax(z_i)_j - [j = t_i]) / n. The row's maximum is
+    subtracted first, so no logit overflows.
+
+    Parameters
+    ----------
+    logits : array of float32 or float64, shape (n, classes)
+        Unchanged.
+    targets : array of int64, shape (n,)
+        Each in [0, classes). Not checked here, where it would cost a GPU synchronisation: data sources answer for it.
+
+    Returns
+    -------
+    loss : array, shape ()
+        Still an array, so that a GPU is not waited for.
+    gradient : array, shape (n, classes)
+        A new array with the logits' dtype.
+    """
+    rows = xp.arange(len(logits))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    at_target = shifted[rows, targets]
+    gradient = xp.exp(shifted, out=shifted)
+    total = gradient.sum(axis=1, keepdims=True)
+    loss = (xp.log(total[:, 0]) - at_target).mean()
+    gradient /= total
+    gradient[rows, targets] -= 1
+    gradient /= len(logits)
+    return loss, gradient
+
+
+def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int], dtype: Any, xp: Any) -> Array:
+    """Return the factors of inverted dropout (Srivastava et al., JMLR 2014, section 10): 0 or 1 / P(kept).
+
+    Element e (row-major) is dropped where 16-bit lane e mod 4 of the e // 4-th hash lies below round(rate * 2^16).
+    The hash is a counter-based SplitMix64 under the key, in 64-bit integers: the same mask on NumPy and on CuPy, and
+    for whoever computes the step. The factor uses the rounded rate, so the mean of the mask is 1 exactly in
+    expectation.
+
+    Parameters
+    ----------
+    shape : tuple of int
+        Shape of the activations.
+    rate : float
+        Probability of dropping an element, in [0, 0.99]; 2^-16 is its resolution.
+    key : (seed, step, layer)
+        What names the mask.
+    dtype : dtype
+        float32 or float64.
+    """
+    elements = math.prod(shape)
+    threshold = round(rate * _LANE_VALUES)
+    lanes = _hashes(_dropout_key(*key), -(-elements // _LANES), xp).view(xp.uint16)
+    mask = (lanes[:elements] >= threshold).astype(dtype)
+    mask *= _LANE_VALUES / (_LANE_VALUES - threshold)
+    return mask.reshape(shape)
+
+
+def _dropout_key(seed: int, step: int, layer: int) -> int:
+    text = f"parashard dropout\0{seed}\0{step}\0{layer}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
+def _hashes(key: int, count: int, xp: Any) -> Array:
+    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at counters [0, count) under a key.
+
+    The same function as in `parashard.variables`, written for `xp` and with fewer temporaries.
+    """
+    u64 = xp.uint64
+    z = xp.arange(count, dtype=u64)
+    z *= u64(0x9E3779B97F4A7C15)
+    z += u64(key)
+    z ^= z >> u64(30)
+    z *= u64(0xBF58476D1CE4E5B9)
+    z ^= z >> u64(27)
+    z *= u64(0x94D049BB133111EB)
+    z ^= z >> u64(31)
+    return z

@@ -1,0 +1,116 @@
+"""A user's own model: a factory that the job file names as `module:factory`.
+
+Owns finding and calling the factory, and turning each thing that goes wrong into a ConfigurationError. Knows nothing of
+what the model computes. Called by `parashard.models.build_model`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any, cast
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from parashard.data.base import DataSpec
+from parashard.errors import ConfigurationError
+from parashard.models.base import Model
+
+_METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
+
+
+class UserOptions(BaseModel):
+    """A user's own model; keys other than `kind` are the factory's keyword arguments."""
+
+    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+
+    kind: str = Field(
+        pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
+        description="module:factory, a Python module beside the job file (or installed) and a function in it.",
+    )
+
+
+def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -> Model:
+    """Import the module, call its factory with the data's spec and the options, and check what it returns.
+
+    Parameters
+    ----------
+    options : UserOptions
+    spec : DataSpec
+        The factory's first argument.
+    folder : Path or None
+        The job file's folder. It is put first on `sys.path` and stays there, as a script's folder does, so that the
+        module can import its neighbours at any time. None: only what is installed is found.
+
+    Raises
+    ------
+    ConfigurationError
+        The module or the factory is missing or fails, the factory does not take the options, another module of the same
+        name is in the way, or the model lacks a method.
+    """
+    module_name, _, factory_name = options.kind.partition(":")
+    module = _imported(options.kind, module_name, folder)
+    factory = getattr(module, factory_name, None)
+    if not callable(factory):
+        what = "has no" if factory is None else "has something that cannot be called as"
+        raise ConfigurationError(f"model kind {options.kind!r}: {_place(module)} {what} {factory_name!r}")
+    model = _called(options, factory, spec, _place(module))
+    lacking = [name for name in _METHODS if not callable(getattr(model, name, None))]
+    if lacking:
+        raise ConfigurationError(
+            f"model kind {options.kind!r}: the factory returned {type(model).__name__!r} without the methods "
+            f"{', '.join(lacking)}; a model has {', '.join(_METHODS)}"
+        )
+    return cast(Model, model)
+
+
+def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
+    if folder is not None:
+        folder = folder.resolve()
+        if sys.path[:1] != [str(folder)]:
+            sys.path.insert(0, str(folder))
+        importlib.invalidate_caches()
+    try:
+        module = importlib.import_module(name)
+    except Exception as error:  # whatever the user's module raises while it is read
+        if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
+            where = f"in {folder} or among" if folder is not None else "among"
+            raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where} installed ones") from None
+        raise ConfigurationError(
+            f"model kind {kind!r}: importing {name!r} failed: {type(error).__name__}: {error}"
+        ) from error
+    if folder is not None and _beside(folder, name) and not _lies_in(module, folder):
+        raise ConfigurationError(
+            f"model kind {kind!r}: {folder} has a module {name!r}, but another of that name, {_place(module)}, was "
+            "imported before; rename yours"
+        )
+    return module
+
+
+def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, place: str) -> Any:
+    extra = dict(options.model_extra or {})
+    try:
+        return factory(spec, **extra)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # the factory is the user's: whatever it raises is theirs to mend
+        raise ConfigurationError(
+            f"model kind {options.kind!r}: the factory in {place}, called with the data's spec and the options "
+            f"{', '.join(extra) or '(none)'}, raised {type(error).__name__}: {error}"
+        ) from error
+
+
+def _beside(folder: Path, name: str) -> bool:
+    path = folder.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+
+
+def _lies_in(module: ModuleType, folder: Path) -> bool:
+    return module.__file__ is not None and Path(module.__file__).resolve().is_relative_to(folder)
+
+
+def _place(module: ModuleType) -> str:
+    return getattr(module, "__file__", None) or f"module {module.__name__!r} (built in)"

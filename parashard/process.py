@@ -1,0 +1,120 @@
+"""The shell around a service process: arguments that all share, signals, the lifeline, logging, exit codes.
+
+Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else reads the environment,
+installs signal handlers or configures logging.
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
+
+
+class ExitCode(enum.IntEnum):
+    """What a process's exit tells the one who started it."""
+
+    DONE = 0
+    FAILED = 1
+    CONFIGURATION = 2  # do not start it again: the same thing would happen
+    FENCED = 3  # do not start it again: another has its place
+    RETRY = 75  # start it again later (sysexits.h: temporary failure)
+
+
+def exit_code_of(error: ParashardError) -> ExitCode:
+    """Return the exit code that an error ends a process with."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.CONFIGURATION
+    if isinstance(error, Fenced):
+        return ExitCode.FENCED
+    if isinstance(error, RetryLater):
+        return ExitCode.RETRY
+    return ExitCode.FAILED
+
+
+class Stop:
+    """Says that the process should end, and why. Set by a signal, awaited by the service."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self.reason = ""
+
+    def ask(self, reason: str) -> None:
+        """Ask the process to end; the first reason stays."""
+        if not self._event.is_set():
+            self.reason = reason
+            self._event.set()
+
+    @property
+    def asked(self) -> bool:
+        """The process should end."""
+        return self._event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the request, at most `timeout_s`; return whether it came."""
+        return self._event.wait(timeout_s)
+
+
+def service_arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that every service takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument("--port", type=int, default=0, help="gRPC port; 0 picks a free one")
+    parser.add_argument(
+        "--http-port", type=int, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
+    )
+    parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
+    return parser
+
+
+def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode]) -> int:
+    """Run a service until it ends, and return its exit code.
+
+    SIGTERM and SIGINT ask it to stop; so does nothing else, except that a closed lifeline ends the process at once. An
+    error of ours is told in one line on standard error.
+    """
+    configure_logging(role)
+    stop = Stop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda received, _frame: stop.ask(signal.Signals(received).name))
+    if lifeline is not None:
+        threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
+    log = structlog.get_logger(role)
+    try:
+        code = serve(stop)
+    except ParashardError as error:
+        code = exit_code_of(error)
+        log.error("ended", exit_code=int(code), error=str(error))
+        print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+    return int(code)
+
+
+def configure_logging(role: str) -> None:
+    """Write structured lines to standard error: time, level, event, then key=value."""
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+def _end_with_parent(descriptor: int) -> None:
+    while os.read(descriptor, 1):
+        pass
+    os._exit(ExitCode.RETRY)

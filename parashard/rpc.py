@@ -1,0 +1,178 @@
+"""Channels, servers and the one seam between our errors and gRPC's.
+
+The only file that knows gRPC's options, status codes and metadata. A servicer raises a `ParashardError`; the client
+that called it gets the same class, with the peer's address. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from parashard import errors, wire
+from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unreachable
+
+CONTROL_DEADLINE_S = 10.0
+DATA_DEADLINE_S = 60.0
+SERVER_THREADS = 64
+CODE_KEY = "parashard-error"
+
+_SHARED_OPTIONS = [
+    ("grpc.max_send_message_length", wire.FRAME_BYTES_MAX),
+    ("grpc.max_receive_message_length", wire.FRAME_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS = [
+    *_SHARED_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.so_reuseport", 0),  # two processes on one port would split a shard's pushes between them
+]
+_CHANNEL_OPTIONS = [
+    *_SHARED_OPTIONS,
+    ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+]
+
+_STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
+    (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Redo, grpc.StatusCode.ABORTED),
+    (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.RetryLater, grpc.StatusCode.UNAVAILABLE),
+    (errors.ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.PeerFailed, grpc.StatusCode.INTERNAL),
+    (errors.JobFailed, grpc.StatusCode.FAILED_PRECONDITION),
+]
+
+# What a status means that arrives without our code: gRPC itself, or something else on that port, said it.
+ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
+    grpc.StatusCode.CANCELLED: Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unreachable,
+    grpc.StatusCode.UNAVAILABLE: Unreachable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,
+    grpc.StatusCode.INVALID_ARGUMENT: errors.MalformedFrame,
+    grpc.StatusCode.OUT_OF_RANGE: errors.MalformedFrame,
+    grpc.StatusCode.UNIMPLEMENTED: errors.WrongRun,
+    grpc.StatusCode.NOT_FOUND: errors.WrongRun,
+    grpc.StatusCode.ALREADY_EXISTS: errors.WrongRun,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.WrongRun,
+    grpc.StatusCode.PERMISSION_DENIED: errors.WrongRun,
+    grpc.StatusCode.UNAUTHENTICATED: errors.WrongRun,
+    grpc.StatusCode.ABORTED: Unreachable,
+    grpc.StatusCode.INTERNAL: PeerFailed,
+    grpc.StatusCode.UNKNOWN: PeerFailed,
+    grpc.StatusCode.DATA_LOSS: PeerFailed,
+    grpc.StatusCode.OK: PeerFailed,
+}
+
+log = structlog.get_logger(__name__)
+
+
+def status_of(error: ParashardError) -> grpc.StatusCode:
+    """Return the gRPC status that carries an error."""
+    return next(status for group, status in _STATUS_BY_GROUP if isinstance(error, group))
+
+
+class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so."""
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        handler = continuation(handler_call_details)
+        if handler is None or handler.unary_unary is None:
+            return handler
+        behavior = handler.unary_unary
+
+        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return behavior(request, context)
+            except ParashardError as error:
+                context.set_trailing_metadata(((CODE_KEY, error.code),))
+                context.abort(status_of(error), error.message)
+            except Exception as error:  # the seam: whatever broke, the caller must hear of it
+                log.exception("call-broke", method=handler_call_details.method)
+                context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
+                context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+
+        return grpc.unary_unary_rpc_method_handler(
+            guarded, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
+        )
+
+
+class Server:
+    """A gRPC server with our options, the error seam and the standard health service.
+
+    Parameters
+    ----------
+    address : str
+        host:port to listen on; port 0 picks a free one.
+    """
+
+    def __init__(self, address: str) -> None:
+        self.grpc = grpc.server(
+            futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
+            interceptors=[_ErrorInterceptor()],
+            options=_SERVER_OPTIONS,
+            maximum_concurrent_rpcs=4 * SERVER_THREADS,
+        )
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        host = address.rpartition(":")[0]
+        try:
+            port = self.grpc.add_insecure_port(address)
+        except RuntimeError as error:
+            raise ConfigurationError(f"cannot listen on {address}: {error}") from None
+        self.address = f"{host}:{port}"
+
+    def start(self) -> None:
+        """Listen, and say SERVING to health checks."""
+        self.grpc.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Refuse new calls, let running ones end within `grace_s`."""
+        self._health.enter_graceful_shutdown()
+        self.grpc.stop(grace_s).wait()
+
+
+def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.ServicerContext], bytes]]) -> Any:
+    """Return generic handlers of unary methods whose messages are bytes (frames), not protobuf."""
+    return grpc.method_handlers_generic_handler(
+        service, {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    )
+
+
+def connect(address: str) -> grpc.Channel:
+    """Return a channel; nothing is sent before the first call."""
+    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+
+
+@contextmanager
+def our_errors(address: str) -> Iterator[None]:
+    """Raise what a gRPC call inside raises as a ParashardError that names the peer."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translated(error, address) from None
+    except grpc.FutureTimeoutError:
+        raise Unreachable("no answer before the deadline", peer=address) from None
+
+
+def translated(error: grpc.RpcError, address: str) -> ParashardError:
+    """Return the ParashardError that a failed call stands for."""
+    assert isinstance(error, grpc.Call), f"an RpcError that is not a call: {error!r}"
+    ours = dict(error.trailing_metadata() or ()).get(CODE_KEY)
+    known = ParashardError.from_code(ours) if isinstance(ours, str) else None
+    kind = known or ERROR_BY_FOREIGN_STATUS[error.code()]
+    details = error.details() or error.code().name
+    return kind(details if known else f"{error.code().name}: {details}", peer=address)

@@ -1,0 +1,244 @@
+"""`parashard run`: start a local cluster, keep it as the coordinator asks, show how it goes, end with a summary."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from parashard.coordinator_client import ADDRESS_FILE, CoordinatorClient
+from parashard.errors import ConfigurationError, JobFailed, ParashardError, RetryLater
+from parashard.job.load import LoadedJob, as_toml
+from parashard.live import JobView
+from parashard.local_cluster import Ended, LocalCluster
+from parashard.process import ExitCode
+from protos import coordinator_pb2 as pb
+
+JOB_FILE = "job.toml"
+REPORT_FILE = "report.json"
+WEIGHTS_FILE = "weights.safetensors"
+RUNS = Path("runs")
+START_DEADLINE_S = 60.0
+SUPERVISE_S = 0.05
+SHOW_S = 0.25
+AWAY_MAX_S = 20.0
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: an exit code, the report (empty where there is none) and, after a failure, why."""
+
+    exit_code: int
+    report: dict[str, Any]
+    reason: str
+    run_dir: Path
+
+
+def new_run_dir(asked: Path | None, name: str) -> Path:
+    """Create and return a run's own directory.
+
+    Raises
+    ------
+    ConfigurationError
+        If the directory that was asked for has something in it (P2), or cannot be made.
+    """
+    path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        if any(path.iterdir()):
+            raise ConfigurationError(f"run directory {path} is not empty; every run has a directory of its own")
+    except OSError as error:
+        raise ConfigurationError(f"run directory {path}: {error.strerror}") from None
+    return path.absolute()
+
+
+def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | None, output: Path | None) -> Outcome:
+    """Run a job to its end on this machine; when this returns, no process of it is left.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, and where its file lies (a user's model is looked up beside it).
+    run_dir : Path
+        Empty; gets the resolved job file, logs, history, report and weights.
+    view : JobView
+        Where to show how it goes.
+    init, output : Path, optional
+        Weights to start from; where to copy the final weights.
+    """
+    if loaded.job.cluster.launcher != "local":
+        raise ConfigurationError(
+            'cluster.launcher is "external": `parashard run` starts a local cluster; start the processes yourself '
+            "(python -m coordinator, python -m ps_server, parashard worker), or set cluster.launcher=local"
+        )
+    (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
+    cluster = LocalCluster(run_dir)
+    run = _Run(loaded, run_dir, cluster, view)
+    try:
+        run.start_coordinator(init)
+        state, reason = run.until_over()
+        exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
+    except KeyboardInterrupt:
+        run.tell_stop("interrupted")
+        exit_code, reason = INTERRUPTED, "interrupted"
+    except ParashardError as error:
+        exit_code, reason = run.failure_code, str(error)
+    finally:
+        view.close()
+        cluster.end()
+    report = _read_report(run_dir)
+    if exit_code == ExitCode.DONE and output is not None:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(run_dir / WEIGHTS_FILE, output)
+    return Outcome(int(exit_code), report, reason, run_dir)
+
+
+class _Run:
+    """One run in progress."""
+
+    def __init__(self, loaded: LoadedJob, run_dir: Path, cluster: LocalCluster, view: JobView) -> None:
+        self._cluster_options = loaded.job.cluster
+        self._model_folder = loaded.path.parent
+        self._run_dir = run_dir
+        self._cluster = cluster
+        self._view = view
+        self._client: CoordinatorClient | None = None
+        self._run_id = ""
+        self.failure_code = ExitCode.FAILED
+
+    def start_coordinator(self, init: Path | None) -> None:
+        """Start the coordinator and wait until it serves."""
+        arguments = ["--job", str(self._run_dir / JOB_FILE), "--run-dir", str(self._run_dir)]
+        arguments += ["--host", self._cluster_options.host, "--model-folder", str(self._model_folder)]
+        if init is not None:
+            arguments += ["--init", str(init.absolute())]
+        self._cluster.start("coordinator", "coordinator", arguments)
+        path, deadline_s = self._run_dir / ADDRESS_FILE, time.monotonic() + START_DEADLINE_S
+        while not path.exists():
+            self._check_coordinator(self._cluster.reap())
+            if time.monotonic() > deadline_s:
+                raise JobFailed(f"the coordinator did not serve within {START_DEADLINE_S:.0f} s")
+            time.sleep(SUPERVISE_S)
+        where = json.loads(path.read_text())
+        self._run_id = where["run_id"]
+        self._client = CoordinatorClient(where["address"])
+
+    def until_over(self) -> tuple[pb.JobState, str]:
+        """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
+        unheard: list[Ended] = []
+        heard_s, next_show_s = time.monotonic(), 0.0
+        while True:
+            ended = self._cluster.reap()
+            self._check_coordinator(ended)
+            unheard += ended
+            try:
+                orders = self._supervise(unheard)
+            except RetryLater as error:
+                if time.monotonic() - heard_s > AWAY_MAX_S:
+                    raise JobFailed(f"the coordinator has not answered for {AWAY_MAX_S:.0f} s: {error}") from None
+                continue
+            heard_s = time.monotonic()
+            for child in unheard:
+                self._note(child, orders.state)
+            unheard = []
+            if time.monotonic() >= next_show_s:
+                next_show_s = time.monotonic() + SHOW_S
+                self._show()
+            if orders.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
+                self._wait_for_report(orders.state)
+                return orders.state, orders.reason
+            self._obey(orders)
+            time.sleep(SUPERVISE_S)
+
+    def tell_stop(self, reason: str) -> None:
+        """Let the coordinator write its report before it is ended, if it still answers."""
+        if self._client is None:
+            return
+        try:
+            self._client.supervise(pb.SuperviseRequest(run_id=self._run_id, stop_reason=reason), deadline_s=2.0)
+            self._wait_for_report(pb.JOB_STATE_FAILED)
+        except ParashardError:
+            return
+
+    def _supervise(self, ended: list[Ended]) -> pb.SuperviseReply:
+        assert self._client is not None
+        exits = [pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason) for e in ended]
+        running = [_process(name) for name in self._cluster.running if name != "coordinator"]
+        return self._client.supervise(
+            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=5.0
+        )
+
+    def _obey(self, orders: pb.SuperviseReply) -> None:
+        for process in orders.start:
+            name = f"{process.role}-{process.index}"
+            common = ["--connect", str(self._run_dir), "--host", self._cluster_options.host]
+            if process.role == "shard":
+                state = ["--index", str(process.index), "--state", str(self._run_dir / "claims")]
+                self._cluster.start(name, "ps_server", [*common, *state])
+            else:
+                self._cluster.start(name, "worker", [*common, "--name", name])
+        for process in orders.stop:
+            self._cluster.ask_to_end(f"{process.role}-{process.index}")
+
+    def _note(self, child: Ended, state: pb.JobState) -> None:
+        if state != pb.JOB_STATE_DONE and child.exit_code != 0:
+            self._view.say(f"{child.name} ended: {child.reason}")
+        if child.exit_code == ExitCode.CONFIGURATION:
+            self.failure_code = ExitCode.CONFIGURATION
+
+    def _show(self) -> None:
+        assert self._client is not None
+        try:
+            self._view.show(self._client.get_status())
+        except RetryLater:
+            return  # the next look comes soon; `until_over` counts how long nobody answers
+
+    def _check_coordinator(self, ended: list[Ended]) -> None:
+        for child in ended:
+            if child.name == "coordinator":
+                if child.exit_code == ExitCode.CONFIGURATION:
+                    self.failure_code = ExitCode.CONFIGURATION
+                    raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
+                raise JobFailed(f"the coordinator ended: {child.reason}")
+
+    def _wait_for_report(self, state: pb.JobState) -> None:
+        """A failed job's report is written just after its end; a done job's just before."""
+        deadline_s = time.monotonic() + 5.0
+        while not (self._run_dir / REPORT_FILE).exists() and time.monotonic() < deadline_s:
+            time.sleep(SUPERVISE_S)
+        if state == pb.JOB_STATE_DONE:
+            self._show()
+
+
+def _process(name: str) -> pb.ProcessName:
+    role, _, index = name.rpartition("-")
+    return pb.ProcessName(role=role, index=int(index))
+
+
+def _read_report(run_dir: Path) -> dict[str, Any]:
+    try:
+        report: dict[str, Any] = json.loads((run_dir / REPORT_FILE).read_text())
+    except FileNotFoundError:
+        return {}
+    return report
+
+
+def newest_run() -> Path:
+    """Return the newest run directory under `runs/`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    runs = [path.parent for path in RUNS.glob(f"*/{ADDRESS_FILE}")]
+    if not runs:
+        raise ConfigurationError("no run directory under runs/; say which coordinator: host:port or a run directory")
+    return max(runs, key=os.path.getmtime)

@@ -1,0 +1,190 @@
+"""Learning-rate schedules: the multiplier of the learning rate as a function of the number of updates.
+
+Owns the shapes of the curves and their validation. Knows nothing of optimizers, shards or where t comes from. Called by
+the optimizer on each shard (`factor`) and by the job file, which fills in lengths given as "job" (`resolved`).
+
+All schedules share one clock. Updates are counted from 1. The first `warmup_steps` updates rise linearly to 1; the
+curve itself starts with the update after them and gives 1 to its first update, as a schedule in PyTorch or Optax does.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from parashard.errors import ConfigurationError
+
+
+def _steps_or_job(value: Any) -> Any:
+    """Give one message for the union, where pydantic would give one per member."""
+    if value == "job" or (isinstance(value, int) and not isinstance(value, bool) and value >= 1):
+        return value
+    raise ValueError(f'must be an integer >= 1 or "job" (to the end of the job), found {value!r}')
+
+
+DecaySteps = Annotated[int | Literal["job"], BeforeValidator(_steps_or_job)]
+"""A length in updates, or "job": all updates of the job that follow the warm-up."""
+
+
+class Schedule(BaseModel):
+    """What all schedules share.
+
+    Parameters
+    ----------
+    warmup_steps : int
+        Length W >= 0 of the warm-up. Update t <= W has the multiplier t / W: no update has 0, and update W has 1.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    warmup_steps: int = Field(default=0, ge=0)
+
+    def factor(self, t: int) -> float:
+        """Return the multiplier of the learning rate for the t-th update.
+
+        Parameters
+        ----------
+        t : int
+            Counts from 1: the number of steps (in sync mode: rounds) in the applied set after this push (P15).
+
+        Returns
+        -------
+        float
+            In [0, 1].
+
+        Raises
+        ------
+        ConfigurationError
+            If the schedule's length is still "job".
+        """
+        assert t >= 1, f"updates count from 1, found {t}"
+        if t <= self.warmup_steps:
+            return t / self.warmup_steps
+        return self._curve(t - 1 - self.warmup_steps)
+
+    def resolved(self, total_steps: int) -> Self:
+        """Return the same schedule with concrete numbers in place of "job".
+
+        Parameters
+        ----------
+        total_steps : int
+            Updates of the whole job: its steps, or in sync mode its rounds.
+
+        Raises
+        ------
+        ConfigurationError
+            If the warm-up leaves no update for the curve.
+        """
+        return self
+
+    def _curve(self, done: int) -> float:
+        """Return the multiplier after `done` >= 0 updates since the warm-up."""
+        raise NotImplementedError
+
+
+class _Decaying(Schedule):
+    """A curve with a length D, concrete or "job"."""
+
+    decay_steps: DecaySteps = "job"
+
+    def resolved(self, total_steps: int) -> Self:
+        """Return the schedule with decay_steps = total_steps - warmup_steps where it was "job"."""
+        if self.decay_steps != "job":
+            return self
+        if total_steps <= self.warmup_steps:
+            raise ConfigurationError(
+                f'schedule: with decay_steps = "job", warmup_steps must be less than the job\'s {total_steps} updates '
+                f"(steps, or rounds in sync mode), found {self.warmup_steps}"
+            )
+        return self.model_copy(update={"decay_steps": total_steps - self.warmup_steps})
+
+    def _length(self) -> int:
+        if self.decay_steps == "job":
+            raise ConfigurationError(
+                f'schedule {type(self).__name__}: decay_steps is "job"; call resolved(total_steps) before factor(t)'
+            )
+        return self.decay_steps
+
+
+class ConstantSchedule(Schedule):
+    """1 for every update after the warm-up."""
+
+    kind: Literal["constant"] = "constant"
+
+    def _curve(self, done: int) -> float:
+        return 1.0
+
+
+class StepSchedule(Schedule):
+    """factor ** floor(n / every_steps) after n updates: a staircase.
+
+    Parameters
+    ----------
+    every_steps : int
+        Updates on one tread, >= 1.
+    factor : float
+        Ratio of one tread to the one before, in (0, 1]. Spelled `factor` in job files; the attribute is `ratio`,
+        since `factor` is the method of all schedules.
+    """
+
+    model_config = ConfigDict(populate_by_name=True)  # a dump says `ratio`, a job file `factor`
+
+    kind: Literal["step"] = "step"
+    every_steps: int = Field(ge=1)
+    ratio: float = Field(gt=0, le=1, alias="factor")
+
+    def _curve(self, done: int) -> float:
+        return float(self.ratio ** (done // self.every_steps))
+
+
+class ExponentialSchedule(_Decaying):
+    """rate ** (n / D) after n updates.
+
+    Parameters
+    ----------
+    decay_steps : int or "job"
+        D, the updates over which the multiplier falls by `rate`. It goes on falling after them.
+    rate : float
+        In (0, 1].
+    staircase : bool
+        True: the exponent n / D is rounded down.
+    """
+
+    kind: Literal["exponential"] = "exponential"
+    rate: float = Field(gt=0, le=1)
+    staircase: bool = False
+
+    def _curve(self, done: int) -> float:
+        length = self._length()
+        return float(self.rate ** (done // length if self.staircase else done / length))
+
+
+class CosineSchedule(_Decaying):
+    """f + (1 - f) (1 + cos(pi n / D)) / 2 after n <= D updates, then f (Loshchilov and Hutter, ICLR 2017, eq. 5).
+
+    One period, without the paper's restarts.
+
+    Parameters
+    ----------
+    decay_steps : int or "job"
+        D. With "job" the last update of the job is the one before the multiplier reaches f.
+    final_fraction : float
+        f, in [0, 1].
+    """
+
+    kind: Literal["cosine"] = "cosine"
+    final_fraction: float = Field(default=0.0, ge=0, le=1)
+
+    def _curve(self, done: int) -> float:
+        length = self._length()
+        if done >= length:
+            return self.final_fraction
+        return self.final_fraction + (1 - self.final_fraction) * (1 + math.cos(math.pi * done / length)) / 2
+
+
+ScheduleOptions = Annotated[
+    ConstantSchedule | StepSchedule | ExponentialSchedule | CosineSchedule, Field(discriminator="kind")
+]
+"""Any schedule, told apart by its `kind`: the `[optimizer.schedule]` table of a job file."""

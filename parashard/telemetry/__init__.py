@@ -1,0 +1,1 @@
+"""What every process shows of itself over HTTP."""

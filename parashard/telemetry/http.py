@@ -1,0 +1,97 @@
+"""The HTTP port of a process: /metrics, /livez, /readyz and, where there is one, a status page.
+
+It has no verb that acts: whoever reaches it can look and nothing else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client.exposition import CONTENT_TYPE_LATEST
+
+from parashard import __version__
+from parashard.errors import ConfigurationError
+
+REQUEST_TIMEOUT_S = 5.0
+
+Page = Callable[[], tuple[int, str, bytes]]
+"""Returns an HTTP status, a content type and a body."""
+
+
+class HttpPort:
+    """Serves GET requests on a thread of its own.
+
+    Parameters
+    ----------
+    host, port
+        Where to listen; port 0 picks a free one.
+    registry : CollectorRegistry
+        What /metrics shows.
+    ready : callable
+        Returns the reason why the process is not ready, or "" when it is.
+    pages : dict, optional
+        More paths and what they return.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        registry: CollectorRegistry,
+        ready: Callable[[], str],
+        pages: dict[str, Page] | None = None,
+    ) -> None:
+        def metrics() -> tuple[int, str, bytes]:
+            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+
+        def livez() -> tuple[int, str, bytes]:
+            return 200, "text/plain", b"ok\n"
+
+        def readyz() -> tuple[int, str, bytes]:
+            reason = ready()
+            return (503, "text/plain", f"{reason}\n".encode()) if reason else (200, "text/plain", b"ok\n")
+
+        all_pages: dict[str, Page] = {"/metrics": metrics, "/livez": livez, "/readyz": readyz, **(pages or {})}
+
+        class Handler(BaseHTTPRequestHandler):
+            timeout = REQUEST_TIMEOUT_S
+
+            def do_GET(self) -> None:
+                page = all_pages.get(self.path.partition("?")[0])
+                status, kind, body = page() if page else (404, "text/plain", b"not found\n")
+                self.send_response(status)
+                self.send_header("Content-Type", kind)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+
+            def log_message(self, format: str, *args: object) -> None:
+                """Log nothing per request."""
+
+        try:
+            self._server = ThreadingHTTPServer((host, port), Handler)
+        except OSError as error:
+            raise ConfigurationError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from None
+        self._server.daemon_threads = True
+        self.address = f"{host}:{self._server.server_address[1]}"
+        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop answering and close the port."""
+        self._server.shutdown()
+        self._server.server_close()
+
+
+def new_registry(role: str) -> CollectorRegistry:
+    """Return an empty registry but for parashard_build_info."""
+    registry = CollectorRegistry()
+    info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
+    info.labels(__version__, role).set(1)
+    return registry

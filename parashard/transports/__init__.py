@@ -1,0 +1,1 @@
+"""How frames travel between a client and a shard: one seam, `Transport`, and what implements it."""

@@ -1,0 +1,116 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    DTYPE_UNSPECIFIED: _ClassVar[DType]
+    DTYPE_FLOAT32: _ClassVar[DType]
+
+class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PUSH_RESULT_UNSPECIFIED: _ClassVar[PushResult]
+    PUSH_RESULT_APPLIED: _ClassVar[PushResult]
+    PUSH_RESULT_DUPLICATE: _ClassVar[PushResult]
+    PUSH_RESULT_BUFFERED: _ClassVar[PushResult]
+    PUSH_RESULT_PENDING: _ClassVar[PushResult]
+DTYPE_UNSPECIFIED: DType
+DTYPE_FLOAT32: DType
+PUSH_RESULT_UNSPECIFIED: PushResult
+PUSH_RESULT_APPLIED: PushResult
+PUSH_RESULT_DUPLICATE: PushResult
+PUSH_RESULT_BUFFERED: PushResult
+PUSH_RESULT_PENDING: PushResult
+
+class Target(_message.Message):
+    __slots__ = ("run_id", "job_digest", "plan_version", "shard", "incarnation")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PLAN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_digest: str
+    plan_version: int
+    shard: int
+    incarnation: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., plan_version: _Optional[int] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
+
+class TensorSlice(_message.Message):
+    __slots__ = ("variable", "row_start", "row_stop", "row_elements", "dtype")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_START_FIELD_NUMBER: _ClassVar[int]
+    ROW_STOP_FIELD_NUMBER: _ClassVar[int]
+    ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
+    DTYPE_FIELD_NUMBER: _ClassVar[int]
+    variable: str
+    row_start: int
+    row_stop: int
+    row_elements: int
+    dtype: DType
+    def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+
+class PushHeader(_message.Message):
+    __slots__ = ("target", "worker", "step", "attempt", "offset_bytes", "total_bytes", "slices", "skipped", "pulled", "pulled_version")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
+    SLICES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    PULLED_FIELD_NUMBER: _ClassVar[int]
+    PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    worker: str
+    step: int
+    attempt: int
+    offset_bytes: int
+    total_bytes: int
+    slices: _containers.RepeatedCompositeFieldContainer[TensorSlice]
+    skipped: bool
+    pulled: bool
+    pulled_version: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ...) -> None: ...
+
+class PushReply(_message.Message):
+    __slots__ = ("result", "version", "staleness_known", "staleness")
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_KNOWN_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_FIELD_NUMBER: _ClassVar[int]
+    result: PushResult
+    version: int
+    staleness_known: bool
+    staleness: int
+    def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., version: _Optional[int] = ..., staleness_known: _Optional[bool] = ..., staleness: _Optional[int] = ...) -> None: ...
+
+class PullHeader(_message.Message):
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes")
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    FOR_STEP_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
+    LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    target: Target
+    for_round: bool
+    round: int
+    for_step: bool
+    step: int
+    offset_bytes: int
+    length_bytes: int
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+
+class PullReply(_message.Message):
+    __slots__ = ("version",)
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    def __init__(self, version: _Optional[int] = ...) -> None: ...

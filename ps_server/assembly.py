@@ -1,0 +1,123 @@
+"""Assemblies: pushes of several chunks, put together under an attempt id and handed on whole (P4).
+
+Pure: `now_s` is an argument. Knows offsets and bytes, not variables: `ps_server.shard` has checked the slices before an
+assembly opens. The first chunk reserves the memory of the whole push or is refused.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
+from parashard.intervals import IntervalSet
+from parashard.messages import PushChunk, Slice
+
+IDLE_ASSEMBLY_S = 30.0
+
+
+@dataclass
+class Assembly:
+    """The bytes of one attempt that have arrived."""
+
+    step: int
+    attempt: int
+    slices: tuple[Slice, ...]
+    skipped: bool
+    pulled_version: int | None
+    content: bytearray
+    touched_s: float
+    arrived: IntervalSet = field(default_factory=IntervalSet)
+
+    @property
+    def complete(self) -> bool:
+        """Every byte has arrived."""
+        return len(self.arrived) == len(self.content)
+
+    def gradient(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+        """Return the content as little-endian float32 values, without a copy."""
+        return np.frombuffer(self.content, "<f4")
+
+
+class Assemblies:
+    """The assemblies in progress, within a memory budget.
+
+    Parameters
+    ----------
+    budget_bytes : int
+        Greatest sum of all contents. A push alone is always admitted, however large it is.
+    """
+
+    def __init__(self, budget_bytes: int) -> None:
+        self._budget_bytes = budget_bytes
+        self._open: dict[tuple[int, int], Assembly] = {}
+        self.held_bytes = 0
+        self.held_bytes_max = 0
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
+        """Take a chunk; return the assembly when this chunk completes it, else None.
+
+        A chunk that arrives twice changes nothing: chunks of one attempt carry the same bytes.
+
+        Raises
+        ------
+        QueueFull
+            If the memory of a new push is not to be had; nothing was reserved.
+        UnknownAttempt
+            If this is a later chunk of an attempt that is not in progress.
+        MalformedFrame
+            If the chunk does not fit into the push that its first chunk announced.
+        """
+        key = (chunk.step, chunk.attempt)
+        assembly = self._open.get(key)
+        if assembly is None:
+            if chunk.offset_bytes != 0:
+                raise UnknownAttempt(f"step {chunk.step}: attempt {chunk.attempt:#x} is not in progress here")
+            self._reserve(chunk, now_s)
+            assembly = Assembly(
+                chunk.step,
+                chunk.attempt,
+                chunk.slices,
+                chunk.skipped,
+                chunk.pulled_version,
+                bytearray(chunk.total_bytes),
+                now_s,
+            )
+            self._open[key] = assembly
+        begin, end = chunk.offset_bytes, chunk.offset_bytes + len(chunk.payload)
+        if chunk.total_bytes != len(assembly.content) or end > len(assembly.content):
+            raise MalformedFrame(
+                f"step {chunk.step}: bytes [{begin}, {end}) of {chunk.total_bytes} do not fit into a push of "
+                f"{len(assembly.content)} bytes"
+            )
+        assembly.content[begin:end] = chunk.payload
+        assembly.arrived.add_range(begin, end)
+        assembly.touched_s = now_s
+        return assembly if assembly.complete else None
+
+    def drop_step(self, step: int) -> None:
+        """Forget every attempt of a step: it has been applied, or refused as a whole."""
+        for key in [key for key in self._open if key[0] == step]:
+            self._forget(key)
+
+    def expire(self, now_s: float) -> None:
+        """Forget assemblies that no chunk has touched for IDLE_ASSEMBLY_S."""
+        for key in [k for k, a in self._open.items() if now_s - a.touched_s > IDLE_ASSEMBLY_S]:
+            self._forget(key)
+
+    def _reserve(self, chunk: PushChunk, now_s: float) -> None:
+        self.expire(now_s)
+        if self._open and self.held_bytes + chunk.total_bytes > self._budget_bytes:
+            raise QueueFull(
+                f"{len(self._open)} pushes in progress hold {self.held_bytes} bytes; a push of {chunk.total_bytes} "
+                f"would pass {self._budget_bytes}"
+            )
+        self.held_bytes += chunk.total_bytes
+        self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+
+    def _forget(self, key: tuple[int, int]) -> None:
+        self.held_bytes -= len(self._open.pop(key).content)

@@ -1,0 +1,167 @@
+"""What a shard does with whole pushes: apply each at once, or fold rounds in step order.
+
+Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
+Both keep the applied set beside the weights: every method leaves the two in agreement (P1).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from parashard.errors import MalformedFrame, StaleRound
+from parashard.intervals import IntervalSet
+from parashard.messages import PushResult
+from parashard.variables import Float32s
+from ps_server.kernels import fused
+from ps_server.storage import Storage
+
+
+class Ingest(Protocol):
+    """The seam between a shard and the arithmetic of its job's consistency."""
+
+    applied: IntervalSet
+    """Steps whose gradients are in the weights."""
+
+    @property
+    def version(self) -> int:
+        """How often the weights have moved."""
+
+    @property
+    def buffered_steps(self) -> int:
+        """Steps that are held and not yet in the weights."""
+
+    def holds(self, step: int) -> bool:
+        """Tell whether a step is in the weights or held (P1)."""
+
+    def admit(self, step: int) -> None:
+        """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it."""
+
+    def reach(self, round_: int | None) -> None:
+        """Make the weights those that a round starts from, or raise StaleRound (P10, P11)."""
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Take the gradient of an admitted step, in the shard's layout; it is finite and may be overwritten."""
+
+
+class Immediate:
+    """`async` and `ssp`: a push moves the weights as it arrives.
+
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    damping : bool
+        True: the learning rate is divided by 1 + staleness; unknown staleness counts as 0 (P16).
+    """
+
+    def __init__(self, storage: Storage, *, damping: bool = False) -> None:
+        self._storage = storage
+        self._damping = damping
+        self.applied = IntervalSet()
+
+    @property
+    def version(self) -> int:
+        return len(self.applied)
+
+    @property
+    def buffered_steps(self) -> int:
+        return 0
+
+    def holds(self, step: int) -> bool:
+        return step in self.applied
+
+    def admit(self, step: int) -> None:
+        """Admit any step, in any order."""
+
+    def reach(self, round_: int | None) -> None:
+        """Refuse a request that names a round: this job has none."""
+        if round_ is not None:
+            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Apply the gradient and record the step."""
+        damping = 1.0 / (1.0 + (staleness or 0)) if self._damping else 1.0
+        self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
+        self.applied.add(step)
+        return PushResult.APPLIED
+
+
+class Rounds:
+    """`sync:N`: gradients of a round are folded in step order and applied when the next round begins (P10-P13).
+
+    Invariant: the weights are those that round `round` starts from; `_sum` is the sum of the gradients of its steps
+    before `_next_fold`, added in step order; `_early` has those that arrived before their turn. A round that is full
+    stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only when
+    every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step.
+
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    round_steps : int
+        N.
+    steps_total : int
+        S; the last round may be short.
+    mean : bool
+        True: a round's gradient is the mean over its own steps; False: the sum.
+    """
+
+    def __init__(self, storage: Storage, *, round_steps: int, steps_total: int, mean: bool) -> None:
+        self._storage = storage
+        self._round_steps = round_steps
+        self._steps_total = steps_total
+        self._mean = mean
+        self.applied = IntervalSet()
+        self.round = 0
+        self._sum: Float32s = np.zeros(storage.elements, np.float32)
+        self._next_fold = 0
+        self._early: dict[int, Float32s] = {}
+
+    @property
+    def version(self) -> int:
+        return self.round
+
+    @property
+    def buffered_steps(self) -> int:
+        return self._next_fold - self._first(self.round) + len(self._early)
+
+    def holds(self, step: int) -> bool:
+        return step < self._next_fold or step in self._early
+
+    def admit(self, step: int) -> None:
+        """Refuse a step of any round but the one that its request may reach."""
+        self.reach(step // self._round_steps)
+
+    def reach(self, round_: int | None) -> None:  # P10, P11
+        """Commit the current round if the request names the next one; refuse any other but the current."""
+        if round_ is None:
+            raise MalformedFrame("the request names no round; in this job every one must")
+        if round_ == self.round + 1 and self._full():
+            self.commit()
+        if round_ != self.round:
+            raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Fold the gradient if its turn has come, else keep it; at most N are kept (P19)."""
+        self._early[step] = gradient
+        while self._next_fold in self._early:
+            fused.accumulate(self._sum, self._early.pop(self._next_fold))
+            self._next_fold += 1
+        return PushResult.BUFFERED
+
+    def commit(self) -> None:
+        """Apply the full round to the weights."""
+        first, stop = self._first(self.round), self._first(self.round + 1)
+        scale = 1.0 / (stop - first) if self._mean else 1.0
+        self._storage.apply(self._sum, t=self.round + 1, scale=scale)  # P15: t counts rounds
+        self.applied.add_range(first, stop)
+        self.round += 1
+        self._sum[:] = 0.0
+
+    def _full(self) -> bool:
+        return self._next_fold == self._first(self.round + 1) > self._first(self.round)
+
+    def _first(self, round_: int) -> int:
+        return min(self._steps_total, round_ * self._round_steps)

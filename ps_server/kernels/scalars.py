@@ -1,0 +1,31 @@
+"""What an update rule needs besides its arrays: scalars that depend on t, computed in float64 once per update.
+
+`reference` and `fused` both take them from here and round them to float32 in the same places, so that they cannot
+differ in them. Knows nothing of arrays.
+"""
+
+from __future__ import annotations
+
+import math
+
+SMALLEST_FTRL_RATE = 1e-20
+"""FTRL divides by its learning rate. Below this bound (a warm-up or a decay may reach 0) an update changes nothing."""
+
+
+def bias_corrected(beta1: float, beta2: float, epsilon: float, t: int) -> tuple[float, float]:
+    """Return (c, epsilon_t) such that m_hat / (sqrt(v_hat) + epsilon) = c * m / (sqrt(v) + epsilon_t).
+
+    With m_hat = m / (1 - beta1^t) and v_hat = v / (1 - beta2^t): c = sqrt(1 - beta2^t) / (1 - beta1^t) and
+    epsilon_t = epsilon * sqrt(1 - beta2^t). This is the rearrangement that closes section 2 of Kingma and Ba (ICLR
+    2015), but with the epsilon of their algorithm 1 kept; it saves a division per element.
+    """
+    assert t >= 1, f"updates count from 1, found {t}"
+    root = math.sqrt(1.0 - beta2**t)
+    return root / (1.0 - beta1**t), epsilon * root
+
+
+def trust_ratio(weights_squared: float, direction_squared: float) -> float:
+    """Return |w| / |u| of LAMB from the squared norms; 1 where either is 0, as in the authors' program."""
+    if weights_squared == 0.0 or direction_squared == 0.0:
+        return 1.0
+    return math.sqrt(weights_squared) / math.sqrt(direction_squared)

@@ -1,0 +1,72 @@
+"""The shard's Prometheus metrics, read from its record when they are scraped. The hot path updates no metric object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ps_server.shard import Shard
+
+STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+
+
+class ShardCollector(Collector):
+    """Translates a shard's record."""
+
+    def __init__(self, shard: Shard) -> None:
+        self._shard = shard
+        self._index = str(shard.identity.shard)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        shard, record = self._shard, self._shard.record
+        pushes = CounterMetricFamily(
+            "parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"]
+        )
+        for result, count in (
+            ("applied", record.applied_pushes),
+            ("buffered", record.buffered_pushes),
+            ("duplicate", record.duplicate_pushes),
+            ("refused", record.refused_pushes),
+        ):
+            pushes.add_metric([self._index, result], count)
+        yield pushes
+        yield self._counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
+        yield self._counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
+        yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
+        yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
+        yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
+        yield self._gauge("version", "Pushes (in sync mode rounds) applied.", shard.ingest.version)
+        yield self._gauge("steps_applied", "Steps in the applied set.", len(shard.ingest.applied))
+        yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
+        yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
+        yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
+        yield self._gauge("queue_bytes", "Memory that pushes in progress hold.", shard.assemblies.held_bytes)
+        yield self._staleness()
+
+    def _staleness(self) -> HistogramMetricFamily:
+        counts = dict(self._shard.record.staleness)
+        buckets = [
+            (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
+            for bound in STALENESS_BUCKETS
+        ]
+        buckets.append(("+Inf", float(sum(counts.values()))))
+        family = HistogramMetricFamily(
+            "parashard_shard_push_staleness_pushes",
+            "Pushes that the shard applied between a push's pull and the push.",
+            labels=["shard"],
+        )
+        family.add_metric([self._index], buckets, sum_value=float(sum(s * n for s, n in counts.items())))
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
+        family.add_metric([self._index], value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
+        family.add_metric([self._index], value)
+        return family

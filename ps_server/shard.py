@@ -1,0 +1,212 @@
+"""Shard: the pure core of a parameter server process.
+
+Decides what becomes of a push and what a pull gets. No gRPC, no clock, no disk, no randomness: `now_s` is an argument.
+One owner calls it (`ps_server.owner`), so nothing here locks. Every check comes before the first write (P14): a request
+that raises has changed nothing but counters.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import numpy as np
+
+from parashard.errors import (
+    MalformedFrame,
+    NonFiniteGradient,
+    ShapeMismatch,
+    StaleIncarnation,
+    StalePlan,
+    WrongRun,
+)
+from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.partition import ELEMENT_BYTES
+from parashard.variables import Float32s
+from ps_server.assembly import Assemblies, Assembly
+from ps_server.ingest import Ingest
+from ps_server.kernels import fused
+from ps_server.record import Record
+from ps_server.storage import Storage
+
+
+class PulledWeights:
+    """The weights that each step in progress was pulled at, for delay compensation.
+
+    Keeps at most `steps_max` copies, forgetting the oldest: its push is then applied without compensation and counted.
+    """
+
+    def __init__(self, elements: int, steps_max: int) -> None:
+        self._elements = elements
+        self._steps_max = steps_max
+        self._copies: OrderedDict[int, Float32s] = OrderedDict()
+
+    def keep(self, step: int, first: int, values: Float32s) -> None:
+        """Copy a run of the flat vector, from element `first` on, as pulled for a step."""
+        copy = self._copies.get(step)
+        if copy is None:
+            copy = self._copies[step] = np.empty(self._elements, np.float32)
+            if len(self._copies) > self._steps_max:
+                self._copies.popitem(last=False)
+        copy[first : first + len(values)] = values
+
+    def forget(self, step: int) -> Float32s | None:
+        """Return a step's copy and drop it; None if there is none."""
+        return self._copies.pop(step, None)
+
+
+class Shard:
+    """One shard's life.
+
+    Parameters
+    ----------
+    identity : Target
+        The run, job, plan, index and incarnation that requests must name.
+    steps_total : int
+        S; a step outside 0..S-1 is refused.
+    storage, ingest, assemblies
+        Its parts; see their modules.
+    pulled : PulledWeights, optional
+        Present where delay compensation is on.
+    compensation : float
+        Lambda of DC-ASGD (Zheng et al., ICML 2017).
+    """
+
+    def __init__(
+        self,
+        identity: Target,
+        steps_total: int,
+        storage: Storage,
+        ingest: Ingest,
+        assemblies: Assemblies,
+        *,
+        pulled: PulledWeights | None = None,
+        compensation: float = 0.0,
+    ) -> None:
+        self.identity = identity
+        self.steps_total = steps_total
+        self.storage = storage
+        self.ingest = ingest
+        self.assemblies = assemblies
+        self.record = Record()
+        self._pulled = pulled
+        self._compensation = compensation
+
+    def push(self, chunk: PushChunk, now_s: float) -> Receipt:
+        """Take a chunk of a push; with its last chunk the whole push is applied, or held for its round, once.
+
+        Raises
+        ------
+        WrongRun, StalePlan, StaleIncarnation
+            If the push is not meant for this life of this shard (P2, P3).
+        UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
+            If it cannot be right; it never will be.
+        StaleRound, UnknownAttempt, QueueFull
+            If it comes too late, in the wrong order, or at a bad moment.
+        """
+        try:
+            return self._push(chunk, now_s)
+        except Exception:
+            self.record.refused_pushes += 1
+            raise
+
+    def pull(self, run: PullRun) -> Weights:
+        """Return a view of a run of the weights, valid until the owner's next call.
+
+        Raises
+        ------
+        WrongRun, StalePlan, StaleIncarnation
+            If the pull is not meant for this life of this shard.
+        StaleRound
+            If it names a round that this shard does not stand at (P11).
+        MalformedFrame
+            If the run is not within the shard's vector, or cuts an element.
+        """
+        self._check_target(run.target)
+        begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
+        if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
+            raise MalformedFrame(
+                f"a pull of bytes [{begin}, {end}) from a shard of {self.storage.weights.nbytes} bytes of float32"
+            )
+        self.ingest.reach(run.round)
+        values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
+        if self._pulled is not None and run.step is not None:
+            self._pulled.keep(run.step, begin // ELEMENT_BYTES, values)
+        self.record.pull_bytes += values.nbytes
+        return Weights(self.ingest.version, values.data.cast("B"))
+
+    def _push(self, chunk: PushChunk, now_s: float) -> Receipt:
+        self._check_target(chunk.target)
+        if not 0 <= chunk.step < self.steps_total:
+            raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
+        self.record.push_bytes += len(chunk.payload)
+        if self.ingest.holds(chunk.step):  # P1; before an assembly opens (P4)
+            self.assemblies.drop_step(chunk.step)
+            self.record.duplicate_pushes += 1
+            return Receipt(PushResult.DUPLICATE, self.ingest.version, None)
+        self.ingest.admit(chunk.step)
+        if chunk.offset_bytes == 0:
+            self._check_slices(chunk)
+        push = self.assemblies.add(chunk, now_s)
+        if push is None:
+            return Receipt(PushResult.PENDING, self.ingest.version, None)
+        return self._take(push)
+
+    def _take(self, push: Assembly) -> Receipt:
+        content = push.gradient()
+        self.assemblies.drop_step(push.step)
+        if not fused.is_finite(content):
+            raise NonFiniteGradient(f"step {push.step}: the gradient has a value that is not finite")
+        gradient = self.storage.laid_out(push.slices, content)
+        staleness = None if push.pulled_version is None else self.ingest.version - push.pulled_version
+        if staleness is not None and staleness < 0:
+            raise MalformedFrame(
+                f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.ingest.version}"
+            )
+        lag = push.step - self.ingest.applied.lowest_missing()
+        if self._pulled is not None:
+            gradient = self._compensated(push, gradient)
+        # From here on the weights may have changed: an error is a broken invariant, and the owner ends the process.
+        result = self.ingest.take(push.step, gradient, staleness)
+        self.record.saw_staleness(staleness)
+        self.record.step_lag_max = max(self.record.step_lag_max, lag)
+        self.record.skipped_steps += push.skipped
+        if result is PushResult.APPLIED:
+            self.record.applied_pushes += 1
+        else:
+            self.record.buffered_pushes += 1
+        return Receipt(result, self.ingest.version, staleness)
+
+    def _compensated(self, push: Assembly, gradient: Float32s) -> Float32s:
+        assert self._pulled is not None
+        pulled = self._pulled.forget(push.step)
+        if pulled is None or push.pulled_version is None:
+            self.record.uncompensated_pushes += 1
+            return gradient
+        corrected = gradient.copy()
+        fused.delay_compensated(corrected, self.storage.weights, pulled, self._compensation)
+        if not fused.is_finite(corrected):
+            raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
+        return corrected
+
+    def _check_target(self, target: Target) -> None:
+        mine = self.identity
+        if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
+            raise WrongRun(
+                f"the request is for shard {target.shard} of run {target.run_id or '(none)'} "
+                f"(job {target.job_digest[:12]}); this is shard {mine.shard} of run {mine.run_id} "
+                f"(job {mine.job_digest[:12]})"
+            )
+        if target.plan_version != mine.plan_version:
+            raise StalePlan(f"the request names plan {target.plan_version}; this shard has plan {mine.plan_version}")
+        if target.incarnation != mine.incarnation:
+            raise StaleIncarnation(
+                f"the request names incarnation {target.incarnation} of shard {mine.shard}; this is "
+                f"incarnation {mine.incarnation}"
+            )
+
+    def _check_slices(self, chunk: PushChunk) -> None:
+        size_bytes = self.storage.check_slices(chunk.slices)
+        if size_bytes != chunk.total_bytes:
+            raise ShapeMismatch(
+                f"step {chunk.step}: the slices need {size_bytes} bytes, the push declares {chunk.total_bytes}"
+            )

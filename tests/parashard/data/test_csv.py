@@ -1,0 +1,184 @@
+"""Text tables: kinds of columns, encodings, and every kind of damage is BadData that names the file."""
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from parashard.data.csv import CsvOptions, open_csv
+from parashard.errors import BadData
+
+TRAINING = """size,colour,label
+1,red,yes
+2,blue,no
+3,?,yes
+6,red,no
+"""
+
+
+def load(tmp_path, training=TRAINING, held_out=None, **options):
+    (tmp_path / "train.csv").write_text(training)
+    if held_out is not None:
+        (tmp_path / "test.csv").write_text(held_out)
+        options["held_out_path"] = tmp_path / "test.csv"
+    options = {"label": "label", "missing": "?", "held_out": 0.0} | options
+    return open_csv(CsvOptions(path=tmp_path / "train.csv", **options))
+
+
+def everything(source):
+    inputs, targets = source.examples(np.arange(source.spec.examples))
+    return inputs.tolist(), targets.tolist()
+
+
+def test_encodes_numbers_and_words(tmp_path):
+    inputs, targets = everything(load(tmp_path))
+    deviation = np.std([1, 2, 3, 6])
+    sizes = [np.float32((size - 3) / deviation) for size in (1, 2, 3, 6)]
+    assert inputs == [  # size, blue, red, missing
+        [sizes[0], 0, 1, 0],
+        [sizes[1], 1, 0, 0],
+        [sizes[2], 0, 0, 1],
+        [sizes[3], 0, 1, 0],
+    ]
+    assert targets == [1, 0, 1, 0]  # no, yes
+
+
+def test_a_held_out_table_is_encoded_with_what_training_taught(tmp_path):
+    source = load(tmp_path, held_out="label,size,extra,colour\nno,3,x,green\nyes,?,x,red\nno,6,x,?\n")
+    assert (source.spec.examples, source.spec.held_out, source.spec.classes) == (4, 3, 2)
+    inputs, targets = source.held_out(0, 3)
+    six = np.float32(3 / np.std([1, 2, 3, 6]))
+    assert inputs.tolist() == [[0, 0, 0, 0], [0, 0, 1, 0], [six, 0, 0, 1]]
+    assert targets.tolist() == [0, 1, 0]
+
+
+def test_a_number_that_is_missing_becomes_the_mean_and_a_flag(tmp_path):
+    inputs, _ = everything(load(tmp_path, "a,label\n1,x\n?,y\n3,x\n"))
+    assert inputs == [[-1, 0], [0, 1], [1, 0]]
+
+
+def test_a_constant_column_becomes_zero(tmp_path):
+    assert everything(load(tmp_path, "a,label\n5,x\n5,y\n"))[0] == [[0], [0]]
+
+
+def test_reads_the_format_of_uci(tmp_path):
+    columns = ("age", "work", "label")
+    source = load(
+        tmp_path,
+        "39, State-gov, <=50K\n50, ?, >50K\n\n",
+        "|1x3 Cross validator\n39, State-gov, <=50K.\n44, ?, >50K.\n",
+        columns=columns,
+        separator=", ",
+        strip_label=".",
+        comment="|",
+    )
+    assert everything(source) == ([[-1, 1, 0], [1, 0, 1]], [0, 1])
+    assert source.held_out(0, 2)[1].tolist() == [0, 1]
+
+
+@pytest.mark.parametrize(("labels", "classes"), [("10 9 9 10", [1, 0, 0, 1]), ("b a a b", [1, 0, 0, 1])])
+def test_classes_are_the_sorted_labels_numbers_by_value(tmp_path, labels, classes):
+    rows = "".join(f"{i},{label}\n" for i, label in enumerate(labels.split()))
+    assert everything(load(tmp_path, "a,label\n" + rows))[1] == classes
+
+
+def test_codes_can_be_declared_categorical(tmp_path):
+    source = load(tmp_path, "zip,label\n01,x\n1,y\n01,x\n", "zip,label\n1,x\nnone,y\n", categorical=("zip",))
+    assert everything(source)[0] == [[1, 0], [0, 1], [1, 0]]
+    assert source.held_out(0, 2)[0].tolist() == [[0, 1], [0, 0]]
+
+
+@pytest.mark.parametrize("word", ["nan", "inf", "1e999"])
+def test_what_is_no_finite_number_is_a_word(tmp_path, word):
+    assert everything(load(tmp_path, f"a,label\n1,x\n{word},y\n"))[0] == [[1, 0], [0, 1]]
+
+
+def test_a_fraction_is_held_out_and_teaches_nothing(tmp_path):
+    table = "a,b,label\n" + "".join(f"{i},w{i},{i % 3}\n" for i in range(50))
+    (tmp_path / "train.csv").write_text(table)
+    source = open_csv(CsvOptions(path=tmp_path / "train.csv", label="label", held_out=0.2))
+    assert (source.spec.examples, source.spec.held_out, source.spec.input_shape) == (40, 10, (41,))
+    assert abs(source.examples(np.arange(40))[0][:, 0].mean()) < 1e-6
+    assert source.held_out(0, 10)[0][:, 1:].sum() == 0  # their words are unknown
+
+
+def test_the_fingerprint_is_pinned(tmp_path):
+    """It must not depend on the machine: sums run in a fixed order."""
+    table = "a,b,label\n" + "".join(f"{i * 0.37},w{i % 7},{i % 3}\n" for i in range(200))
+    assert load(tmp_path, table).spec.fingerprint == "ed83b251d56fef0304a0f383ebe7a89b1640272afa0be20cb8a611bc2d3d69db"
+
+
+@pytest.mark.parametrize(
+    ("training", "options", "said"),
+    [
+        ("", {}, "has no rows"),
+        ("a,label\n", {}, "has no rows"),
+        ("a,label\n1,x\n1,2,y\n", {}, "row 2 has 3 values where the 2 columns a, label are due"),
+        ("a,label\n1\n", {}, "row 1 has 1 values"),
+        ("a,label,a\n1,x,2\n", {}, "the header names 'a' more than once"),
+        ("a,b\n1,x\n", {}, "has no column 'label'; its columns: a, b"),
+        ("a,label\n1,x\n", {"categorical": ("z",)}, "has no column 'z'"),
+        ("label\nx\ny\n", {}, "has no column but the label"),
+        ("a,label\n1,x\n2,x\n", {}, "label column 'label': must have 2 to 65536 distinct values, found 1"),
+        ("a,label\n1,x\n2,?\n3,y\n", {}, "label column 'label': the label of row 2 is missing"),
+        ("a,label\n1,1\n2,?\n3,2\n", {}, "label column 'label': the label of row 2 is missing"),
+        ('a,label\n"1,x\n', {}, "row 1 cannot be parsed"),
+        ("a,label\n1e200,x\n-1e200,y\n", {}, r"column 'a': values up to 1e\+200 are too large"),
+    ],
+)
+def test_a_wrong_table_is_told(tmp_path, training, options, said):
+    with pytest.raises(BadData, match=rf"train\.csv.*{said}"):
+        load(tmp_path, training, **options)
+
+
+@pytest.mark.parametrize(
+    ("held_out", "said"),
+    [
+        ("size,label\n1,yes\n", "lacks the columns colour"),
+        ("size,colour,label\n1,red,maybe\n", "label of row 1 'maybe' is not in the training table"),
+        ("size,colour,label\n1,red,yes\nbig,red,yes\n", "column 'size', row 2: 'big' is no number"),
+        ("size,colour,label\n1e300,red,yes\n", "column 'size': has values too far"),
+    ],
+)
+def test_a_wrong_held_out_table_is_told(tmp_path, held_out, said):
+    with pytest.raises(BadData, match=rf"test\.csv.*{said}"):
+        load(tmp_path, held_out=held_out)
+
+
+def test_too_many_categories_are_refused(tmp_path):
+    table = "a,label\n" + "".join(f"w{i},{i % 2}\n" for i in range(4097))
+    with pytest.raises(BadData, match=r"train\.csv: column 'a': has 4097 categories, more than the 4096"):
+        load(tmp_path, table)
+
+
+def test_a_file_that_is_missing_or_no_text_is_named(tmp_path):
+    with pytest.raises(BadData, match=r"nowhere\.csv: cannot be read: No such file"):
+        open_csv(CsvOptions(path=tmp_path / "nowhere.csv", label="label"))
+    (tmp_path / "image.csv").write_bytes(b"\x89PNG\xff")
+    with pytest.raises(BadData, match=r"image\.csv: is not text in UTF-8"):
+        open_csv(CsvOptions(path=tmp_path / "image.csv", label="label"))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"separator": ""}, {"separator": ",,"}, {"separator": '"'}, {"columns": ("a", "a")}, {"columns": ("a",)}]
+)
+def test_refuses_wrong_options(tmp_path, wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        CsvOptions(path=tmp_path, label="label", **wrong)
+
+
+@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.one_of(st.binary(max_size=60), st.text('01.?,"\nxe-', max_size=60).map(lambda t: f"a,label\n{t}".encode())))
+def test_any_bytes_are_read_or_refused(tmp_path, content):
+    path = tmp_path / "fuzz.csv"
+    path.write_bytes(content)
+    source, refusal = None, ""
+    try:
+        source = open_csv(CsvOptions(path=path, label="label", missing="?"))
+    except BadData as error:
+        refusal = str(error)
+    if source is None:
+        assert str(path) in refusal
+    else:
+        assert np.isfinite(source.examples(np.arange(source.spec.examples))[0]).all()

@@ -1,0 +1,139 @@
+"""Parquet tables: Arrow's types, the same encoding as text tables, and damage that is named."""
+
+import datetime
+import decimal
+import sys
+
+import numpy as np
+import pytest
+
+from parashard.data.csv import CsvOptions, open_csv
+from parashard.data.parquet import ParquetOptions, open_parquet
+from parashard.errors import BadData, ConfigurationError
+
+pa = pytest.importorskip("pyarrow")
+parquet = pytest.importorskip("pyarrow.parquet")
+
+
+def write(path, **columns):
+    parquet.write_table(pa.table(columns), path)
+    return path
+
+
+def load(tmp_path, **columns):
+    return open_parquet(ParquetOptions(path=write(tmp_path / "a.parquet", **columns), label="label", held_out=0.0))
+
+
+def inputs_of(source):
+    return source.examples(np.arange(source.spec.examples))[0].tolist()
+
+
+def test_is_encoded_like_the_same_table_in_text(tmp_path):
+    write(tmp_path / "a.parquet", size=[1.0, 2.0, None, 6.0], colour=["red", None, "blue", "red"], label=list("yxyx"))
+    (tmp_path / "a.csv").write_text("size,colour,label\n1,red,y\n2,,x\n,blue,y\n6,red,x\n")
+    from_parquet = open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label"))
+    from_text = open_csv(CsvOptions(path=tmp_path / "a.csv", label="label"))
+    assert from_parquet.spec == from_text.spec
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 3], pa.int8()),
+        pa.array([2**60, 3 * 2**60], pa.uint64()),
+        pa.array([1, 3], pa.float16()),
+        pa.array([False, True]),
+        pa.array([decimal.Decimal("1.5"), decimal.Decimal("2.5")]),
+        pa.array([1, 3]).dictionary_encode(),
+        pa.chunked_array([[1], [3]]),
+    ],
+)
+def test_numbers_of_every_type_are_standardised(tmp_path, column):
+    assert inputs_of(load(tmp_path, a=column, label=["x", "y"])) == [[-1], [1]]
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array(["q", None, "p"]),
+        pa.array(["q", None, "p"], pa.large_string()),
+        pa.array(["q", None, "p"]).dictionary_encode(),
+        pa.chunked_array([["q", None], ["p"]]),
+    ],
+)
+def test_text_of_every_type_is_one_hot(tmp_path, column):
+    assert inputs_of(load(tmp_path, a=column, label=["x", "y", "y"])) == [[0, 1, 0], [0, 0, 1], [1, 0, 0]]
+
+
+def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path):
+    training = write(tmp_path / "a.parquet", code=[7, 5, 7], label=[1.5, 10.0, 9.0])
+    held_out = write(tmp_path / "b.parquet", code=[5, 6], label=[9.0, 10.0])
+    options = ParquetOptions(path=training, label="label", held_out_path=held_out, categorical=("code",))
+    source = open_parquet(options)
+    assert inputs_of(source) == [[0, 1], [1, 0], [0, 1]]
+    assert source.examples(np.arange(3))[1].tolist() == [0, 2, 1]
+    inputs, targets = source.held_out(0, 2)
+    assert inputs.tolist() == [[1, 0], [0, 0]]
+    assert targets.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        ({"a": [], "label": []}, "has no rows"),
+        ({"a": [datetime.date(2020, 1, 1)], "label": ["x"]}, "column 'a': must hold numbers.*date32"),
+        ({"a": [[1]], "label": ["x"]}, "column 'a': must hold numbers.*list"),
+        ({"a": [1.0, float("inf")], "label": ["x", "y"]}, "column 'a': row 2 is infinite"),
+        ({"a": [1, 2], "label": ["x", None]}, "label column 'label': must have 2"),
+        ({"a": [1, 2, 3], "label": ["x", None, "y"]}, "label column 'label': the label of row 2 is missing"),
+        ({"a": [1, 2]}, "has no column 'label'"),
+    ],
+)
+def test_a_wrong_table_is_told(tmp_path, columns, said):
+    with pytest.raises(BadData, match=rf"a\.parquet.*{said}"):
+        load(tmp_path, **columns)
+
+
+def test_a_held_out_column_of_another_kind_is_told(tmp_path):
+    training = write(tmp_path / "a.parquet", a=[7, 5], label=["x", "y"])
+    held_out = write(tmp_path / "b.parquet", a=["7"], label=["x"])
+    with pytest.raises(BadData, match=r"b\.parquet: column 'a': holds text, but numbers in the training table"):
+        open_parquet(ParquetOptions(path=training, label="label", held_out_path=held_out))
+
+
+def test_columns_of_one_name_are_refused(tmp_path):
+    parquet.write_table(pa.Table.from_arrays([pa.array([1])] * 2, names=["a", "a"]), tmp_path / "a.parquet")
+    with pytest.raises(BadData, match=r"a\.parquet: column names must differ"):
+        open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="a"))
+
+
+@pytest.mark.parametrize("damage", [lambda c: b"", lambda c: b"PAR1", lambda c: c[:-20], lambda c: c[:-30] + bytes(30)])
+def test_a_damaged_file_is_named(tmp_path, damage):
+    path = write(tmp_path / "a.parquet", a=[7, 5], label=["x", "y"])
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(BadData, match=r"a\.parquet: cannot be read as Parquet"):
+        open_parquet(ParquetOptions(path=path, label="label"))
+
+
+def test_text_that_is_not_utf_8_is_bad_data(tmp_path):
+    mangled = pa.array([b"caf\xe9", b"tea"]).view(pa.string())
+    with pytest.raises(BadData, match=r"a\.parquet: cannot be read as Parquet"):
+        load(tmp_path, a=mangled, label=["x", "y"])
+
+
+def test_row_groups_are_joined(tmp_path):
+    parquet.write_table(pa.table({"a": [1, 3], "label": ["x", "y"]}), tmp_path / "a.parquet", row_group_size=1)
+    source = open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label", held_out=0.0))
+    assert inputs_of(source) == [[-1], [1]]
+
+
+@pytest.mark.parametrize("name", ["nowhere.parquet", "."])
+def test_a_missing_file_and_a_folder_are_named(tmp_path, name):
+    with pytest.raises(BadData, match="cannot be read as Parquet"):
+        open_parquet(ParquetOptions(path=tmp_path / name, label="label"))
+
+
+def test_names_the_extra_where_pyarrow_is_missing(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pip install parashard\[parquet\]"):
+        open_parquet(ParquetOptions(path=tmp_path / "a.parquet", label="label"))

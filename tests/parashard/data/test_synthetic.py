@@ -1,0 +1,83 @@
+"""Synthetic examples: a function of the index, on every machine, of any number."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from parashard.data.synthetic import SyntheticOptions, SyntheticSource
+
+
+def test_serves_what_the_options_say():
+    source = SyntheticSource(SyntheticOptions(examples=100, held_out=20, features=3, classes=4))
+    spec = source.spec
+    assert (spec.examples, spec.held_out, spec.input_shape, spec.classes) == (100, 20, (3,), 4)
+    inputs, targets = source.examples(np.arange(100))
+    assert (inputs.shape, inputs.dtype) == ((100, 3), np.float32)
+    assert (targets.shape, targets.dtype) == ((100,), np.int64)
+    assert set(targets.tolist()) == {0, 1, 2, 3}
+    assert len(source.held_out(15, 30)[1]) == 5
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(st.integers(0, 2**40 - 1), max_size=20), st.integers(0, 2**64))
+def test_an_example_does_not_depend_on_its_company(indices, seed):
+    source = SyntheticSource(SyntheticOptions(examples=2**40, features=2, seed=seed))
+    inputs, targets = source.examples(np.array(indices, np.int64))
+    for i, index in enumerate(indices):
+        alone = source.examples(np.array([index]))
+        assert np.array_equal(alone[0][0], inputs[i])
+        assert alone[1][0] == targets[i]
+
+
+def test_held_out_examples_are_new_ones():
+    source = SyntheticSource(SyntheticOptions(examples=50, held_out=50))
+    rows = np.concatenate([source.examples(np.arange(50))[0], source.held_out(0, 50)[0]])
+    assert len(np.unique(rows[:, 0])) == 100
+
+
+def test_clusters_have_the_noise_that_was_asked_for():
+    source = SyntheticSource(SyntheticOptions(examples=20_000, features=8, classes=3, noise=0.5))
+    inputs, targets = source.examples(np.arange(20_000))
+    for label in range(3):
+        cluster = inputs[targets == label]
+        assert abs(len(cluster) / 20_000 - 1 / 3) < 0.02
+        assert np.allclose(cluster.std(axis=0), 0.5, atol=0.02)
+    centres = np.stack([inputs[targets == label].mean(axis=0) for label in range(3)])
+    nearest = ((inputs[:, None] - centres) ** 2).sum(axis=2).argmin(axis=1)
+    assert (nearest == targets).mean() > 0.95
+    still = SyntheticSource(SyntheticOptions(examples=100, features=8, classes=3, noise=0))
+    assert len(np.unique(still.examples(np.arange(100))[0], axis=0)) == 3
+
+
+def test_the_bits_are_pinned_for_ever():
+    source = SyntheticSource(SyntheticOptions(examples=1000, features=2, classes=3, seed=5))
+    inputs, targets = source.examples(np.array([0, 999]))
+    assert inputs.view(np.uint32).tolist() == [[1066665201, 1066832143], [1064172328, 3211622277]]
+    assert targets.tolist() == [1, 0]
+
+
+def test_the_fingerprint_follows_every_parameter():
+    changes = [{}, {"examples": 9}, {"held_out": 9}, {"features": 9}, {"classes": 9}, {"noise": 0.9}, {"seed": 9}]
+    fingerprints = [SyntheticSource(SyntheticOptions(**change)).spec.fingerprint for change in changes]
+    assert len(set(fingerprints)) == len(changes)
+    assert fingerprints[0] == SyntheticSource(SyntheticOptions()).spec.fingerprint
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"examples": 0},
+        {"examples": 2**40 + 1},
+        {"features": 0},
+        {"classes": 1},
+        {"noise": -1},
+        {"noise": float("inf")},
+        {"classes": 2**16, "features": 2**20},
+        {"unknown": 1},
+    ],
+)
+def test_refuses_options_out_of_range(wrong):
+    with pytest.raises(ValidationError, match=next(iter(wrong))):
+        SyntheticOptions(**wrong)

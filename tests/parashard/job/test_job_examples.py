@@ -1,0 +1,34 @@
+"""The job files that users start from are valid, and their data, models and settings go together."""
+
+from pathlib import Path
+
+import pytest
+
+from parashard.data import open_source
+from parashard.job import apply_settings, load_job, parse_set
+from parashard.models import build_model
+from parashard.variables import Variable
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+IDX_STAND_IN = "data={source='synthetic', examples=100, features=784, classes=10}"  # MNIST's files are not in the tree
+
+
+@pytest.mark.parametrize(("name", "sets"), [("digits", []), ("ledger", []), ("mnist", [IDX_STAND_IN])])
+def test_an_example_resolves(name: str, sets: list[str]) -> None:
+    job = load_job(EXAMPLES / f"{name}.toml", [parse_set(s) for s in sets], {}).job
+    assert job.job.name == name
+    spec = open_source(job.data).spec
+    model = build_model(job.model, spec, job.job.seed, EXAMPLES)
+    variables = {n: v for n, v in model.initial_variables().items() if isinstance(v, Variable)}
+    apply_settings(variables, job.variables)
+
+
+def test_mnist_lies_beside_its_file_unless_a_flag_says_where() -> None:
+    job = load_job(EXAMPLES / "mnist.toml", environ={}).job
+    assert job.data.path == EXAMPLES / "mnist"  # type: ignore[union-attr]
+
+
+def test_the_ledger_counts_in_every_policy() -> None:
+    for policy in ("async", "ssp:4", "sync:4"):
+        job = load_job(EXAMPLES / "ledger.toml", [parse_set(f"consistency.policy={policy}")], {}).job
+        assert (job.optimizer.learning_rate, job.consistency.reduce) == (-1, "sum")

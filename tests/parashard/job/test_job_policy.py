@@ -1,0 +1,45 @@
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.errors import ConfigurationError
+from parashard.job import Policy
+
+policies = st.one_of(
+    st.just(Policy("async")),
+    st.builds(Policy, st.just("ssp"), st.integers(0, 10**9 - 1)),
+    st.builds(Policy, st.just("sync"), st.integers(1, 10**9 - 1)),
+)
+
+
+@given(policies)
+@settings(deadline=None, max_examples=50)
+def test_text_round_trip(policy: Policy) -> None:
+    assert Policy.parse(str(policy)) == policy
+
+
+@pytest.mark.parametrize(
+    ("text", "policy"),
+    [("async", Policy("async", 0)), ("ssp:0", Policy("ssp", 0)), ("sync:1", Policy("sync", 1))],
+)
+def test_forms(text: str, policy: Policy) -> None:
+    assert Policy.parse(text) == policy
+    assert str(policy) == text
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "bsp", "async:1", "ssp", "ssp:", "ssp:-1", "ssp:+1", "ssp:01", "ssp:1 ", "ssp:1000000000", "sync:0", "ssp:٣"],
+)
+def test_refused_text_is_named_with_the_forms(text: str) -> None:
+    with pytest.raises(ConfigurationError) as error:
+        Policy.parse(text)
+    assert str(error.value) == (
+        f"policy {text!r}; allowed: async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9"
+    )
+
+
+@pytest.mark.parametrize(("kind", "bound"), [("async", 1), ("ssp", -1), ("sync", 0), ("bsp", 1), ("ssp", 10**9)])
+def test_no_policy_exists_outside_the_forms(kind: str, bound: int) -> None:
+    with pytest.raises(ConfigurationError, match=f"policy '{kind}' with bound {bound}; allowed"):
+        Policy(kind, bound)  # type: ignore[arg-type]

@@ -1,0 +1,205 @@
+"""Every kind of mistake in a job, with the exact message that its author sees."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from parashard.errors import ConfigurationError
+from parashard.job import Job, load_job, parse_set
+
+# What is set, and the message after its origin.
+KEYS = [
+    ("job.epochs=0", "job.epochs: found 0; allowed: >= 1"),
+    ("job.seed=9223372036854775808", "job.seed: found 9223372036854775808; allowed: <= 9223372036854775807"),
+    ("job.epochs=true", "job.epochs: found true; allowed: an integer"),
+    ('job.epochs="3"', 'job.epochs: found "3"; allowed: an integer'),
+    ("job.epochs=2.0", "job.epochs: found 2.0; allowed: an integer"),
+    ("job.epochs=2026-01-01", 'job.epochs: found "2026-01-01"; allowed: an integer'),
+    ("job.name=7", "job.name: found 7; allowed: text"),
+    (
+        "job.name=a b",
+        "job.name: found \"a b\"; allowed: 1 to 80 letters, digits, '.', '_' or '-', of which the first is a letter or "
+        "a digit",
+    ),
+    ("job.on_bad_step=retry", "job.on_bad_step: found \"retry\"; allowed: 'stop' or 'skip'"),
+    ("job.sed=1", "job.sed: unknown key; did you mean job.seed?"),
+    ("job.color=1", "job.color: unknown key; allowed: name, seed, epochs, batch_size, max_attempts, on_bad_step"),
+    ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of one step."),
+    ("job=3", "job: found 3; allowed: a table"),
+    (
+        "checkpoint.every_s=60",
+        "checkpoint: unknown key; allowed: job, data, model, optimizer, variables, consistency, evaluation, cluster",
+    ),
+    ("data.source=digts", 'data.source: found "digts"; allowed: csv, digits, idx, npz, parquet, synthetic'),
+    ("data={}", "data.source: missing; allowed: csv, digits, idx, npz, parquet, synthetic"),
+    ("data=[]", "data: found []; allowed: a table"),
+    ("data.exampels=3", "data.exampels: unknown key; did you mean data.examples?"),
+    ("model.kind=mpl", 'model.kind: found "mpl"; allowed: softmax, mlp, cnn, ledger, torn, module:factory'),
+    ("model.kind=3", "model.kind: found 3; allowed: softmax, mlp, cnn, ledger, torn, module:factory"),
+    ("model={}", "model.kind: missing; allowed: softmax, mlp, cnn, ledger, torn, module:factory"),
+    ("model={kind='mlp', hidden=[64, 'x']}", 'model.hidden.1: found "x"; allowed: an integer'),
+    ("model={kind='mlp', hidden=64}", "model.hidden: found 64; allowed: a list"),
+    ("model={kind='mlp', hiden=[64]}", "model.hiden: unknown key; did you mean model.hidden?"),
+    (
+        "optimizer={kind='momentum', learning_rate=1, momentun=0}",
+        "optimizer.momentun: unknown key; did you mean optimizer.momentum?",
+    ),
+    ("optimizer.learning_rate=inf", "optimizer.learning_rate: found Infinity; allowed: a finite number"),
+    (
+        "optimizer.schedule.kind=linear",
+        'optimizer.schedule.kind: found "linear"; allowed: constant, step, exponential, cosine',
+    ),
+    (
+        "optimizer.schedule={kind='cosine', final_fraction=2}",
+        "optimizer.schedule.final_fraction: found 2; allowed: <= 1",
+    ),
+    (
+        "optimizer.schedule={kind='step', every_steps=1, ratio=1, factr=1}",
+        "optimizer.schedule.factr: unknown key; did you mean optimizer.schedule.factor?",
+    ),
+    ('variables."*.bias"=3', 'variables."*.bias": found 3; allowed: a table'),
+    ('variables."*.bias".lr=3', 'variables."*.bias".lr: unknown key; allowed: frozen, decay, learning_rate_factor'),
+    (
+        "variables.dense_0.bias={frozen = true}",
+        'variables.dense_0.bias: unknown key; a pattern with a dot needs quotes: variables."dense_0.bias"',
+    ),
+    ('variables."*".learning_rate_factor=-1', 'variables."*".learning_rate_factor: found -1; allowed: >= 0'),
+    (
+        "consistency.policy=ssp:x",
+        'consistency.policy: found "ssp:x"; allowed: async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9',
+    ),
+    (
+        "consistency.policy=3",
+        "consistency.policy: found 3; allowed: async, ssp:K with 0 <= K < 10^9, or sync:N with 1 <= N < 10^9",
+    ),
+    ("evaluation.target_accuracy=0", "evaluation.target_accuracy: found 0; allowed: > 0"),
+    ("evaluation.target_loss=low", 'evaluation.target_loss: found "low"; allowed: a number'),
+    ("cluster.lease_ttl_s=0.05", "cluster.lease_ttl_s: found 0.05; allowed: >= 0.1"),
+    ("cluster.insecure=1", "cluster.insecure: found 1; allowed: true or false"),
+    ("cluster.device=gpu", 'cluster.device: found "gpu"; allowed: auto, cpu, cuda, or cuda:N with 0 <= N < 100'),
+    (
+        "cluster.partitioner={kind='maximum-size'}",
+        "cluster.partitioner.max_bytes: missing; needed: Largest range, in bytes.",
+    ),
+    (
+        "cluster.partitioner.kind=halves",
+        'cluster.partitioner.kind: found "halves"; allowed: minimum-size, fixed-shards, maximum-size, whole',
+    ),
+]
+
+# A relation: the first key is the one that the message is about.
+RELATIONS = [
+    (
+        ["cluster.pipeline_depth=3", "consistency.policy=ssp:2"],
+        'flag --set: cluster.pipeline_depth: found 3 with consistency.policy = "ssp:2" (flag --set); allowed: <= 2, '
+        "the policy's bound: a worker cannot hold more steps than it may run ahead",
+    ),
+    (
+        ["consistency.policy=ssp:0"],
+        'default: cluster.pipeline_depth: found 1 with consistency.policy = "ssp:0" (flag --set); allowed: <= 0, '
+        "the policy's bound: a worker cannot hold more steps than it may run ahead",
+    ),
+    (
+        ["optimizer.staleness_damping=inverse", "consistency.policy=sync:2"],
+        'flag --set: optimizer.staleness_damping: found "inverse" with consistency.policy = "sync:2" (flag --set); '
+        'allowed: "none" in sync: every gradient of a round is computed from the round\'s own weights, so its '
+        "staleness is 0",
+    ),
+    (
+        ["optimizer.delay_compensation=0.5", "consistency.policy=sync:2"],
+        'flag --set: optimizer.delay_compensation: found 0.5 with consistency.policy = "sync:2" (flag --set); '
+        "allowed: 0 in sync: every gradient of a round is computed from the round's own weights, so its staleness is 0",
+    ),
+    (
+        ["optimizer.kind=lamb"],
+        'default: cluster.partitioner.kind: found "minimum-size" with optimizer.kind = "lamb" (flag --set); '
+        'allowed: "whole" with lamb, which needs the norm of whole variables',
+    ),
+    (
+        ["optimizer.learning_rate=-1"],
+        'flag --set: optimizer.learning_rate: found -1.0 with model.kind = "softmax" (file job.toml); '
+        'allowed: > 0; only the model "ledger" counts upwards',
+    ),
+    (
+        ["cluster.host=0.0.0.0"],
+        'flag --set: cluster.host: found "0.0.0.0" with cluster.insecure = false (default); allowed: a loopback '
+        "address, or insecure = true on a network where everyone is trusted (there is no TLS yet)",
+    ),
+]
+
+ALLOWED = [
+    ["cluster.pipeline_depth=2", "consistency.policy=ssp:2"],
+    ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
+    ["optimizer.staleness_damping=inverse", "optimizer.delay_compensation=0.5", "consistency.policy=ssp:2"],
+    ["optimizer.kind=lamb", "cluster.partitioner.kind=whole"],
+    ["optimizer.learning_rate=-1", "model.kind=ledger"],
+    ["cluster.host=0.0.0.0", "cluster.insecure=true"],
+    ["cluster.host=::1"],
+    ["cluster.host=localhost"],
+    ["cluster.host=127.8.8.8"],
+    ["model={kind='my_models:build', width=3, rate=inf}"],
+]
+
+
+def refusal(file: Path, sets: list[str], environ: dict[str, str] | None = None) -> str:
+    with pytest.raises(ConfigurationError) as error:
+        load_job(file, [parse_set(s) for s in sets], environ or {})
+    return str(error.value)
+
+
+@pytest.mark.parametrize(("set_key", "message"), KEYS, ids=[s for s, _ in KEYS])
+def test_a_wrong_key(write_job: Callable[..., Path], set_key: str, message: str) -> None:
+    assert refusal(write_job(), [set_key]) == f"flag --set: {message}"
+
+
+@pytest.mark.parametrize(("sets", "message"), RELATIONS, ids=[" ".join(s) for s, _ in RELATIONS])
+def test_keys_that_exclude_each_other(write_job: Callable[..., Path], sets: list[str], message: str) -> None:
+    assert refusal(write_job(), sets) == message
+
+
+@pytest.mark.parametrize("sets", ALLOWED, ids=" ".join)
+def test_the_other_side_of_each_relation(write_job: Callable[..., Path], sets: list[str]) -> None:
+    load_job(write_job(), [parse_set(s) for s in sets], {})
+
+
+def test_every_problem_is_named_at_once_with_its_own_origin(write_job: Callable[..., Path], minimal: str) -> None:
+    file = write_job(minimal.replace("batch_size = 8", "batch_size = 0").replace('source = "synthetic"', ""))
+    assert refusal(file, ["cluster.shards=0"], {"PARASHARD_CLUSTR__WORKERS": "1"}) == (
+        "the job has 4 problems:\n"
+        "  file job.toml: job.batch_size: found 0; allowed: >= 1\n"
+        "  file job.toml: data.source: missing; allowed: csv, digits, idx, npz, parquet, synthetic\n"
+        "  flag --set: cluster.shards: found 0; allowed: >= 1\n"
+        "  environment PARASHARD_CLUSTR__WORKERS: clustr: unknown key; did you mean cluster?"
+    )
+
+
+def test_relations_are_named_at_once(write_job: Callable[..., Path]) -> None:
+    sets = ["cluster.host=example.org", "optimizer.kind=lamb", "optimizer.learning_rate=1"]
+    lines = refusal(write_job(), sets).splitlines()
+    assert lines[0] == "the job has 2 problems:"
+    assert [line.split(": ")[1] for line in lines[1:]] == ["cluster.partitioner.kind", "cluster.host"]
+
+
+def test_a_missing_table_is_the_files_to_give(write_job: Callable[..., Path]) -> None:
+    assert refusal(write_job('[job]\nname = "x"\nepochs = 1\nbatch_size = 1'), ["data.source=digits"]) == (
+        "the job has 2 problems:\n"
+        "  file job.toml: model: missing; needed: What computes the loss and its gradients.\n"
+        "  file job.toml: optimizer: missing; needed: How a gradient changes the variables."
+    )
+
+
+def test_a_job_made_in_python_is_checked_as_a_whole_too() -> None:
+    with pytest.raises(ValidationError, match=r"cluster.host with cluster.insecure: allowed: a loopback"):
+        Job.model_validate(
+            {
+                "job": {"name": "x", "epochs": 1, "batch_size": 1},
+                "data": {"source": "digits"},
+                "model": {"kind": "softmax"},
+                "optimizer": {"kind": "adam"},
+                "cluster": {"host": "example.org"},
+            }
+        )

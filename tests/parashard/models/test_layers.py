@@ -1,0 +1,88 @@
+"""Activations against their formulas, cross-entropy at its limits, dropout masks and their hash."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.models.layers import ACTIVATIONS, _hashes, dropout_mask, softmax_cross_entropy
+
+FORMULAS = {
+    "relu": lambda z: max(z, 0.0),
+    "tanh": math.tanh,
+    "gelu": lambda z: 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+}
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_activations_are_their_formulas(name: Any) -> None:
+    z = np.linspace(-4, 4, 41)
+    output, saved = ACTIVATIONS[name].apply(z.copy(), np)
+    np.testing.assert_allclose(output, [FORMULAS[name](value) for value in z], rtol=1e-14, atol=1e-15)
+    slope = ACTIVATIONS[name].derive(np.ones_like(z), saved, np)
+    width = 1e-6
+    expected = [(FORMULAS[name](v + width) - FORMULAS[name](v - width)) / (2 * width) for v in z]
+    away_from_kink = np.abs(z) > 1e-9
+    np.testing.assert_allclose(slope[away_from_kink], np.array(expected)[away_from_kink], rtol=1e-6, atol=1e-9)
+
+
+def test_gelu_is_close_to_the_normal_distribution_function() -> None:
+    z = np.linspace(-5, 5, 101)
+    output, _ = ACTIVATIONS["gelu"].apply(z.copy(), np)
+    exact = [value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in z]
+    np.testing.assert_allclose(output, exact, atol=5e-4)
+
+
+def test_cross_entropy_does_not_overflow() -> None:
+    logits = np.array([[1e4, 0.0, -1e4], [-1e4, 0.0, 1e4]], np.float32)
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        loss, gradient = softmax_cross_entropy(logits, np.array([0, 0]), np)
+    assert float(loss) == 1e4  # (0 + 2e4) / 2
+    np.testing.assert_array_equal(gradient, np.array([[0, 0, 0], [-0.5, 0, 0.5]], np.float32))
+
+
+def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes() -> None:
+    loss, gradient = softmax_cross_entropy(np.full((3, 8), 2.5), np.array([0, 4, 7]), np)
+    assert float(loss) == pytest.approx(math.log(8), rel=1e-15)
+    np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-15)
+
+
+def test_the_hash_is_splitmix64() -> None:
+    # First outputs of the authors' splitmix64.c from state 0, whose first counter is 1: hence the key.
+    first = _hashes(0x9E3779B97F4A7C15, 3, np)
+    assert [int(value) for value in first] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
+
+
+def test_a_mask_is_what_it_was() -> None:
+    mask = dropout_mask((2, 7), 0.5, (1, 2, 3), np.float32, np)
+    assert mask.dtype == np.float32
+    assert "".join("x" if kept else "." for kept in mask.ravel()) == PINNED_MASK
+
+
+PINNED_MASK = "xxxx.x...x.x.."
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5, 0.99])
+def test_a_mask_drops_at_its_rate_and_keeps_the_mean(rate: float) -> None:
+    mask = dropout_mask((1000, 100), rate, (1, 2, 3), np.float64, np)
+    assert (mask == 0).mean() == pytest.approx(rate, abs=0.006)
+    assert mask.mean() == pytest.approx(1, abs=0.1)
+    assert len(np.unique(mask)) == 2
+    assert mask.max() == pytest.approx(1 / (1 - rate), rel=1e-3)
+
+
+def test_masks_differ_by_seed_step_and_layer() -> None:
+    keys = [(1, 2, 3), (2, 2, 3), (1, 3, 3), (1, 2, 4), (12, 3, 3)]
+    masks = {dropout_mask((64,), 0.5, key, np.float32, np).tobytes() for key in keys}
+    assert len(masks) == len(keys)
+
+
+@pytest.mark.gpu
+def test_a_mask_is_the_same_on_a_gpu(xp_gpu: Any) -> None:
+    for shape in ((1, 1), (3, 7), (128, 256)):
+        here = dropout_mask(shape, 0.3, (1, 2, 3), np.float32, np)
+        there = dropout_mask(shape, 0.3, (1, 2, 3), np.float32, xp_gpu)
+        np.testing.assert_array_equal(xp_gpu.asnumpy(there), here)

@@ -1,0 +1,100 @@
+"""The `[model]` table: kinds, bounds, and data that a model does not go with."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from model_cases import CLASSIFIERS, OPTIONS, built, spec_of
+from pydantic import ValidationError
+
+from parashard.errors import ConfigurationError
+from parashard.models import CnnOptions, MlpOptions, UserOptions, build_model
+from parashard.models.cnn import ConvolutionalNetwork
+from parashard.models.mlp import MultilayerPerceptron
+from parashard.variables import Variable
+
+
+def test_a_toml_table_becomes_the_options_of_its_kind() -> None:
+    assert OPTIONS.validate_python({"kind": "mlp", "hidden": [3, 4]}) == MlpOptions(hidden=(3, 4))
+    user = OPTIONS.validate_python({"kind": "my.models:build", "depth": 3})
+    assert isinstance(user, UserOptions)
+    assert user.model_extra == {"depth": 3}
+
+
+@pytest.mark.parametrize("options", [{"kind": "cnn", "kernel": 5}, {"kind": "a:b", "depth": 3}])
+def test_options_survive_a_round_trip(options: Any) -> None:
+    checked = OPTIONS.validate_python(options)
+    assert options.items() <= OPTIONS.dump_python(checked).items()
+    assert OPTIONS.validate_python(checked) == checked
+    assert OPTIONS.validate_json(OPTIONS.dump_json(checked)) == checked
+
+
+@pytest.mark.parametrize("options", [{"kind": "mpl"}, {"kind": 3}, {}])
+def test_an_unknown_kind_is_told_with_the_allowed_ones(options: Any) -> None:
+    with pytest.raises(ValidationError) as told:
+        OPTIONS.validate_python(options)
+    for kind in (repr(str(options.get("kind", ""))), "softmax", "mlp", "cnn", "ledger", "torn", "module:factory"):
+        assert kind in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        ({"kind": "softmax", "hidden": [3]}, "hidden"),
+        ({"kind": "mlp", "hidden": [0]}, "hidden.0"),
+        ({"kind": "mlp", "hidden": ["3"]}, "hidden.0"),
+        ({"kind": "mlp", "activation": "elu"}, "activation"),
+        ({"kind": "mlp", "dropout": 1.0}, "dropout"),
+        ({"kind": "mlp", "dropout": float("nan")}, "dropout"),
+        ({"kind": "cnn", "channels": []}, "channels"),
+        ({"kind": "cnn", "kernel": 0}, "kernel"),
+        ({"kind": "cnn", "padding": "full"}, "padding"),
+        ({"kind": "torn", "rows": 0}, "rows"),
+        ({"kind": "not a module:build"}, "kind"),
+        ({"kind": "module:"}, "kind"),
+    ],
+    ids=str,
+)
+def test_a_bad_value_is_told_with_its_key(options: Any, key: str) -> None:
+    with pytest.raises(ValidationError) as told:
+        OPTIONS.validate_python(options)
+    assert ".".join(str(part) for part in told.value.errors()[0]["loc"][1:]) == key
+
+
+@pytest.mark.parametrize("kind", ["softmax", "mlp", "cnn"])
+@pytest.mark.parametrize("classes", [0, 1])
+def test_a_classifier_needs_classes(kind: str, classes: int) -> None:
+    with pytest.raises(ConfigurationError, match=rf"'{kind}' needs .* 2 classes, found classes = {classes}"):
+        build_model(OPTIONS.validate_python({"kind": kind}), spec_of((4, 4), classes), 0, None)
+
+
+@pytest.mark.parametrize("shape", [(16,), (2, 2, 2, 2)])
+def test_a_cnn_needs_images(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ConfigurationError, match=r"\(height, width, channels\), found \("):
+        ConvolutionalNetwork(CnnOptions(), spec_of(shape), 0)
+
+
+@pytest.mark.parametrize("shape", [(9, 40), (40, 9)])
+def test_a_cnn_needs_pixels_for_every_stage(shape: tuple[int, ...]) -> None:
+    options = {"channels": (2, 2), "padding": "valid"}  # 9 -> 7 -> 3 -> 1 -> 0
+    with pytest.raises(ConfigurationError, match=r"stage 1 of 2 has no pixel left of inputs of shape \("):
+        ConvolutionalNetwork(CnnOptions.model_validate(options), spec_of(shape), 0)
+    ConvolutionalNetwork(CnnOptions.model_validate(options), spec_of((10, 10)), 0)
+
+
+def test_variables_have_the_shapes_and_initializers_of_their_layers() -> None:
+    shapes = {name: declared.shape for name, declared in built(*CLASSIFIERS["cnn-valid"]).initial_variables().items()}
+    assert shapes == {
+        "conv_0.weight": (18, 3),
+        "conv_0.bias": (3,),
+        "dense_0.weight": (12, 4),
+        "dense_0.bias": (4,),
+        "dense_1.weight": (4, 3),
+        "dense_1.bias": (3,),
+    }
+    for activation, kind in (("relu", "normal"), ("gelu", "normal"), ("tanh", "uniform")):
+        options = MlpOptions.model_validate({"hidden": (5,), "activation": activation})
+        declared = MultilayerPerceptron(options, spec_of((4,)), 0).initial_variables()
+        kinds = [v.initializer.kind for v in declared.values() if isinstance(v, Variable)]
+        assert kinds == [kind, "zeros", "uniform", "zeros"]

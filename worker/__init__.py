@@ -1,0 +1,1 @@
+"""One worker process on one device: lease, pull, gradient, push."""
