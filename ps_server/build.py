@@ -38,7 +38,9 @@ def build_shard(reply: pb.GetJobReply, index: int, incarnation: int) -> tuple[Sh
     if not 0 <= index < len(plan.shards):
         raise ConfigurationError(f"the job has shards 0..{len(plan.shards) - 1}; this process was started as {index}")
     spec = job.optimizer.resolved(_updates(job, reply.steps_total))
-    storage = Storage(plan, index, Optimizer(spec), initial_values(plan, job.job.seed, reply.initial_file))
+    optimizer = Optimizer(spec)
+    optimizer.warm_up()  # compile before the first push, not during it
+    storage = Storage(plan, index, optimizer, initial_values(plan, job.job.seed, reply.initial_file))
     identity = Target(reply.run_id, reply.job_digest, plan.version, index, incarnation)
     compensated = job.optimizer.delay_compensation > 0
     shard = Shard(

@@ -107,6 +107,7 @@ class StepLoop:
         self._transfers: Executor = ThreadPoolExecutor(2 * depth, "transfer") if depth else Inline()
         self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
+        self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
         self.steps = 0
         self.examples = 0
@@ -118,6 +119,9 @@ class StepLoop:
             self._fill()
             if self._pulling:
                 self._compute(*self._pulling.popleft())
+            elif self._evaluation is not None:
+                self._evaluate(self._evaluation)
+                self._evaluation = None
             elif self._pushing:
                 self._settle()
             elif self._leasing.over:
@@ -132,7 +136,7 @@ class StepLoop:
 
     def _fill(self) -> None:
         """Start pulls until the pipeline is full or no step is at hand."""
-        while len(self._pulling) <= self._depth:
+        while len(self._pulling) <= self._depth and self._evaluation is None:
             idle = not self._pulling and not self._pushing
             started_s = time.perf_counter()
             work = self._leasing.take(POLL_S if idle else 0.0)
@@ -140,7 +144,7 @@ class StepLoop:
             if work is None:
                 return
             if isinstance(work, pb.EvaluationGrant):
-                self._evaluate(work)
+                self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
             else:
                 self._pulling.append((work, self._transfers.submit(self._pull, work)))
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -70,7 +69,7 @@ def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | No
 
 
 def _options(options: BaseModel) -> dict[str, Any]:
-    return {key: value for key, value in options.model_dump(by_alias=True).items() if not isinstance(value, Path)}
+    return options.model_dump(by_alias=True)
 
 
 def _data(spec: DataSpec) -> dict[str, Any]:

@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parashard.job.policy import Policy
-
 if TYPE_CHECKING:
     from parashard.job.schema import Job
 
@@ -26,7 +24,7 @@ class Contradiction:
     ----------
     keys : pair of str
         Dotted keys: the one to change first, and the one that it is at odds with.
-    found : pair of bool, int, float or str
+    found : pair
         Their values.
     allowed : str
         What the first one may be instead.
@@ -91,8 +89,7 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
 
 
 def _value(job: Job, key: str) -> Any:
-    value = functools.reduce(getattr, key.split("."), job)
-    return str(value) if isinstance(value, Policy) else value
+    return functools.reduce(getattr, key.split("."), job)
 
 
 def _is_loopback(host: str) -> bool:

@@ -135,6 +135,11 @@ def test_a_written_job_loads_as_the_same_job(write_job: WriteJob, sets: list[str
     assert list(again.variables) == list(job.variables)  # later patterns win: their order counts
 
 
+def test_a_written_job_has_the_keys_of_the_file(write_job: WriteJob) -> None:
+    schedule = "optimizer.schedule={kind='step', every_steps=5, factor=0.5}"
+    assert "factor = 0.5" in as_toml(load_job(write_job(), [parse_set(schedule)], {}).job)
+
+
 numbers = st.floats(1e-9, 1e9)
 
 

@@ -61,6 +61,13 @@ KEYS = [
         "optimizer.schedule={kind='step', every_steps=1, ratio=1, factr=1}",
         "optimizer.schedule.factr: unknown key; did you mean optimizer.schedule.factor?",
     ),
+    ('optimizer.learning_rate="0.1"', 'optimizer.learning_rate: found "0.1"; allowed: a number'),
+    ('data.features="5"', 'data.features: found "5"; allowed: an integer'),
+    (
+        "data={source='synthetic', features=1048576, classes=1000}",
+        'data: found {"source": "synthetic", "features": 1048576, "classes": 1000}; allowed: classes * features '
+        "must be at most 16777216",
+    ),
     ('variables."*.bias"=3', 'variables."*.bias": found 3; allowed: a table'),
     ('variables."*.bias".lr=3', 'variables."*.bias".lr: unknown key; allowed: frozen, decay, learning_rate_factor'),
     (
@@ -190,6 +197,16 @@ def test_a_missing_table_is_the_files_to_give(write_job: Callable[..., Path]) ->
         "  file job.toml: model: missing; needed: What computes the loss and its gradients.\n"
         "  file job.toml: optimizer: missing; needed: How a gradient changes the variables."
     )
+
+
+def test_a_missing_table_is_the_files_to_give_even_if_a_flag_gave_all_else(write_job: Callable[..., Path]) -> None:
+    lines = refusal(write_job(""), ["data.source=digits"]).splitlines()
+    assert lines[1] == "  file job.toml: job: missing; needed: What is trained for how long."
+
+
+def test_a_table_made_in_python_reads_no_value_as_another_type() -> None:
+    with pytest.raises(ValidationError, match="valid integer"):
+        Job.model_fields["job"].annotation(name="x", epochs=True, batch_size=1)  # type: ignore[misc]
 
 
 def test_a_job_made_in_python_is_checked_as_a_whole_too() -> None:

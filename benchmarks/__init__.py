@@ -1,0 +1,1 @@
+"""Benchmarks: programs that measure parashard, alone or beside its peers. Nothing imports them."""

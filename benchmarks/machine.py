@@ -1,0 +1,30 @@
+"""What a table of figures must name: processor, cores, versions, date, command."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+from datetime import date
+from importlib.metadata import version
+
+PACKAGES = ("grpcio", "numpy", "numba", "protobuf")
+
+
+def described() -> dict[str, str]:
+    """Return the machine and the versions, by name."""
+    with open("/proc/cpuinfo") as lines:
+        models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return {
+        "date": date.today().isoformat(),
+        "cpu": models[0] if models else platform.machine(),
+        "cores": str(len(os.sched_getaffinity(0))),
+        "python": platform.python_version(),
+        **{name: version(name) for name in PACKAGES},
+        "command": f"python -m {_module()} {' '.join(sys.argv[1:])}".strip(),
+    }
+
+
+def _module() -> str:
+    spec = sys.modules["__main__"].__spec__
+    return spec.name if spec else sys.argv[0]
