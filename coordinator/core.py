@@ -133,6 +133,7 @@ class Core:
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.new_events: list[str] = []
         self._launcher = launcher
+        self._restarting: set[str] = set()  # workers whose end was seen and whose next life is not here yet
 
     # --- what the shell asks ---
 
@@ -181,7 +182,9 @@ class Core:
         worker = self.workers.register(name, fingerprint, device, http_address, now_s, self.options.workers)
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
-        if worker.restarts:
+        if worker.name in self._restarting:
+            self._restarting.discard(worker.name)
+        elif worker.restarts:  # nobody saw the earlier life end
             self.worker_restarts += 1
         self._event(f"{worker.name} is up (incarnation {worker.incarnation}) on {device}")
         return worker
@@ -311,6 +314,9 @@ class Core:
         fatal = self._launcher.exited(exit_, now_s)
         if fatal:
             self.fail(fatal)
+        elif exit_.process.role == "worker" and exit_.process.index < self.workers_wanted:
+            self.worker_restarts += 1
+            self._restarting.add(str(exit_.process))
 
     def _left(self, worker: Worker, why: str) -> None:
         worker.live = False

@@ -8,6 +8,7 @@ to send it again is always safe, because the step is its identity (P1).
 from __future__ import annotations
 
 import secrets
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -80,6 +81,8 @@ class ShardClient:
         Who asks; for the shards' logs.
     retry_budget_s : float
         How long one operation may wait and retry on one shard.
+    giving_up : Event, optional
+        Once set, nothing is retried any more.
     connect : callable
         From an address to a Transport; a test's fake comes in here.
     """
@@ -92,6 +95,7 @@ class ShardClient:
         worker: str,
         *,
         retry_budget_s: float = 30.0,
+        giving_up: threading.Event | None = None,
         connect: Callable[[str], Transport] = GrpcTransport,
     ) -> None:
         self._run_id = run_id
@@ -99,6 +103,7 @@ class ShardClient:
         self._plan = plan
         self._worker = worker
         self._retry_budget_s = retry_budget_s
+        self._giving_up = giving_up or threading.Event()
         self._connect = connect
         self._transports: dict[str, Transport] = {}
         self._slices = [self._trainable_slices(layout) for layout in plan.layouts]
@@ -262,7 +267,7 @@ class ShardClient:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(RetryLater),
                 wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
-                stop=tenacity.stop_after_delay(self._retry_budget_s),
+                stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
                 reraise=True,
             )
             return retrying(lambda: again().result())

@@ -95,18 +95,20 @@ class LocalCluster:
         if child is not None:
             child.send_signal(signal.SIGTERM)
 
-    def end(self) -> None:
-        """End every child: SIGTERM, then SIGKILL after END_GRACE_S."""
-        for name in self.running:
-            self.ask_to_end(name)
-        deadline_s = time.monotonic() + END_GRACE_S
-        while self._children and time.monotonic() < deadline_s:
-            self.reap()
-            time.sleep(POLL_S)
+    def end(self, grace_s: float = END_GRACE_S) -> None:
+        """End every child: workers first, since they need the others to finish; SIGKILL for what outlives the grace."""
+        deadline_s = time.monotonic() + grace_s
+        for role in ("worker", ""):
+            for name in self.running:
+                if name.startswith(role):
+                    self.ask_to_end(name)
+            while any(name.startswith(role) for name in self.running) and time.monotonic() < deadline_s:
+                self.reap()
+                time.sleep(POLL_S)
         for child in self._children.values():
             child.kill()
         for child in self._children.values():
-            child.wait()
+            child.wait()  # returns: nothing survives SIGKILL
         self._children.clear()
         for descriptor in (self._lifeline_read, self._lifeline_write):
             os.close(descriptor)

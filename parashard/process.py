@@ -45,23 +45,23 @@ class Stop:
     """Says that the process should end, and why. Set by a signal, awaited by the service."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self.event = threading.Event()
         self.reason = ""
 
     def ask(self, reason: str) -> None:
         """Ask the process to end; the first reason stays."""
-        if not self._event.is_set():
+        if not self.event.is_set():
             self.reason = reason
-            self._event.set()
+            self.event.set()
 
     @property
     def asked(self) -> bool:
         """The process should end."""
-        return self._event.is_set()
+        return self.event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the request, at most `timeout_s`; return whether it came."""
-        return self._event.wait(timeout_s)
+        return self.event.wait(timeout_s)
 
 
 def service_arguments(description: str) -> argparse.ArgumentParser:

@@ -74,9 +74,16 @@ class Assemblies:
         """
         key = (chunk.step, chunk.attempt)
         assembly = self._open.get(key)
+        if assembly is None and chunk.offset_bytes != 0:
+            raise UnknownAttempt(f"step {chunk.step}: attempt {chunk.attempt:#x} is not in progress here")
+        begin, end = chunk.offset_bytes, chunk.offset_bytes + len(chunk.payload)
+        size_bytes = chunk.total_bytes if assembly is None else len(assembly.content)
+        if chunk.total_bytes != size_bytes or end > size_bytes:
+            raise MalformedFrame(
+                f"step {chunk.step}: bytes [{begin}, {end}) of {chunk.total_bytes} do not fit into a push of "
+                f"{size_bytes} bytes"
+            )
         if assembly is None:
-            if chunk.offset_bytes != 0:
-                raise UnknownAttempt(f"step {chunk.step}: attempt {chunk.attempt:#x} is not in progress here")
             self._reserve(chunk, now_s)
             assembly = Assembly(
                 chunk.step,
@@ -88,12 +95,6 @@ class Assemblies:
                 now_s,
             )
             self._open[key] = assembly
-        begin, end = chunk.offset_bytes, chunk.offset_bytes + len(chunk.payload)
-        if chunk.total_bytes != len(assembly.content) or end > len(assembly.content):
-            raise MalformedFrame(
-                f"step {chunk.step}: bytes [{begin}, {end}) of {chunk.total_bytes} do not fit into a push of "
-                f"{len(assembly.content)} bytes"
-            )
         assembly.content[begin:end] = chunk.payload
         assembly.arrived.add_range(begin, end)
         assembly.touched_s = now_s

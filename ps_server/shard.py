@@ -49,9 +49,13 @@ class PulledWeights:
                 self._copies.popitem(last=False)
         copy[first : first + len(values)] = values
 
-    def forget(self, step: int) -> Float32s | None:
-        """Return a step's copy and drop it; None if there is none."""
-        return self._copies.pop(step, None)
+    def of(self, step: int) -> Float32s | None:
+        """Return a step's copy; None if there is none."""
+        return self._copies.get(step)
+
+    def forget(self, step: int) -> None:
+        """Drop a step's copy: the step is in."""
+        self._copies.pop(step, None)
 
 
 class Shard:
@@ -141,6 +145,8 @@ class Shard:
         self.record.push_bytes += len(chunk.payload)
         if self.ingest.holds(chunk.step):  # P1; before an assembly opens (P4)
             self.assemblies.drop_step(chunk.step)
+            if self._pulled is not None:
+                self._pulled.forget(chunk.step)
             self.record.duplicate_pushes += 1
             return Receipt(PushResult.DUPLICATE, self.ingest.version, None)
         self.ingest.admit(chunk.step)
@@ -167,6 +173,8 @@ class Shard:
             gradient = self._compensated(push, gradient)
         # From here on the weights may have changed: an error is a broken invariant, and the owner ends the process.
         result = self.ingest.take(push.step, gradient, staleness)
+        if self._pulled is not None:
+            self._pulled.forget(push.step)
         self.record.saw_staleness(staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
         self.record.skipped_steps += push.skipped
@@ -178,7 +186,7 @@ class Shard:
 
     def _compensated(self, push: Assembly, gradient: Float32s) -> Float32s:
         assert self._pulled is not None
-        pulled = self._pulled.forget(push.step)
+        pulled = self._pulled.of(push.step)
         if pulled is None or push.pulled_version is None:
             self.record.uncompensated_pushes += 1
             return gradient

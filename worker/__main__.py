@@ -99,7 +99,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         view = coordinator.get_view(reply.run_id)
         return View(view.view, tuple(s.address for s in view.shards), tuple(s.incarnation for s in view.shards))
 
-    client = ShardClient(reply.run_id, reply.job_digest, plan, membership.name)
+    client = ShardClient(reply.run_id, reply.job_digest, plan, membership.name, giving_up=stop.event)
     loop = StepLoop(task, client, leasing, refresh, depth=job.cluster.pipeline_depth)
     registry.register(WorkerCollector(loop, membership.name))
     leasing.start()

@@ -146,7 +146,9 @@ class StepLoop:
             if isinstance(work, pb.EvaluationGrant):
                 self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
             else:
+                started_s = time.perf_counter()
                 self._pulling.append((work, self._transfers.submit(self._pull, work)))
+                self.phases_s["pull"] += time.perf_counter() - started_s
 
     def _pull(self, grant: pb.Grant) -> Pulled | None:
         """Pull after the lease (P9); a step to skip needs no weights."""

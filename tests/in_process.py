@@ -1,0 +1,212 @@
+"""Shards in this process, behind a transport that is a function call: what the tests of several folders share."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from parashard import wire
+from parashard.client import ShardClient, View
+from parashard.errors import ParashardError
+from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target
+from parashard.optimizers import SGD, OptimizerSpec
+from parashard.partition import Partitioner, Plan, place, split, whole
+from parashard.variables import Initializer, Variable
+from ps_server.assembly import Assemblies
+from ps_server.ingest import Immediate, Ingest, Rounds
+from ps_server.optimizer import Optimizer
+from ps_server.shard import PulledWeights, Shard
+from ps_server.storage import Storage, drawn_from
+
+RUN, DIGEST, SEED, STEPS = "run-1", "d" * 64, 3, 40
+COUNTING = SGD(learning_rate=-1.0)
+"""Adds every gradient to the weights: with integers the sums are exact."""
+
+
+def variables_of(*variables: Variable) -> dict[str, Variable]:
+    return {variable.name: variable for variable in variables}
+
+
+WEIGHT_AND_BIAS = variables_of(Variable("bias", (2,)), Variable("weight", (4, 3), Initializer("normal", 1.0)))
+
+
+def plan_of(variables: Mapping[str, Variable], shards: int = 1, partitioner: Partitioner = whole) -> Plan:
+    return place(variables, split(variables, partitioner), shards, version=5)
+
+
+def shard_of(
+    plan: Plan,
+    index: int = 0,
+    *,
+    spec: OptimizerSpec = COUNTING,
+    steps: int = STEPS,
+    round_steps: int | None = None,
+    mean: bool = True,
+    damping: bool = False,
+    budget_bytes: int = 1 << 20,
+    compensation: float = 0.0,
+    copies: int = 8,
+    incarnation: int = 1,
+) -> Shard:
+    """Return a fresh shard; with `round_steps` it folds rounds."""
+    storage = Storage(plan, index, Optimizer(spec), drawn_from(SEED))
+    ingest: Ingest
+    if round_steps is None:
+        ingest = Immediate(storage, damping=damping)
+    else:
+        ingest = Rounds(storage, round_steps=round_steps, steps_total=steps, mean=mean)
+    pulled = PulledWeights(storage.elements, copies) if compensation else None
+    identity = Target(RUN, DIGEST, plan.version, index, incarnation)
+    return Shard(
+        identity, steps, storage, ingest, Assemblies(budget_bytes), pulled=pulled, compensation=compensation
+    )
+
+
+def slices_of(shard: Shard) -> tuple[Slice, ...]:
+    """Return the slices of a whole push: every partition that is not frozen."""
+    variables = shard.storage._variables
+    return tuple(
+        Slice(placed.partition, variables[placed.partition.variable].row_elements)
+        for placed in shard.storage.layout
+        if not variables[placed.partition.variable].frozen
+    )
+
+
+def chunks_of(
+    shard: Shard,
+    step: int,
+    gradient: Any,
+    *,
+    attempt: int = 1,
+    cuts: tuple[int, ...] = (),
+    pulled_version: int | None = None,
+    **changed: Any,
+) -> list[PushChunk]:
+    """Return a push in pieces, cut at these bytes; `changed` replaces fields of every chunk."""
+    content = np.asarray(gradient, "<f4").tobytes()
+    bounds = [0, *cuts, len(content)]
+    fields = {
+        "target": shard.identity,
+        "worker": "worker-0",
+        "step": step,
+        "attempt": attempt,
+        "total_bytes": len(content),
+        "skipped": False,
+        "pulled_version": pulled_version,
+    }
+    return [
+        PushChunk(
+            **(
+                fields
+                | {
+                    "offset_bytes": bounds[i],
+                    "slices": slices_of(shard) if bounds[i] == 0 else (),
+                    "payload": content[bounds[i] : bounds[i + 1]],
+                }
+                | changed
+            )
+        )
+        for i in range(len(bounds) - 1)
+    ]
+
+
+def push(shard: Shard, step: int, gradient: Any, *, now_s: float = 0.0, **more: Any) -> Receipt:
+    """Push a whole gradient, given in the shard's layout or as one number for every element."""
+    full = np.broadcast_to(np.asarray(gradient, np.float32), sum(s.size_bytes for s in slices_of(shard)) // 4)
+    receipt = Receipt(PushResult.PENDING, 0, None)
+    for chunk in chunks_of(shard, step, full, **more):
+        receipt = shard.push(chunk, now_s)
+    return receipt
+
+
+def pull(shard: Shard, *, round_: int | None = None, step: int | None = None) -> tuple[int, np.ndarray]:
+    """Return (version, a copy of the weights)."""
+    weights = shard.pull(PullRun(shard.identity, round_, step, 0, shard.storage.weights.nbytes))
+    return weights.version, np.frombuffer(bytes(weights.values), "<f4")
+
+
+def state_of(shard: Shard) -> tuple[bytes, dict[str, bytes], list[tuple[int, int]], int, int]:
+    """Return all that a refusal must not change, bit by bit (P14)."""
+    return (
+        shard.storage.weights.tobytes(),
+        {name: slot.tobytes() for name, slot in shard.storage.slots.items()},
+        list(shard.ingest.applied.intervals()),
+        shard.ingest.version,
+        shard.ingest.buffered_steps,
+    )
+
+
+class Finished:
+    """A reply that is there already."""
+
+    def __init__(self, call: Callable[[], bytes]) -> None:
+        self._frame, self._error = b"", None
+        try:
+            self._frame = call()
+        except ParashardError as error:
+            self._error: ParashardError | None = error
+
+    def result(self) -> bytes:
+        if self._error is not None:
+            raise self._error
+        return self._frame
+
+
+class Cluster:
+    """Shards under the addresses "shard-0", "shard-1" and so on; every frame passes through the wire format.
+
+    `before` may be set to a function of (address, decoded request): it is called first, and may raise.
+    """
+
+    def __init__(self, plan: Plan, **of_shard: Any) -> None:
+        self.plan = plan
+        self.shards = [shard_of(plan, index, **of_shard) for index in range(len(plan.shards))]
+        self.before: Callable[[str, PushChunk | PullRun], None] = lambda address, request: None
+        self.pushes: list[PushChunk] = []
+        self._turn = threading.Lock()
+
+    def view(self, number: int = 1) -> View:
+        addresses = tuple(f"shard-{index}" for index in range(len(self.shards)))
+        return View(number, addresses, tuple(shard.identity.incarnation for shard in self.shards))
+
+    def client(self, **more: Any) -> ShardClient:
+        client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=lambda address: _Wire(self, address), **more)
+        client.use(self.view())
+        return client
+
+    def weights(self, round_: int | None = None) -> dict[str, np.ndarray]:
+        """Return every variable, whole."""
+        return self.client().pull(round_=round_).variables
+
+    def answer_push(self, address: str, frame: bytes) -> bytes:
+        with self._turn:
+            chunk = wire.decode_push(frame)
+            self.pushes.append(chunk)
+            self.before(address, chunk)
+            return wire.encode_receipt(self.shards[int(address[6:])].push(chunk, 0.0))
+
+    def answer_pull(self, address: str, frame: bytes) -> bytes:
+        with self._turn:
+            run = wire.decode_pull(frame)
+            self.before(address, run)
+            return wire.encode_weights(self.shards[int(address[6:])].pull(run))
+
+
+class _Wire:
+    """A transport to one shard of a cluster."""
+
+    def __init__(self, cluster: Cluster, address: str) -> None:
+        self._cluster = cluster
+        self._address = address
+
+    def push(self, frame: bytes, deadline_s: float) -> Finished:
+        return Finished(lambda: self._cluster.answer_push(self._address, frame))
+
+    def pull(self, frame: bytes, deadline_s: float) -> Finished:
+        return Finished(lambda: self._cluster.answer_pull(self._address, frame))
+
+    def close(self) -> None:
+        """Nothing is open."""

@@ -1,0 +1,23 @@
+"""Real clusters whose processes end with the test, even when the test dies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster_run import ROOT, ClusterRun
+
+
+@pytest.fixture
+def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
+    """Return a function that starts `parashard run` with arguments; its processes end with the test."""
+    runs: list[ClusterRun] = []
+
+    def start(*arguments: str, cwd: Path = ROOT) -> ClusterRun:
+        runs.append(ClusterRun(tmp_path / f"run-{len(runs)}", list(arguments), cwd))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.clean_up()
