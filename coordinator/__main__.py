@@ -27,6 +27,7 @@ from coordinator.report import audited, report, save_report, save_weights
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.restarts import Restarts
 from coordinator.service import CoordinatorService
+from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard.claims import claim_incarnation
@@ -139,6 +140,7 @@ class Coordination:
     def _look(self) -> None:
         for error in self._watch.look(self.core.shards.lives(), self._status.saw):
             log.warning("shard-did-not-answer", error=str(error))
+        self.core.staleness_p95 = quantile(self._status.staleness(), 0.95)
 
     def _finish(self) -> None:
         """Write the final weights and the report; then the job is done."""

@@ -131,7 +131,9 @@ class Core:
         self.worker_exits = 0
         self.skipped_steps = 0
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
+        self.events_total = 0
         self.new_events: list[str] = []
+        self.staleness_p95 = 0  # as the shards last told
         self._launcher = launcher
         self._restarting: set[str] = set()  # workers whose end was seen and whose next life is not here yet
 
@@ -269,7 +271,7 @@ class Core:
         loss = None if done.skipped else done.loss
         warning = self.progress.step_completed(worker.name, done.examples, loss, now_s)
         if warning:
-            self._event(f"warning: {warning} (at step {done.step})")
+            self._event(f"warning: {warning} (at step {done.step}; staleness p95 {self.staleness_p95} pushes)")
 
     def _failed(self, worker: Worker, step: int, reason: str) -> None:
         self._event(f"{worker.name} failed at step {step}: {reason}")
@@ -342,4 +344,5 @@ class Core:
 
     def _event(self, text: str) -> None:
         self.events.append(text)
+        self.events_total += 1
         self.new_events.append(text)

@@ -20,7 +20,7 @@ from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
 from parashard.models import build_model
 from parashard.models.base import Model
-from parashard.partition import Plan, place, split
+from parashard.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.steps import StepPlan
 from parashard.variables import Float32s, Variable
 
@@ -72,6 +72,7 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
         initial_file = (run_dir / INITIAL_FILE).absolute()
         save_file(arrays, initial_file)
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
+    _check_round_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
     return ResolvedJob(job, spec, model, plan, steps, job_digest(job, spec, variables), initial_file)
 
@@ -113,6 +114,19 @@ def _check_file(path: Path, variables: dict[str, Variable]) -> None:
                 f"{path}: variable {name!r} is {array.dtype} {array.shape}; "
                 f"the model's is float32 {variables[name].shape}"
             )
+
+
+def _check_round_memory(job: Job, plan: Plan) -> None:
+    """A round may hold all of its gradients at once, when they arrive in the wrong order (P19)."""
+    policy = job.consistency.policy
+    if policy.kind != "sync":
+        return
+    largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
+    if policy.bound * largest_bytes > job.cluster.queue_bytes:
+        raise ConfigurationError(
+            f"consistency.policy {policy}: a shard may hold {policy.bound} gradients of {largest_bytes} bytes, "
+            f"more than cluster.queue_bytes = {job.cluster.queue_bytes}; raise it, use more shards or shorter rounds"
+        )
 
 
 def _check_targets(job: Job, spec: DataSpec) -> None:

@@ -119,7 +119,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
         """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
-        call = _lease_call(request)
+        call = lease_call(request)
 
         def first(core: Core, now_s: float) -> LeaseAnswer:
             core.check_run(request.run_id)
@@ -128,7 +128,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         answer = self.run(first)
         if request.want and request.wait_s > 0 and _nothing(answer):
             answer = self._wait_for_work(request, answer)
-        return _lease_reply(answer)
+        return lease_reply(answer)
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
         with self.changed:
@@ -180,7 +180,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         self.changed.notify_all()
 
 
-def _lease_call(request: pb.LeaseRequest) -> LeaseCall:
+def lease_call(request: pb.LeaseRequest) -> LeaseCall:
+    """Return a worker's call as the core takes it."""
     return LeaseCall(
         worker=request.worker,
         incarnation=request.incarnation,
@@ -198,7 +199,8 @@ def _lease_call(request: pb.LeaseRequest) -> LeaseCall:
     )
 
 
-def _lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
+def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
+    """Return the core's answer as its message."""
     return pb.LeaseReply(
         granted=[pb.Grant(step=grant.step, skip=grant.skip) for grant in answer.granted],
         evaluations=[

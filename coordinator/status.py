@@ -71,6 +71,7 @@ class StatusView:
             step_lag_max=max((r.step_lag_max for r in records.values()), default=0),
             workers_wanted=core.workers_wanted,
             events=list(core.events),
+            events_total=core.events_total,
             consistency=self._consistency,
             http_address=self.http_address,
         )

@@ -21,12 +21,12 @@ from rich.text import Text
 
 from parashard import __version__
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.errors import ParashardError
+from parashard.errors import ParashardError, Unreachable
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
 from parashard.process import ExitCode, exit_code_of
-from parashard.run import Outcome, new_run_dir, newest_run, run_job
+from parashard.run import Outcome, new_run_dir, newest_run, read_report, run_job
 
 app = typer.Typer(
     help="A parameter server for training on machines that come and go.",
@@ -105,7 +105,16 @@ def status(
     where: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
 ) -> None:
     """Ask a running coordinator how its job goes."""
-    reply = _coordinator(where).get_status()
+    place = where or str(newest_run())
+    try:
+        reply = _coordinator(place).get_status()
+    except Unreachable:
+        report = read_report(Path(place))
+        if not report:
+            raise
+        # The run is over and its coordinator gone: the report says how it went.
+        typer.echo(json.dumps(report, indent=None if json_ else 2))
+        return
     if json_:
         typer.echo(
             json.dumps(
@@ -117,9 +126,7 @@ def status(
 
 
 @app.command()
-def scale(
-    workers: Annotated[int, typer.Option(help="Workers to keep alive, 0 to 4096.")], where: Where = None
-) -> None:
+def scale(workers: Annotated[int, typer.Option(help="Workers to keep alive, 0 to 4096.")], where: Where = None) -> None:
     """Change the number of workers of a running local cluster."""
     reply = _coordinator(where).scale(workers)
     typer.echo(f"{reply.workers_wanted} workers wanted")

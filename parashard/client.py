@@ -267,6 +267,7 @@ class ShardClient:
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(RetryLater),
                 wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
+                sleep=tenacity.sleep_using_event(self._giving_up),
                 stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
                 reraise=True,
             )

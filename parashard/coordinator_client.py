@@ -6,11 +6,13 @@ Every call has a deadline; one that finds nobody, or is asked to come back later
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
+import structlog
 import tenacity
 
 from parashard import rpc
@@ -23,6 +25,8 @@ POLL_S = 0.02
 
 _Reply = TypeVar("_Reply")
 
+log = structlog.get_logger(__name__)
+
 
 class CoordinatorClient:
     """A channel to the coordinator.
@@ -33,13 +37,16 @@ class CoordinatorClient:
         host:port.
     retry_budget_s : float
         How long one call may be sent again.
+    giving_up : Event, optional
+        Once set, nothing is sent again any more.
     """
 
-    def __init__(self, address: str, *, retry_budget_s: float = 30.0) -> None:
+    def __init__(self, address: str, *, retry_budget_s: float = 30.0, giving_up: threading.Event | None = None) -> None:
         self.address = address
         self._channel = rpc.connect(address)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._retry_budget_s = retry_budget_s
+        self._giving_up = giving_up or threading.Event()
 
     def close(self) -> None:
         """Close the channel."""
@@ -89,16 +96,24 @@ class CoordinatorClient:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),
-            stop=tenacity.stop_after_delay(self._retry_budget_s),
+            stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            sleep=tenacity.sleep_using_event(self._giving_up),
+            before_sleep=self._tell_once,
             reraise=True,
         )
         return retrying(call)
 
+    def _tell_once(self, attempt: tenacity.RetryCallState) -> None:
+        """Say that we wait, once a call: silence looks like a hang."""
+        if attempt.attempt_number == 1 and attempt.outcome is not None:
+            log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self._retry_budget_s)
 
-def find_coordinator(where: str, wait_s: float = 30.0) -> str:
+
+def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Event | None = None) -> str:
     """Return the address of a coordinator, given as host:port or as a run directory.
 
-    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed.
+    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `giving_up` is
+    set.
 
     Raises
     ------
@@ -113,14 +128,14 @@ def find_coordinator(where: str, wait_s: float = 30.0) -> str:
         if not host or not port.isdigit() or not 0 < int(port) < 65536:
             raise ConfigurationError(f"{where!r} is neither a run directory nor host:port")
         return where
+    giving_up = giving_up or threading.Event()
     path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s
     while True:
         try:
             address = json.loads(path.read_text())["address"]
         except FileNotFoundError:
-            if time.monotonic() >= deadline_s:
+            if time.monotonic() >= deadline_s or giving_up.wait(POLL_S):
                 raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
-            time.sleep(POLL_S)
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{path} is damaged: {error}") from None
         else:

@@ -18,6 +18,19 @@ PLAIN_EVERY_S = 2.0
 EVENTS_SHOWN = 6
 
 
+class NewEvents:
+    """Finds the events of a status that earlier ones did not have."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def of(self, status: pb.GetStatusReply) -> list[str]:
+        """Return the new events, oldest first."""
+        new = status.events_total - self._seen
+        self._seen = status.events_total
+        return list(status.events[-new:]) if new > 0 else []
+
+
 class JobView(Protocol):
     """Shows a job's status, and lines of text."""
 
@@ -37,9 +50,13 @@ class TerminalView:
     def __init__(self, console: Console) -> None:
         self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)
         self._live.start()
+        self._events = NewEvents()
 
     def show(self, status: pb.GetStatusReply) -> None:
-        """Redraw."""
+        """Redraw; warnings stay on the screen when the view goes."""
+        for event in self._events.of(status):
+            if event.startswith("warning"):
+                self.say(event)
         self._live.update(render(status))
 
     def say(self, text: str) -> None:
@@ -57,10 +74,12 @@ class PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console
         self._next_s = 0.0
-        self._events = 0
+        self._events = NewEvents()
 
     def show(self, status: pb.GetStatusReply) -> None:
         """Print the events that are new, and a line if it is time."""
+        for event in self._events.of(status):
+            self.say(event)
         if status.state == pb.JOB_STATE_RUNNING and time.monotonic() >= self._next_s:
             self._next_s = time.monotonic() + PLAIN_EVERY_S
             self.say(one_line(status))

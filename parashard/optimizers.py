@@ -39,6 +39,19 @@ NonZero = Annotated[float, _bounded(_SMALLEST, either_sign=True)]
 NonNegative = Annotated[float, _bounded(0.0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
+# Settings that several rules have, with what the job file's reference says of them.
+_Rate = Annotated[Positive, Field(description="Step size of an update; the schedule multiplies it.")]
+_Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
+_Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
+_Beta2 = Annotated[Decay, Field(description="Decay of the running mean of the squared gradient.")]
+_Epsilon = Annotated[Positive, Field(description="Added to the denominator, against division by zero.")]
+_Coupled = Annotated[
+    NonNegative, Field(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
+]
+_Decoupled = Annotated[
+    NonNegative, Field(description="Weight decay that goes past the moments: it is not part of the gradient.")
+]
+
 
 class OptimizerSpec(BaseModel):
     """What all optimizers share.
@@ -67,14 +80,23 @@ class OptimizerSpec(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    kind: str
-    learning_rate: Positive
-    weight_decay: NonNegative = 0.0
-    schedule: ScheduleOptions = ConstantSchedule()
-    clip_value: Positive | None = None
-    clip_norm: Positive | None = None
-    staleness_damping: Literal["none", "inverse"] = "none"
-    delay_compensation: NonNegative = 0.0
+    kind: str = Field(description="Names the update rule.")
+    learning_rate: _Rate
+    weight_decay: _Coupled = 0.0
+    schedule: ScheduleOptions = Field(default=ConstantSchedule(), description="Multiplies the learning rate over time.")
+    clip_value: Positive | None = Field(
+        default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
+    )
+    clip_norm: Positive | None = Field(
+        default=None,
+        description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
+    )
+    staleness_damping: Literal["none", "inverse"] = Field(
+        default="none", description='"inverse" divides the learning rate by 1 + staleness.'
+    )
+    delay_compensation: NonNegative = Field(
+        default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
+    )
 
     @property
     def requires_unsplit_variables(self) -> bool:
@@ -94,60 +116,62 @@ class OptimizerSpec(BaseModel):
 class SGD(OptimizerSpec):
     """Stochastic gradient descent (Robbins and Monro, 1951)."""
 
-    kind: Literal["sgd"] = "sgd"
-    learning_rate: NonZero
+    kind: Literal["sgd"] = Field(default="sgd", description="Names this rule.")
+    learning_rate: NonZero = Field(
+        description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`."
+    )
 
 
 class Momentum(OptimizerSpec):
     """SGD with heavy-ball momentum (Polyak, 1964)."""
 
-    kind: Literal["momentum"] = "momentum"
-    momentum: Decay = 0.9
+    kind: Literal["momentum"] = Field(default="momentum", description="Names this rule.")
+    momentum: _Inertia = 0.9
 
 
 class Nesterov(OptimizerSpec):
     """SGD with Nesterov's momentum (Sutskever et al., ICML 2013)."""
 
-    kind: Literal["nesterov"] = "nesterov"
-    momentum: Decay = 0.9
+    kind: Literal["nesterov"] = Field(default="nesterov", description="Names this rule.")
+    momentum: _Inertia = 0.9
 
 
 class Adagrad(OptimizerSpec):
     """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
 
-    kind: Literal["adagrad"] = "adagrad"
-    initial_accumulator: NonNegative = 0.0
-    epsilon: Positive = 1e-10
+    kind: Literal["adagrad"] = Field(default="adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
+    epsilon: _Epsilon = 1e-10
 
 
 class RMSProp(OptimizerSpec):
     """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
 
-    kind: Literal["rmsprop"] = "rmsprop"
-    learning_rate: Positive = 0.001
-    rho: Decay = 0.9
-    epsilon: Positive = 1e-8
+    kind: Literal["rmsprop"] = Field(default="rmsprop", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    rho: Decay = Field(default=0.9, description="Decay of the running mean of the squared gradient.")
+    epsilon: _Epsilon = 1e-8
 
 
 class Adam(OptimizerSpec):
     """Adam (Kingma and Ba, ICLR 2015); weight decay is L2."""
 
-    kind: Literal["adam"] = "adam"
-    learning_rate: Positive = 0.001
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Positive = 1e-8
+    kind: Literal["adam"] = Field(default="adam", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-8
 
 
 class AdamW(OptimizerSpec):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019)."""
 
-    kind: Literal["adamw"] = "adamw"
-    learning_rate: Positive = 0.001
-    weight_decay: NonNegative = 0.01
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Positive = 1e-8
+    kind: Literal["adamw"] = Field(default="adamw", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    weight_decay: _Decoupled = 0.01
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-8
 
 
 class FTRL(OptimizerSpec):
@@ -158,20 +182,20 @@ class FTRL(OptimizerSpec):
     Variables with `decay=False` have neither l1 nor l2.
     """
 
-    kind: Literal["ftrl"] = "ftrl"
-    beta: Positive = 1.0
-    l1: NonNegative = 0.0
-    l2: NonNegative = 0.0
+    kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
+    beta: Positive = Field(default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate.")
+    l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
+    l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")
 
 
 class LAMB(OptimizerSpec):
     """LAMB (You et al., ICLR 2020); weight decay is decoupled."""
 
-    kind: Literal["lamb"] = "lamb"
-    weight_decay: NonNegative = 0.01
-    beta1: Decay = 0.9
-    beta2: Decay = 0.999
-    epsilon: Positive = 1e-6
+    kind: Literal["lamb"] = Field(default="lamb", description="Names this rule.")
+    weight_decay: _Decoupled = 0.01
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-6
 
     @property
     def requires_unsplit_variables(self) -> bool:

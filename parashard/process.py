@@ -92,6 +92,8 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
     try:
         code = serve(stop)
     except ParashardError as error:
+        if stop.asked and isinstance(error, RetryLater):
+            return int(ExitCode.DONE)  # it was waiting for somebody when it was asked to end
         code = exit_code_of(error)
         log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line

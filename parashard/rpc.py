@@ -174,5 +174,12 @@ def translated(error: grpc.RpcError, address: str) -> ParashardError:
     ours = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     known = ParashardError.from_code(ours) if isinstance(ours, str) else None
     kind = known or ERROR_BY_FOREIGN_STATUS[error.code()]
-    details = error.details() or error.code().name
-    return kind(details if known else f"{error.code().name}: {details}", peer=address)
+    details = error.details() or ""
+    return kind(details if known else _foreign_message(error.code(), details), peer=address)
+
+
+def _foreign_message(status: grpc.StatusCode, details: str) -> str:
+    """Say in few words what gRPC itself had to say."""
+    if status is grpc.StatusCode.UNAVAILABLE:
+        return f"nobody answers: {details.rpartition(': ')[2] or 'unavailable'}"
+    return f"{status.name}: {details}" if details else status.name

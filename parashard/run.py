@@ -93,7 +93,7 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     finally:
         view.close()
         cluster.end()
-    report = _read_report(run_dir)
+    report = read_report(run_dir)
     if exit_code == ExitCode.DONE and output is not None:
         output.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
@@ -222,10 +222,11 @@ def _process(name: str) -> pb.ProcessName:
     return pb.ProcessName(role=role, index=int(index))
 
 
-def _read_report(run_dir: Path) -> dict[str, Any]:
+def read_report(run_dir: Path) -> dict[str, Any]:
+    """Return the report in a run directory, or an empty one if it has none yet."""
     try:
         report: dict[str, Any] = json.loads((run_dir / REPORT_FILE).read_text())
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return {}
     return report
 

@@ -39,7 +39,9 @@ class Schedule(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    warmup_steps: int = Field(default=0, ge=0)
+    warmup_steps: int = Field(
+        default=0, ge=0, description="Updates over which the multiplier rises linearly to 1 before the curve begins."
+    )
 
     def factor(self, t: int) -> float:
         """Return the multiplier of the learning rate for the t-th update.
@@ -87,7 +89,9 @@ class Schedule(BaseModel):
 class _Decaying(Schedule):
     """A curve with a length D, concrete or "job"."""
 
-    decay_steps: DecaySteps = "job"
+    decay_steps: DecaySteps = Field(
+        default="job", description='Length of the decay in updates; "job": all updates after the warm-up.'
+    )
 
     def resolved(self, total_steps: int) -> Self:
         """Return the schedule with decay_steps = total_steps - warmup_steps where it was "job"."""
@@ -111,7 +115,7 @@ class _Decaying(Schedule):
 class ConstantSchedule(Schedule):
     """1 for every update after the warm-up."""
 
-    kind: Literal["constant"] = "constant"
+    kind: Literal["constant"] = Field(default="constant", description="Names this schedule.")
 
     def _curve(self, done: int) -> float:
         return 1.0
@@ -131,9 +135,9 @@ class StepSchedule(Schedule):
 
     model_config = ConfigDict(populate_by_name=True)  # a dump says `ratio`, a job file `factor`
 
-    kind: Literal["step"] = "step"
-    every_steps: int = Field(ge=1)
-    ratio: float = Field(gt=0, le=1, alias="factor")
+    kind: Literal["step"] = Field(default="step", description="Names this schedule.")
+    every_steps: int = Field(ge=1, description="Updates on one tread of the staircase.")
+    ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of one tread to the one before.")
 
     def _curve(self, done: int) -> float:
         return float(self.ratio ** (done // self.every_steps))
@@ -152,9 +156,9 @@ class ExponentialSchedule(_Decaying):
         True: the exponent n / D is rounded down.
     """
 
-    kind: Literal["exponential"] = "exponential"
-    rate: float = Field(gt=0, le=1)
-    staircase: bool = False
+    kind: Literal["exponential"] = Field(default="exponential", description="Names this schedule.")
+    rate: float = Field(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
+    staircase: bool = Field(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
 
     def _curve(self, done: int) -> float:
         length = self._length()
@@ -174,8 +178,10 @@ class CosineSchedule(_Decaying):
         f, in [0, 1].
     """
 
-    kind: Literal["cosine"] = "cosine"
-    final_fraction: float = Field(default=0.0, ge=0, le=1)
+    kind: Literal["cosine"] = Field(default="cosine", description="Names this schedule.")
+    final_fraction: float = Field(
+        default=0.0, ge=0, le=1, description="Multiplier that the decay ends with, and that stays."
+    )
 
     def _curve(self, done: int) -> float:
         length = self._length()

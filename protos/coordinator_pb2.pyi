@@ -285,7 +285,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address")
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -314,6 +314,7 @@ class GetStatusReply(_message.Message):
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -335,7 +336,8 @@ class GetStatusReply(_message.Message):
     events: _containers.RepeatedScalarFieldContainer[str]
     consistency: str
     http_address: str
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ...) -> None: ...
+    events_total: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")

@@ -39,7 +39,7 @@ def main() -> int:
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Serve one shard until asked to stop."""
     incarnation = claim_incarnation(arguments.state, f"shard-{arguments.index}")  # P3
-    coordinator = CoordinatorClient(find_coordinator(arguments.connect))
+    coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
     reply = coordinator.get_job()
     shard, job = build_shard(reply, arguments.index, incarnation)
     limit_threads(job.cluster.shard_threads)

@@ -119,6 +119,8 @@ def push(shard: Shard, step: int, gradient: Any, *, now_s: float = 0.0, **more: 
     receipt = Receipt(PushResult.PENDING, 0, None)
     for chunk in chunks_of(shard, step, full, **more):
         receipt = shard.push(chunk, now_s)
+        if receipt.result is not PushResult.PENDING:
+            break  # as the client does
     return receipt
 
 

@@ -46,7 +46,7 @@ def main() -> int:
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
-    coordinator = CoordinatorClient(find_coordinator(arguments.connect))
+    coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
     policy = job.consistency.policy

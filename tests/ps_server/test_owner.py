@@ -1,0 +1,94 @@
+"""Owner: one at a time, a bounded line, and no way on after a broken invariant."""
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from parashard.errors import NonFiniteGradient, QueueFull
+from ps_server.owner import Owner
+
+DEADLINE_S = 10.0
+
+
+def never(error: BaseException) -> None:
+    raise AssertionError(f"the process would have ended: {error!r}")
+
+
+@contextlib.contextmanager
+def held(owner: Owner) -> Iterator[None]:
+    """Hold the owner's turn, on a thread that ends whatever happens."""
+    inside, done = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        inside.set()
+        done.wait(DEADLINE_S)
+
+    with ThreadPoolExecutor(1) as pool:
+        holding = pool.submit(owner.run, hold, DEADLINE_S)
+        try:
+            assert inside.wait(DEADLINE_S)
+            yield
+        finally:
+            done.set()
+        holding.result(DEADLINE_S)
+
+
+def test_the_result_comes_back() -> None:
+    assert Owner(1, never).run(lambda: 42, DEADLINE_S) == 42
+
+
+def test_one_more_than_the_line_holds_is_turned_away() -> None:
+    owner = Owner(1, never)
+    with held(owner), pytest.raises(QueueFull, match="1 requests are waiting"):
+        owner.run(lambda: pytest.fail("it ran"), DEADLINE_S)
+    assert owner.run(lambda: "its place is free again", DEADLINE_S)
+
+
+def test_who_waits_too_long_is_turned_away_without_having_run() -> None:
+    owner = Owner(2, never)
+    with held(owner):
+        for _ in range(3):  # each gives its place back
+            with pytest.raises(QueueFull, match=r"busy for 0\.0 s"):
+                owner.run(lambda: pytest.fail("it ran"), 0.0)
+
+
+def test_who_waits_gets_the_turn_when_it_is_free_and_not_before() -> None:
+    owner, order = Owner(2, never), []
+    with ThreadPoolExecutor(1) as pool:
+        with held(owner):
+            waiting = pool.submit(owner.run, lambda: order.append("the second"), DEADLINE_S)
+            order.append("the first")
+        waiting.result(DEADLINE_S)
+    assert order == ["the first", "the second"]
+
+
+def test_an_error_of_ours_passes_and_frees_the_turn() -> None:
+    owner = Owner(1, never)
+
+    def refuse() -> None:
+        raise NonFiniteGradient("no")
+
+    with pytest.raises(NonFiniteGradient):
+        owner.run(refuse, DEADLINE_S)
+    assert owner.run(lambda: 1, DEADLINE_S) == 1
+
+
+@pytest.mark.parametrize("error", [ValueError("bad"), AssertionError("broken"), KeyboardInterrupt()])
+def test_any_other_error_breaks_the_shard_while_nobody_else_can_look(error: BaseException) -> None:  # P14
+    seen: list[tuple[BaseException, str]] = []
+
+    def broken(reason: BaseException) -> None:
+        with ThreadPoolExecutor(1) as pool, pytest.raises(QueueFull) as refusal:
+            pool.submit(owner.run, lambda: pytest.fail("it ran"), 0.0).result(DEADLINE_S)
+        seen.append((reason, str(refusal.value)))
+
+    def fail() -> None:
+        raise error
+
+    owner = Owner(2, broken)
+    with pytest.raises(type(error)):
+        owner.run(fail, DEADLINE_S)
+    assert seen == [(error, "this shard was busy for 0.0 s")]

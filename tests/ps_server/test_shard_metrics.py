@@ -1,0 +1,85 @@
+"""The shard's metrics: families that Prometheus can read, with the record's numbers in them."""
+
+from in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from parashard.optimizers import Adam
+from parashard.variables import Variable
+from ps_server.metrics import STALENESS_BUCKETS, ShardCollector
+from ps_server.record import Record
+from ps_server.shard import Shard
+
+
+def scraped(shard: Shard) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """Return {(sample, labels but the shard's): value}."""
+    registry = CollectorRegistry()
+    registry.register(ShardCollector(shard))
+    samples = {}
+    for family in text_string_to_metric_families(generate_latest(registry).decode()):
+        assert family.documentation
+        for sample in family.samples:
+            assert sample.name.startswith("parashard_shard_")
+            labels = dict(sample.labels)
+            assert labels.pop("shard") == "0"
+            samples[sample.name, tuple(sorted(labels.items()))] = sample.value
+    return samples
+
+
+def small_shard() -> Shard:
+    return shard_of(plan_of(variables_of(Variable("w", (4,)))), spec=Adam())
+
+
+def test_pushes_are_told_by_result() -> None:
+    shard = small_shard()
+    push(shard, 0, 1.0)
+    push(shard, 0, 1.0)
+    shard.push(chunks_of(shard, 1, [], slices=(), skipped=True)[0], 0.0)
+    pull(shard)
+    samples = scraped(shard)
+    results = {dict(labels)["result"]: n for (name, labels), n in samples.items() if name.endswith("pushes_total")}
+    assert results == {"applied": 2, "buffered": 0, "duplicate": 1, "refused": 0}
+    assert {
+        name.removeprefix("parashard_shard_"): value
+        for (name, labels), value in samples.items()
+        if not labels and "staleness" not in name and "seconds" not in name
+    } == {
+        "push_bytes_total": 32,
+        "pull_bytes_total": 16,
+        "skipped_steps_total": 1,
+        "version": 2,
+        "steps_applied": 2,
+        "step_lag_max": 0,
+        "variable_bytes": 16,
+        "slot_bytes": 32,
+        "queue_bytes": 0,
+    }
+
+
+def test_the_histogram_is_cumulative_and_ends_with_its_count() -> None:
+    shard = small_shard()
+    for staleness in (0, 0, 1, 5, 128, 129, 5000):
+        shard.record.saw_staleness(staleness)
+    shard.record.saw_staleness(None)
+    samples = scraped(shard)
+    name = "parashard_shard_push_staleness_pushes"
+    buckets = {float(dict(labels)["le"]): n for (sample, labels), n in samples.items() if sample == f"{name}_bucket"}
+    assert list(buckets) == [*map(float, STALENESS_BUCKETS), float("inf")]
+    assert list(buckets.values()) == sorted(buckets.values())
+    assert (buckets[0], buckets[1], buckets[4], buckets[6], buckets[128], buckets[float("inf")]) == (2, 3, 3, 4, 5, 7)
+    assert samples[f"{name}_count", ()] == 7
+    assert samples[f"{name}_sum", ()] == 0 + 0 + 1 + 5 + 128 + 129 + 4095
+
+
+def test_no_label_grows_with_the_job() -> None:
+    few, many = small_shard(), small_shard()
+    for step in range(30):
+        push(many, step, 1.0, pulled_version=step // 2)
+    assert scraped(few).keys() == scraped(many).keys()
+
+
+def test_the_record_counts_unknown_staleness_apart() -> None:
+    record = Record()
+    for staleness in (None, 0, 4095, 4096, 10**9):
+        record.saw_staleness(staleness)
+    assert (record.unknown_staleness, dict(record.staleness)) == (1, {0: 1, 4095: 3})

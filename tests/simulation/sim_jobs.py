@@ -1,0 +1,114 @@
+"""The jobs that the simulation runs, and what their final weights say: the oracles of the protocol.
+
+Owns a job's model, data, optimizer and audit. Knows no process and no message. Everything is tiny: a run is to take some
+tens of milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Batch
+from parashard.data.synthetic import SyntheticOptions, SyntheticSource
+from parashard.job.policy import Policy
+from parashard.models.base import Audited, Model
+from parashard.models.ledger import Ledger
+from parashard.models.mlp import MlpOptions, MultilayerPerceptron
+from parashard.models.torn import Torn, TornOptions
+from parashard.optimizers import SGD, Adam, OptimizerSpec
+from parashard.partition import Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
+from parashard.steps import StepPlan
+from parashard.variables import Float32s, Variable
+
+SEED = 5
+EPOCHS = 3
+EXAMPLES, BATCH = 20, 3  # 7 steps an epoch, the last one short; 21 steps: the last round of sync:4 has one step
+
+
+class SeededTorn(Torn):
+    """The torn test with constants that the simulation draws: its own come from the system, and no seed names them."""
+
+    def drawn(self, variables: Mapping[str, Any], rng: random.Random) -> dict[str, Float32s]:
+        """Return one attempt's gradient."""
+        constant = rng.choice((-1, 1)) * rng.randint(1, 1024) / 1024
+        return {name: np.full_like(values, constant) for name, values in variables.items()}
+
+
+@dataclass(frozen=True)
+class Job:
+    """All that a run needs to know of the job itself."""
+
+    oracle: str
+    policy: Policy
+    model: Model
+    variables: Mapping[str, Variable]
+    batches: tuple[Batch, ...]
+    spec: OptimizerSpec
+    mean: bool
+    partitioner: Partitioner | None  # None: cut into as many pieces as there are shards
+
+    @property
+    def steps_total(self) -> int:
+        """S."""
+        return len(self.batches)
+
+    @property
+    def round_steps(self) -> int | None:
+        """N in `sync:N`, else None."""
+        return self.policy.bound if self.policy.kind == "sync" else None
+
+    def plan(self, shards: int) -> Plan:
+        """Place the variables."""
+        return place(self.variables, split(self.variables, self.partitioner or fixed_shards(shards)), shards)
+
+    def gradients(self, step: int, variables: Mapping[str, Float32s], rng: random.Random) -> dict[str, Float32s]:
+        """Return one attempt's gradients, arrays of the caller's own."""
+        if isinstance(self.model, SeededTorn):
+            return self.model.drawn(variables, rng)
+        return dict(self.model.loss_and_gradients(variables, self.batches[step], np)[1])
+
+    def audit(self, variables: Mapping[str, Float32s]) -> list[str]:
+        """Return what the final weights violate, by themselves."""
+        if not isinstance(self.model, Audited):
+            return []
+        counts = self.model.audit(dict(variables), EPOCHS)
+        return [f"{name} is {count}" for name, count in counts.items() if count]
+
+
+@lru_cache
+def job(oracle: str, policy: Policy) -> Job:
+    """Return the job of an oracle: "ledger", "torn" or "digest"."""
+    source = SyntheticSource(SyntheticOptions(examples=EXAMPLES, features=4, classes=3))
+    steps = StepPlan(EXAMPLES, BATCH, EPOCHS, SEED)
+    batches = []
+    for step in range(steps.total):
+        indices = steps.indices(step)
+        batches.append(Batch(step, steps.epoch_of(step), indices, *source.examples(indices)))
+    model: Model
+    spec: OptimizerSpec = SGD(learning_rate=-1.0)
+    partitioner: Partitioner | None = None
+    if oracle == "ledger":
+        model = Ledger(source.spec)
+        partitioner = maximum_size(24)  # 3 rows: several partitions a shard
+    elif oracle == "torn":
+        model = SeededTorn(TornOptions(rows=2))
+        partitioner = whole
+    else:
+        model = MultilayerPerceptron(MlpOptions(hidden=(3,), activation="tanh"), source.spec, SEED)
+        spec = Adam(learning_rate=0.05)
+    declared = model.initial_variables()
+    variables = {name: v for name, v in declared.items() if isinstance(v, Variable)}
+    return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner)
+
+
+def digest(variables: Mapping[str, Float32s]) -> str:
+    """Return the SHA-256 of all values, in name order."""
+    content = b"".join(np.ascontiguousarray(variables[name], "<f4").tobytes() for name in sorted(variables))
+    return hashlib.sha256(content).hexdigest()

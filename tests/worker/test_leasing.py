@@ -1,0 +1,176 @@
+"""The leasing thread: it calls when something is due, wakes whoever waits for work, and ends when there is no more."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from parashard.errors import ParashardError, Superseded, Unreachable
+from protos import coordinator_pb2 as pb
+from worker.leasing import Joined, Leasing
+
+DEADLINE_S = 10.0
+
+
+class ScriptedCoordinator:
+    """Holds every call until the test answers it."""
+
+    def __init__(self) -> None:
+        self._calls: queue.Queue[pb.LeaseRequest] = queue.Queue()
+        self._answers: queue.Queue[pb.LeaseReply | ParashardError] = queue.Queue()
+
+    def lease(self, request: pb.LeaseRequest) -> pb.LeaseReply:
+        self._calls.put(request)
+        answer = self._answers.get(timeout=DEADLINE_S)
+        if isinstance(answer, ParashardError):
+            raise answer
+        return answer
+
+    def call(self) -> pb.LeaseRequest:
+        return self._calls.get(timeout=DEADLINE_S)
+
+    def answer(self, *steps: int, **fields: Any) -> None:
+        fields = {"state": pb.JOB_STATE_RUNNING, **fields}
+        self._answers.put(pb.LeaseReply(granted=[pb.Grant(step=s) for s in steps], **fields))
+
+    def refuse(self, error: ParashardError) -> None:
+        self._answers.put(error)
+
+
+@pytest.fixture
+def coordinator() -> ScriptedCoordinator:
+    return ScriptedCoordinator()
+
+
+@pytest.fixture
+def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
+    """Return a function that starts a leasing thread; the thread ends with the test, even when it dies."""
+    started: list[Leasing] = []
+
+    def begin(lease_ttl_s: float = 3600.0) -> Leasing:
+        leasing = Leasing(
+            coordinator,  # type: ignore[arg-type]
+            Joined("run-1", "worker-0", 1, lease_ttl_s),
+            batch=8,
+            ahead=1,
+            step_timeout_s=3600.0,
+        )
+        leasing.start()
+        started.append(leasing)
+        return leasing
+
+    yield begin
+    for leasing in started:
+        coordinator.refuse(Superseded("the test is over"))
+        leasing.leave(DEADLINE_S)
+        assert not leasing._thread.is_alive()
+
+
+def take_step(leasing: Leasing) -> int:
+    work = leasing.take(DEADLINE_S)
+    assert isinstance(work, pb.Grant)
+    return work.step
+
+
+def test_steps_go_from_the_coordinator_to_the_loop_and_back(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:
+    leasing = start()
+    assert coordinator.call().want == 2
+    coordinator.answer(0)
+    assert take_step(leasing) == 0
+    coordinator.call()  # asks for more
+    leasing.phases_s = {"compute": 2.0}
+    leasing.completed(pb.CompletedStep(step=0))
+    coordinator.answer()
+    request = coordinator.call()
+    assert [c.step for c in request.completed] == [0]
+    assert request.phases.compute == 2.0
+    assert (leasing.state, leasing.over) == (pb.JOB_STATE_RUNNING, False)
+
+
+def test_a_lost_answer_is_asked_for_again(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:
+    leasing = start()
+    first = coordinator.call()
+    coordinator.refuse(Unreachable("no answer"))
+    assert coordinator.call().sequence == first.sequence + 1
+    coordinator.answer(3)
+    assert take_step(leasing) == 3
+    assert leasing.failure is None
+
+
+def test_silence_is_broken_by_a_renewal(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:  # P5
+    leasing = start(lease_ttl_s=0.03)
+    coordinator.call()
+    coordinator.answer(0, 1, 2)
+    assert sorted(coordinator.call().held) == [0, 1, 2]
+    assert not leasing.over
+
+
+def test_every_report_reaches_the_coordinator(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:
+    leasing = start()
+    coordinator.call()
+    coordinator.answer(0, 1, 2, evaluations=[pb.EvaluationGrant(evaluation=9)])
+    assert isinstance(leasing.take(DEADLINE_S), pb.EvaluationGrant)
+    assert [take_step(leasing) for _ in range(3)] == [0, 1, 2]
+    coordinator.call()
+    leasing.completed(pb.CompletedStep(step=0))
+    leasing.failed(1, "bad")
+    leasing.dropped(2)
+    leasing.evaluated(9, {"loss": 1.0})
+    coordinator.answer()
+    request = coordinator.call()
+    assert [c.step for c in request.completed] == [0]
+    assert [f.step for f in request.failed] == [1]
+    assert [e.evaluation for e in request.evaluated] == [9]
+    assert (list(request.held), list(request.held_evaluations)) == ([], [])
+
+
+def test_leaving_during_a_call_makes_one_more_that_gives_everything_back(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:  # P5: the steps that the call under way grants would otherwise be held until the lease time is over
+    leasing = start()
+    coordinator.call()
+    leasing.leave(0.0)
+    coordinator.answer(0, 1)
+    request = coordinator.call()
+    assert (request.leaving, list(request.held)) == (True, [])
+    coordinator.answer()
+    leasing.leave(DEADLINE_S)
+    assert (leasing._thread.is_alive(), leasing.failure, leasing.take(0.0)) == (False, None, None)
+
+
+@pytest.mark.parametrize("state", [pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED])
+def test_the_jobs_end_wakes_whoever_waits_for_work(
+    state: pb.JobState, coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:
+    leasing = start()
+    coordinator.call()
+    coordinator.answer(state=state, reason="that is all")
+    assert leasing.take(DEADLINE_S) is None
+    assert (leasing.over, leasing.state, leasing.reason) == (True, state, "that is all")
+
+
+def test_a_later_life_of_this_worker_ends_it(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:  # P3
+    leasing = start()
+    coordinator.call()
+    coordinator.refuse(Superseded("worker-0 has a later life"))
+    assert leasing.take(DEADLINE_S) is None
+    assert isinstance(leasing.failure, Superseded)
+    leasing._thread.join(DEADLINE_S)
+
+
+def test_without_work_and_without_patience_nothing_is_taken(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:
+    leasing = start()
+    coordinator.call()
+    assert leasing.take(0.0) is None
+    assert leasing.take(0.001) is None
