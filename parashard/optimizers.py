@@ -183,7 +183,9 @@ class FTRL(OptimizerSpec):
     """
 
     kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
-    beta: Positive = Field(default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate.")
+    beta: Positive = Field(
+        default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate."
+    )
     l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
     l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")
 

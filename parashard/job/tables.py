@@ -156,7 +156,7 @@ class ClusterOptions(Table):
         default=300.0,
         ge=0.1,
         le=86400,
-        description="Seconds of computing after which a step counts as a failed attempt.",
+        description="Seconds of work on one step after which its worker counts as hung: it renews no lease any more.",
     )
     speculate_after: float = Field(
         default=4.0,
@@ -165,10 +165,13 @@ class ClusterOptions(Table):
         description="Median step times after which a held step may be leased to a second worker; 0: never.",
     )
     worker_threads: int = Field(
-        default=0, ge=0, le=1024, description="Compute threads of a worker; 0: chosen from the cores."
+        default=0,
+        ge=0,
+        le=1024,
+        description="Compute threads of a worker; 0: an even share of the cores, or 1 in sync:N.",
     )
     shard_threads: int = Field(
-        default=0, ge=0, le=1024, description="Compute threads of a shard; 0: chosen from the cores."
+        default=0, ge=0, le=1024, description="Compute threads of a shard; 0: as many as there are cores."
     )
     partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
     host: str = Field(
@@ -183,17 +186,26 @@ class ClusterOptions(Table):
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",
     )
     max_restarts: int = Field(
-        default=20, ge=0, le=10**6, description="Restarts of one process after which the job fails."
+        default=20,
+        ge=0,
+        le=10**6,
+        description="Exits of one worker in a row, without a step completed in between, that end the job.",
     )
     restart_backoff_s: float = Field(
-        default=0.2, ge=0, le=3600, description="Seconds before a process is first restarted."
+        default=0.2,
+        ge=0,
+        le=3600,
+        description="Seconds before a worker is first started again; doubles with each exit in a row, up to 5.",
     )
     queue_pushes: int = Field(
-        default=64, ge=1, le=65536, description="Pushes that one shard holds before it answers retry-later."
+        default=64,
+        ge=1,
+        le=65536,
+        description="Requests that may stand in line at one shard; one more is told to come again later.",
     )
     queue_bytes: int = Field(
         default=268435456,
         ge=1,
         le=2**40,
-        description="Bytes of pushes that one shard holds before it answers retry-later.",
+        description="Memory of the pushes that one shard is putting together; one more is told to come again later.",
     )

@@ -1,0 +1,167 @@
+"""The step loop: leased steps are pulled, computed, pushed and reported, at any pipeline depth."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from loop_cases import HELD_OUT, Job
+
+from parashard.data.base import Batch
+from parashard.messages import PullRun, PushChunk
+from protos import coordinator_pb2 as pb
+from worker import loop as loop_module
+
+DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
+
+
+@DEPTHS
+def test_every_leased_step_is_applied_by_every_shard_and_reported(depth: int) -> None:
+    job = Job(*range(10), depth=depth).run()
+    assert job.applied == [[(0, 10)], [(0, 10)]]
+    assert job.completed == list(range(10))
+    weights = job.weights()
+    for name in ("bias", "weight"):
+        assert (weights[name] == sum(range(1, 11))).all()
+    assert (weights["still"] == 1.0).all()  # frozen: its gradient is not sent
+    assert (job.leasing.failures, job.leasing.drops) == ({}, [])
+    assert (job.loop.steps, job.loop.examples) == (10, 40)
+
+
+def test_a_report_names_the_lives_that_acknowledged_the_step_its_loss_and_its_examples() -> None:  # P3, P5
+    job = Job(3, incarnation=6).run()
+    (report,) = job.leasing.completions
+    indices = job.steps.indices(3)
+    assert report == pb.CompletedStep(step=3, incarnations=[6, 6], loss=float(indices.mean()), examples=4)
+
+
+@DEPTHS
+def test_a_deeper_pipeline_is_stale_by_what_it_holds(depth: int) -> None:
+    job = Job(*range(10), depth=depth).run()
+    for shard in job.cluster.shards:
+        assert max(shard.record.staleness) <= 2 * depth
+        assert sum(shard.record.staleness.values()) == 10
+
+
+def test_depth_0_does_one_thing_after_the_other() -> None:
+    job, order = Job(0, 1), []
+    job.cluster.before = lambda address, request: order.append(type(request))
+    job.model.before = lambda batch: order.append(Batch)
+    job.run()
+    assert order == [PullRun, PullRun, Batch, PushChunk, PushChunk] * 2
+
+
+def test_the_pull_comes_after_the_lease_and_names_its_step() -> None:  # P9
+    job, asked = Job(7, 4), []
+    job.cluster.before = lambda address, request: isinstance(request, PullRun) and asked.append(request.step)
+    job.run()
+    assert asked == [7, 7, 4, 4]
+
+
+def test_in_rounds_every_request_names_its_round() -> None:  # P11
+    job, asked = Job(*range(6), round_steps=2), []
+    job.cluster.before = lambda address, request: isinstance(request, PullRun) and asked.append(request.round)
+    job.run()
+    assert asked == [0] * 4 + [1] * 4 + [2] * 4
+    assert (job.weights(round_=3)["weight"] == 1.5 + 3.5 + 5.5).all()
+
+
+def test_a_step_to_skip_is_pushed_empty_and_marked() -> None:  # P6
+    job = Job(0, pb.Grant(step=1, skip=True))
+    job.run()
+    assert job.model.computed == [0]
+    assert [(c.step, c.skipped, c.examples, c.loss) for c in job.leasing.completions][1] == (1, True, 0, 0.0)
+    assert [(p.skipped, p.slices, p.total_bytes) for p in job.cluster.pushes if p.step == 1] == [(True, (), 0)] * 2
+    assert [shard.record.skipped_steps for shard in job.cluster.shards] == [1, 1]
+    assert job.applied == [[(0, 2)], [(0, 2)]]
+
+
+# --- clipping ---
+
+
+def test_the_norm_of_the_whole_gradient_is_clipped() -> None:  # P15: over all variables, whatever shard they are on
+    job = Job(2, clip_norm=1.0).run()
+    weights = job.weights()
+    moved = np.concatenate([weights["bias"].ravel(), weights["weight"].ravel()])
+    assert np.linalg.norm(moved.astype(np.float64)) == pytest.approx(1.0, rel=1e-6)
+    assert (moved == moved[0]).all()
+
+
+def test_a_smaller_gradient_is_not_clipped() -> None:
+    job = Job(2, clip_norm=1e3).run()
+    assert (job.weights()["weight"] == 3.0).all()
+
+
+# --- stopping ---
+
+
+@DEPTHS
+def test_a_stop_settles_pushes_and_gives_back_the_rest(depth: int) -> None:
+    job = Job(*range(10), depth=depth)
+    job.run(stopping=lambda: len(job.model.computed) >= 3)
+    assert job.model.computed == job.completed == [0, 1, 2]
+    assert job.applied == [[(0, 3)], [(0, 3)]]
+    assert job.leasing.drops == list(range(3, 3 + depth))  # pulled and not computed
+    assert [grant.step for grant in job.leasing.work] == list(range(3 + depth, 10))
+
+
+@DEPTHS
+def test_a_stop_before_the_first_step_computes_nothing(depth: int) -> None:
+    job = Job(0, 1, depth=depth).run(stopping=lambda: True)
+    assert (job.model.computed, job.completed, job.leasing.drops) == ([], [], [])
+
+
+# --- evaluations ---
+
+
+@pytest.mark.parametrize("at_once", [1, 2, 3, HELD_OUT, 1000])
+def test_metrics_are_means_over_all_held_out_examples(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
+    monkeypatch.setattr(loop_module, "EVALUATION_EXAMPLES", at_once)
+    job = Job(0, pb.EvaluationGrant(evaluation=5)).run()
+    metrics, error = job.leasing.evaluations[5]
+    assert metrics == pytest.approx({"mean": np.arange(HELD_OUT).mean(), "weight": 1.0})
+    assert error == ""
+
+
+def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None:  # P11
+    late = pb.EvaluationGrant(evaluation=3, for_round=True, round=0)
+    job = Job(0, 1, pb.EvaluationGrant(evaluation=2, for_round=True, round=1), late, round_steps=2).run()
+    assert job.leasing.evaluations[2][0]["weight"] == 1.5
+    assert job.leasing.evaluations[3][1].startswith("StaleRound: ")
+
+
+def test_an_evaluation_that_fails_is_told() -> None:
+    def broken(batch: Batch) -> None:
+        if batch.step < 0:
+            raise ZeroDivisionError("in the model")
+
+    job = Job(pb.EvaluationGrant(evaluation=5), 0)
+    job.model.before = broken
+    job.run()
+    assert job.leasing.evaluations == {5: ({}, "ZeroDivisionError: in the model")}
+    assert job.completed == [0]
+
+
+@DEPTHS
+def test_an_evaluation_waits_for_what_is_pulled_and_goes_before_what_is_not(depth: int) -> None:
+    job = Job(0, pb.EvaluationGrant(evaluation=5), 1, depth=depth).run()
+    assert job.model.computed == [0, -1, 1]
+
+
+# --- where the time goes ---
+
+
+def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(now_s=0.0)
+
+    def takes(seconds: float) -> None:
+        clock.now_s += seconds
+
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    job = Job(0, 1)
+    job.cluster.before = lambda address, request: takes(1.0 if isinstance(request, PullRun) else 10.0)
+    job.model.before = lambda batch: takes(100.0)
+    job.run()
+    assert job.loop.phases_s == {"lease": 0.0, "pull": 2 * 2.0, "compute": 2 * 100.0, "push": 2 * 20.0}
+    assert job.leasing.phases_s == job.loop.phases_s

@@ -1,0 +1,25 @@
+"""The worker's metrics: families that Prometheus can read, with the loop's numbers in them."""
+
+from __future__ import annotations
+
+from loop_cases import Job
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from worker.metrics import WorkerCollector
+
+
+def test_the_loops_counters_are_told() -> None:
+    job = Job(*range(3)).run()
+    job.loop.phases_s.update(pull=1.5)
+    registry = CollectorRegistry()
+    registry.register(WorkerCollector(job.loop, "worker-7"))
+    families = list(text_string_to_metric_families(generate_latest(registry).decode()))
+    samples = {(s.name, s.labels.get("phase")): s for family in families for s in family.samples}
+    assert all(family.type == "counter" and family.documentation for family in families)
+    assert {s.labels["worker"] for s in samples.values()} == {"worker-7"}
+    assert samples["parashard_worker_steps_total", None].value == 3
+    assert samples["parashard_worker_examples_total", None].value == 12
+    assert samples["parashard_worker_phase_seconds_total", "pull"].value == 1.5
+    phases = {phase for _, phase in samples if phase}
+    assert phases == {"lease", "pull", "compute", "push"}
