@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-gpu check format protos lock bench clean
+.PHONY: demo test test-gpu check format protos docs lock bench clean
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
@@ -15,12 +15,13 @@ test: $(READY)  ## every test that needs no GPU
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-check: $(READY)  ## format, lint, types, import rules, generated code
+check: $(READY)  ## format, lint, types, import rules, generated code and documents
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python tools/protos.py --check
+	$(BIN)/python tools/job_reference.py --check
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -28,6 +29,9 @@ format: $(READY)
 
 protos: $(READY)  ## generate the code of protos/*.proto again
 	$(BIN)/python tools/protos.py
+
+docs: $(READY)  ## write the reference of the job file again
+	$(BIN)/python tools/job_reference.py
 
 bench: $(READY)  ## the benchmarks that need no peer
 	$(BIN)/python -m benchmarks.scheduling

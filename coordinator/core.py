@@ -22,7 +22,6 @@ from parashard.intervals import IntervalSet
 
 EVENTS_KEPT = 50
 WORKERS_MAX = 4096
-POLL_S = 0.05  # how soon a worker that got nothing should ask again, where the call itself did not wait
 
 
 class JobState(enum.Enum):

@@ -42,51 +42,56 @@ class Evaluations:
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
         self._policy = policy
         bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
-        self._all = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]
-        self.latest: Evaluation | None = None
+        self._open = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]  # without a result
+        self._held: dict[int, Evaluation] = {}
+        self._numbers = len(bounds)
+        self.latest: Evaluation | None = None  # of those with a result, the one after the most steps
 
     @property
     def finished(self) -> bool:
         """Every evaluation has its result."""
-        return all(e.metrics is not None for e in self._all)
+        return not self._open
 
     def lease_limit(self) -> int:
         """Return the first step that must wait for a result (rounds only)."""
-        held_back = [e.after_step for e in self._all if e.metrics is None and e.round is not None]
-        return min(held_back, default=1 << 62)
+        if not self._open or self._open[0].round is None:
+            return 1 << 62
+        return self._open[0].after_step
 
     def grant(self, worker: str, lowest_incomplete: int) -> list[Evaluation]:
         """Lease the first evaluation that is due and that nobody holds."""
-        for evaluation in self._all:
+        for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
-            if evaluation.metrics is None and evaluation.holder is None:
+            if evaluation.holder is None:
                 evaluation.holder = worker
+                self._held[evaluation.number] = evaluation
                 return [evaluation]
         return []
 
     def renew(self, worker: str, held: list[int]) -> None:
         """Free what a worker does not list."""
-        for evaluation in self._all:
-            if evaluation.holder == worker and evaluation.number not in held:
-                evaluation.holder = None
+        for evaluation in [e for e in self._held.values() if e.holder == worker and e.number not in held]:
+            self._free(evaluation)
 
     def finish(self, number: int, metrics: Mapping[str, float]) -> Evaluation | None:
         """Record a result; return the evaluation if it is the first one for it."""
         evaluation = self._find(number)
-        if evaluation is None or evaluation.metrics is not None:
+        if evaluation is None:
             return None
+        self._free(evaluation)
+        self._open.remove(evaluation)
         evaluation.metrics = dict(metrics)
-        evaluation.holder = None
-        self.latest = evaluation
+        if self.latest is None or evaluation.after_step > self.latest.after_step:
+            self.latest = evaluation
         return evaluation
 
     def fail(self, number: int, reason: str) -> str | None:
         """Count a failed attempt; return why the job must stop, or None."""
         evaluation = self._find(number)
-        if evaluation is None or evaluation.metrics is not None:
+        if evaluation is None:
             return None
-        evaluation.holder = None
+        self._free(evaluation)
         evaluation.failures.append(reason)
         if len(evaluation.failures) >= ATTEMPTS_MAX:
             return f"the evaluation after step {evaluation.after_step} failed {ATTEMPTS_MAX} times: {reason}"
@@ -94,21 +99,24 @@ class Evaluations:
 
     def stop_at(self, target: int) -> None:
         """Drop what lies beyond an early stop's target, and judge the final weights there."""
-        kept = [e for e in self._all if e.after_step < target or e.metrics is not None]
-        if not any(e.after_step == target for e in kept):
-            number = max((e.number for e in self._all), default=-1) + 1
-            kept.append(Evaluation(number, target, self._policy.round_of(target)))
-        self._all = kept
+        self._open = [e for e in self._open if e.after_step <= target]
+        last = self._open[-1] if self._open else self.latest
+        if last is None or last.after_step != target:
+            self._open.append(Evaluation(self._numbers, target, self._policy.round_of(target)))
+            self._numbers += 1
 
     def _find(self, number: int) -> Evaluation | None:
-        return next((e for e in self._all if e.number == number), None)
+        return next((e for e in self._open if e.number == number), None)
+
+    def _free(self, evaluation: Evaluation) -> None:
+        self._held.pop(evaluation.number, None)
+        evaluation.holder = None
 
 
 def evaluation_steps(steps_total: int, steps_per_epoch: int, every_epochs: float) -> list[int]:
     """Return after how many complete steps to evaluate: every `every_epochs` epochs (0: never), and at the end."""
-    interval = every_epochs * steps_per_epoch
     periodic = []
-    if interval > 0:
-        count = int(steps_total / interval)
-        periodic = [max(1, round(interval * i)) for i in range(1, count + 1)]
+    if every_epochs > 0:
+        interval = max(1.0, every_epochs * steps_per_epoch)  # more often than after every step is never
+        periodic = [round(interval * i) for i in range(1, int(steps_total / interval) + 1)]
     return sorted({step for step in periodic if step < steps_total} | {steps_total})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,7 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
         "steps_complete": status.steps_complete,
         "examples_per_s": round(status.examples_per_s, 1),
         "loss": status.loss,
-        "evaluation": dict(status.metrics),
+        "evaluation": {name: value for name, value in status.metrics.items() if math.isfinite(value)},
         "staleness_p50": status.staleness_p50,
         "staleness_p95": status.staleness_p95,
         "staleness_max": status.staleness_max,

@@ -32,7 +32,7 @@ class Grant:
 class _Step:
     """What is known of a step that is neither untouched nor complete."""
 
-    holders: dict[str, float] = field(default_factory=dict)  # worker -> when it was granted
+    holders: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
     skip: bool = False
 
@@ -42,7 +42,7 @@ class StepLeases:
 
     Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is
     complete, held, or in `_returned` (where steps may lie twice, or be held or complete by now); no complete step has a
-    holder.
+    holder; `_granted_s` has an entry for each holder of each step, the oldest first.
 
     Parameters
     ----------
@@ -79,6 +79,7 @@ class StepLeases:
         self._returned: list[int] = []
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
+        self._granted_s: dict[tuple[int, str], float] = {}
         self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
 
     @property
@@ -114,7 +115,7 @@ class StepLeases:
             self._hold(worker, step, now_s)
             granted.append(step)
         if want and not granted:
-            straggling = self._straggling(worker, now_s)
+            straggling = self._straggling(worker, now_s, limit)
             if straggling is not None:
                 self.speculative_leases += 1
                 self._hold(worker, straggling, now_s)
@@ -128,9 +129,9 @@ class StepLeases:
         self._reach(step)
         for shard in shards:
             self._acknowledged[shard].add(step)
-        state = self._steps.get(step)
-        if state is not None and worker in state.holders:
-            self._durations_s.append(now_s - state.holders[worker])
+        granted_s = self._granted_s.get((step, worker))
+        if granted_s is not None:
+            self._durations_s.append(now_s - granted_s)
         if step in self.complete:
             self._release(worker, step)
             return False
@@ -218,30 +219,37 @@ class StepLeases:
         self._frontier += 1
         return self._frontier - 1
 
-    def _straggling(self, worker: str, now_s: float) -> int | None:
-        if not self._speculate_after or not self._durations_s:
+    def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
+        """Return the step below `limit` that another worker has held longest, if that is too long.
+
+        The limit counts here too: after a shard's restart somebody may hold a step that lies past it (P9, P10).
+        """
+        if not self._speculate_after or not self._durations_s or not self._granted_s:
+            return None
+        oldest_s = next(iter(self._granted_s.values()))
+        if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
         patience_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
-        candidates = [
-            (min(state.holders.values()), step)
-            for step, state in self._steps.items()
-            if state.holders and worker not in state.holders and len(state.holders) < HOLDERS_MAX
-        ]
-        if not candidates:
-            return None
-        granted_s, step = min(candidates)
-        return step if now_s - granted_s > patience_s else None
+        for (step, _), granted_s in self._granted_s.items():
+            if now_s - granted_s <= patience_s:
+                break
+            holders = self._steps[step].holders
+            if step < limit and worker not in holders and len(holders) < HOLDERS_MAX:
+                return step
+        return None
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
-        self._steps.setdefault(step, _Step()).holders[worker] = now_s
+        self._steps.setdefault(step, _Step()).holders.add(worker)
+        self._granted_s[step, worker] = now_s
         self._held.setdefault(worker, set()).add(step)
 
     def _release(self, worker: str, step: int) -> None:
         self._held.get(worker, set()).discard(step)
+        self._granted_s.pop((step, worker), None)
         state = self._steps.get(step)
         if state is None:
             return
-        state.holders.pop(worker, None)
+        state.holders.discard(worker)
         if not state.holders:
             if step not in self.complete:
                 heapq.heappush(self._returned, step)
@@ -257,6 +265,7 @@ class StepLeases:
     def _forget(self, step: int) -> None:
         for worker in self._steps.pop(step, _NOBODY).holders:
             self._held[worker].discard(step)
+            del self._granted_s[step, worker]
 
 
 _NOBODY = _Step()

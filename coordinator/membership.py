@@ -100,6 +100,11 @@ class Workers:
         worker.live = True
         return worker
 
+    def waits(self, name: str, incarnation: int, sequence: int) -> bool:
+        """Tell whether a held call is still its worker's latest: what the dead are granted is granted to nobody."""
+        worker = self.by_name.get(name)
+        return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence
+
     def silent(self, now_s: float) -> list[Worker]:
         """Return the live workers that have been silent for longer than the lease time."""
         return [worker for worker in self.live if now_s - worker.last_seen_s > self._lease_ttl_s]

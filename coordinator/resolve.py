@@ -87,7 +87,10 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
                 raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
             declared[name] = value
             continue
-        array = np.ascontiguousarray(value, np.float32)
+        try:
+            array = np.array(value, np.float32, order="C")
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
         if not np.isfinite(array).all():
             raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
         declared[name] = Variable(name, array.shape)
@@ -100,7 +103,7 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
 def _check_file(path: Path, variables: dict[str, Variable]) -> None:
     try:
         stored = load_file(path)
-    except (OSError, SafetensorError) as error:
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
         raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
     if missing or extra:
@@ -114,6 +117,8 @@ def _check_file(path: Path, variables: dict[str, Variable]) -> None:
                 f"{path}: variable {name!r} is {array.dtype} {array.shape}; "
                 f"the model's is float32 {variables[name].shape}"
             )
+        if not np.isfinite(array).all():
+            raise BadData(f"{path}: the values of variable {name!r} are not all finite")
 
 
 def _check_round_memory(job: Job, plan: Plan) -> None:

@@ -23,6 +23,7 @@ from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
 
 WAITERS_MAX = SERVER_THREADS // 2
+WAIT_MAX_S = 10.0
 RETRY_AFTER_S = 0.02
 
 _Result = TypeVar("_Result")
@@ -135,14 +136,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if self._waiters >= WAITERS_MAX:
                 return answer
             self._waiters += 1
-            deadline_s = self._clock() + request.wait_s
+            deadline_s = self._clock() + min(request.wait_s, WAIT_MAX_S)
             try:
-                while _nothing(answer) and (left_s := deadline_s - self._clock()) > 0:
-                    self.changed.wait(left_s)
-                    worker = self._core.workers.by_name.get(request.worker)
-                    if worker is None or worker.incarnation != request.incarnation:
+                while True:  # asks before it waits: something may have changed since the first answer
+                    if not self._core.workers.waits(request.worker, request.incarnation, request.sequence):
                         break
+                    worker = self._core.workers.by_name[request.worker]
                     answer = self._core.grant(worker, request.want, self._clock(), answer.revoked)
+                    left_s = deadline_s - self._clock()
+                    if left_s <= 0 or not _nothing(answer):
+                        break
+                    self.changed.wait(left_s)
             finally:
                 self._waiters -= 1
             return answer

@@ -68,12 +68,20 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every service takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
-    parser.add_argument("--port", type=int, default=0, help="gRPC port; 0 picks a free one")
+    parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
     parser.add_argument(
-        "--http-port", type=int, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
+        "--http-port", type=port, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
     )
     parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
     return parser
+
+
+def port(text: str) -> int:
+    """Read a port from the command line; gRPC would take 70000 for 4464."""
+    number = int(text)
+    if not 0 <= number < 65536:
+        raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
+    return number
 
 
 def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode]) -> int:

@@ -22,6 +22,7 @@ CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SERVER_THREADS = 64
 CODE_KEY = "parashard-error"
+MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
 
 _SHARED_OPTIONS = [
     ("grpc.max_send_message_length", wire.FRAME_BYTES_MAX),
@@ -60,7 +61,7 @@ ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
     grpc.StatusCode.CANCELLED: Unreachable,
     grpc.StatusCode.DEADLINE_EXCEEDED: Unreachable,
     grpc.StatusCode.UNAVAILABLE: Unreachable,
-    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.LimitExceeded,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFull,  # a message over the size limit: see `_foreign_kind`
     grpc.StatusCode.INVALID_ARGUMENT: errors.MalformedFrame,
     grpc.StatusCode.OUT_OF_RANGE: errors.MalformedFrame,
     grpc.StatusCode.UNIMPLEMENTED: errors.WrongRun,
@@ -84,6 +85,14 @@ def status_of(error: ParashardError) -> grpc.StatusCode:
     return next(status for group, status in _STATUS_BY_GROUP if isinstance(error, group))
 
 
+def _bounded(message: str) -> str:
+    """Return a message that fits into metadata: a longer one would replace the error by one about metadata."""
+    content = message.encode(errors="replace")
+    if len(content) <= MESSAGE_BYTES_MAX:
+        return content.decode()
+    return content[:MESSAGE_BYTES_MAX].decode(errors="ignore") + " ..."
+
+
 class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so."""
 
@@ -98,11 +107,11 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
                 return behavior(request, context)
             except ParashardError as error:
                 context.set_trailing_metadata(((CODE_KEY, error.code),))
-                context.abort(status_of(error), error.message)
+                context.abort(status_of(error), _bounded(error.message))
             except Exception as error:  # the seam: whatever broke, the caller must hear of it
                 log.exception("call-broke", method=handler_call_details.method)
                 context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
-                context.abort(grpc.StatusCode.INTERNAL, f"{type(error).__name__}: {error}")
+                context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
 
         return grpc.unary_unary_rpc_method_handler(
             guarded, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
@@ -173,9 +182,16 @@ def translated(error: grpc.RpcError, address: str) -> ParashardError:
     assert isinstance(error, grpc.Call), f"an RpcError that is not a call: {error!r}"
     ours = dict(error.trailing_metadata() or ()).get(CODE_KEY)
     known = ParashardError.from_code(ours) if isinstance(ours, str) else None
-    kind = known or ERROR_BY_FOREIGN_STATUS[error.code()]
     details = error.details() or ""
+    kind = known or _foreign_kind(error.code(), details)
     return kind(details if known else _foreign_message(error.code(), details), peer=address)
+
+
+def _foreign_kind(status: grpc.StatusCode, details: str) -> type[ParashardError]:
+    # gRPC says RESOURCE_EXHAUSTED both of a message that never passes and of a server that has no room just now.
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return errors.LimitExceeded
+    return ERROR_BY_FOREIGN_STATUS[status]
 
 
 def _foreign_message(status: grpc.StatusCode, details: str) -> str:

@@ -30,8 +30,9 @@ def encode_frame(header: Message, payload: bytes | memoryview = b"") -> bytes:
     head = header.SerializeToString()
     if len(head) > HEADER_BYTES_MAX:
         raise LimitExceeded(f"a frame's header has {len(head)} bytes; allowed are {HEADER_BYTES_MAX}")
-    if memoryview(payload).nbytes > CHUNK_BYTES_MAX:
-        raise LimitExceeded(f"a frame's payload has {len(payload)} bytes; allowed are {CHUNK_BYTES_MAX}")
+    payload_bytes = memoryview(payload).nbytes
+    if payload_bytes > CHUNK_BYTES_MAX:
+        raise LimitExceeded(f"a frame's payload has {payload_bytes} bytes; allowed are {CHUNK_BYTES_MAX}")
     return b"".join((_PREFIX.pack(MAGIC, len(head)), head, bytes(_padding(len(head))), payload))
 
 

@@ -160,8 +160,7 @@ class Shard:
     def _take(self, push: Assembly) -> Receipt:
         content = push.gradient()
         self.assemblies.drop_step(push.step)
-        if not fused.is_finite(content):
-            raise NonFiniteGradient(f"step {push.step}: the gradient has a value that is not finite")
+        self._check_values(push.step, content)
         gradient = self.storage.laid_out(push.slices, content)
         staleness = None if push.pulled_version is None else self.ingest.version - push.pulled_version
         if staleness is not None and staleness < 0:
@@ -195,6 +194,10 @@ class Shard:
         if not fused.is_finite(corrected):
             raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
         return corrected
+
+    def _check_values(self, step: int, content: Float32s) -> None:
+        if not fused.is_finite(content):
+            raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
     def _check_target(self, target: Target) -> None:
         mine = self.identity

@@ -60,9 +60,7 @@ def shard_of(
         ingest = Rounds(storage, round_steps=round_steps, steps_total=steps, mean=mean)
     pulled = PulledWeights(storage.elements, copies) if compensation else None
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(
-        identity, steps, storage, ingest, Assemblies(budget_bytes), pulled=pulled, compensation=compensation
-    )
+    return Shard(identity, steps, storage, ingest, Assemblies(budget_bytes), pulled=pulled, compensation=compensation)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:

@@ -13,10 +13,14 @@ from parashard.compute import limit_threads, threads_for
 from parashard.contracts import plan_from
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.data import open_source
+from parashard.data.base import DataSpec
 from parashard.errors import WrongRun
+from parashard.job.digest import changed_keys, identity_digest, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import job_from_toml
+from parashard.job.schema import Job
 from parashard.models import build_model
+from parashard.partition import Plan
 from parashard.process import ExitCode, Stop, run_service, service_arguments
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
@@ -59,8 +63,9 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
             f"this machine's data differ from the job's: fingerprint {source.spec.fingerprint[:12]} is not "
             f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
         )
-    folder = arguments.model_folder or reply.model_folder
     plan = plan_from(reply.plan)
+    _check_identity(job, source.spec, plan, reply)
+    folder = arguments.model_folder or reply.model_folder
     task = Task(
         model=build_model(job.model, source.spec, job.job.seed, Path(folder) if folder else None),
         source=source,
@@ -113,6 +118,15 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         raise leasing.failure
     log.info("left", steps=loop.steps, reason=stop.reason or leasing.reason)
     return ExitCode.FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
+
+
+def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply) -> None:
+    """Refuse to work on steps that are not the job's: --set may say where things are, not what is computed (P2)."""
+    mine = job_identity(job, spec, plan.variables)
+    if identity_digest(mine) != reply.job_digest:
+        theirs = job_identity(job_from_toml(reply.job_toml), spec, plan.variables)
+        changed = ", ".join(changed_keys(theirs, mine)) or "none; is this another version of parashard?"
+        raise WrongRun(f"this worker would compute another job than the coordinator's; keys that differ: {changed}")
 
 
 if __name__ == "__main__":

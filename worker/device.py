@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -90,6 +91,7 @@ class Gpu:
         self._device = cupy.cuda.Device(index)
         self._device.use()
         self._copies = cupy.cuda.Stream(non_blocking=True)
+        self._staged: deque[tuple[Any, Any]] = deque()  # (event after the copy, pinned buffer that it reads)
         self._index = index
         model = cupy.cuda.runtime.getDeviceProperties(index)["name"]
         self.name = f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
@@ -111,13 +113,12 @@ class Gpu:
     def to_host(self, gradients: Mapping[str, Array]) -> dict[str, Float32s]:
         """Copy into pinned memory on the copy stream, and wait: the step's one synchronisation beside the loss."""
         self._device.use()
-        self._join(self._cupy.cuda.get_current_stream(), self._copies)
+        compact = {name: self._cupy.ascontiguousarray(g, dtype=self._cupy.float32) for name, g in gradients.items()}
+        self._join(self._cupy.cuda.get_current_stream(), self._copies)  # after the last kernel that writes them
         host = {}
-        for name, gradient in gradients.items():
-            compact = self._cupy.ascontiguousarray(gradient, dtype=self._cupy.float32)
-            target = self._pinned(compact.shape, np.dtype(np.float32))
-            compact.get(stream=self._copies, out=target, blocking=False)
-            host[name] = target
+        for name, gradient in compact.items():
+            host[name] = self._pinned(gradient.shape, np.dtype(np.float32))
+            gradient.get(stream=self._copies, out=host[name], blocking=False)
         self._copies.synchronize()
         return host
 
@@ -132,7 +133,16 @@ class Gpu:
         array = self._cupy.empty(values.shape, values.dtype)
         self._join(self._cupy.cuda.get_current_stream(), self._copies)  # the pool may reuse memory still being read
         array.set(staged, stream=self._copies)
+        self._keep(staged)
         return array
+
+    def _keep(self, staged: Any) -> None:
+        """Hold a pinned buffer until its copy is done: the pool would hand it out while the device still reads it."""
+        while self._staged and self._staged[0][0].done:
+            self._staged.popleft()
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self._copies)
+        self._staged.append((event, staged))
 
     def _pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
         """Return an array in page-locked memory, from CuPy's pool of such memory."""
@@ -167,7 +177,7 @@ def open_device(asked: str) -> Device:
         except ConfigurationError:
             return Cpu()
     kind, _, index = asked.partition(":")
-    if kind != "cuda" or not (index == "" or index.isdigit()):
+    if kind != "cuda" or not (asked == "cuda" or (index.isascii() and index.isdigit())):
         raise ConfigurationError(f"device {asked!r} is unknown; allowed: auto, cpu, cuda, cuda:N")
     return Gpu(int(index or 0))
 

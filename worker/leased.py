@@ -129,7 +129,6 @@ class LeasedWork:
     def leave(self) -> None:
         """Take nothing more; the next call reports what is done and gives back what is held."""
         self._leaving = True
-        self._queue.clear()
 
     # --- the calls ---
 
@@ -186,9 +185,8 @@ class LeasedWork:
         if reply.revoked:
             gone = set(reply.revoked)
             self._queue = deque(w for w in self._queue if isinstance(w, pb.EvaluationGrant) or w.step not in gone)
-        if not self._leaving:
-            self._queue.extend(reply.evaluations)
-            self._queue.extend(reply.granted)
+        self._queue.extend(reply.evaluations)
+        self._queue.extend(reply.granted)
         self._ask_again = bool(reply.granted or reply.evaluations)
         self._not_before_s = now_s if self._ask_again else now_s + reply.retry_after_s
         self._left = request.leaving

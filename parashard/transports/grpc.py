@@ -5,20 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from parashard import rpc
+from parashard.errors import Unreachable
 from parashard.transports.base import Reply
 
 SERVICE = "parashard.v1.ShardData"
 
 
 class GrpcReply:
-    """A unary call under way."""
+    """A unary call under way; None: the channel was closed before it could begin."""
 
-    def __init__(self, call: Any, address: str) -> None:
+    def __init__(self, call: Any | None, address: str) -> None:
         self._call = call
         self._address = address
 
     def result(self) -> bytes:
         """Wait for the frame, until the call's deadline."""
+        if self._call is None:
+            raise Unreachable("the connection is closed", peer=self._address)
         with rpc.our_errors(self._address):
             frame: bytes = self._call.result()
             return frame
@@ -41,12 +44,18 @@ class GrpcTransport:
 
     def push(self, frame: bytes, deadline_s: float) -> Reply:
         """Send a push frame."""
-        return GrpcReply(self._push.future(frame, timeout=deadline_s), self._address)
+        return self._begin(self._push, frame, deadline_s)
 
     def pull(self, frame: bytes, deadline_s: float) -> Reply:
         """Send a pull frame."""
-        return GrpcReply(self._pull.future(frame, timeout=deadline_s), self._address)
+        return self._begin(self._pull, frame, deadline_s)
 
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
+
+    def _begin(self, method: Any, frame: bytes, deadline_s: float) -> GrpcReply:
+        try:
+            return GrpcReply(method.future(frame, timeout=deadline_s), self._address)
+        except ValueError:  # so gRPC says that another thread has closed the channel
+            return GrpcReply(None, self._address)

@@ -1,4 +1,4 @@
-"""Ingest: pushes applied at once, or folded into rounds in step order; the applied set always agrees with the weights."""
+"""Ingest: pushes applied at once, or folded into rounds in step order; weights and applied set always agree."""
 
 import numpy as np
 import pytest
@@ -240,7 +240,9 @@ def test_weights_and_applied_set_agree_after_every_request(data: st.DataObject, 
         for step in data.draw(st.permutations(range(round_ * n, min(total, (round_ + 1) * n)))):
             ingest.admit(step)
             ingest.take(step, ones(2.0 ** (step % 20)), None)
-            assert storage.weights[0] == sum(2.0 ** (s % 20) for a, b in ingest.applied.intervals() for s in range(a, b))
+            assert storage.weights[0] == sum(
+                2.0 ** (s % 20) for a, b in ingest.applied.intervals() for s in range(a, b)
+            )
             assert len(ingest.applied) == round_ * n
     ingest.reach(last)
     assert list(ingest.applied.intervals()) == [(0, total)]

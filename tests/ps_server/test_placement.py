@@ -18,7 +18,12 @@ VARIABLES = variables_of(
     Variable("still", (5, 2), Initializer("normal", 1.0), frozen=True),
     Variable("weight", (7, 3), Initializer("normal", 1.0)),
 )
-COMMON = {"learning_rate": 0.1, "weight_decay": 0.1, "clip_value": 2.0, "schedule": StepSchedule(every_steps=2, factor=0.5)}
+COMMON = {
+    "learning_rate": 0.1,
+    "weight_decay": 0.1,
+    "clip_value": 2.0,
+    "schedule": StepSchedule(every_steps=2, factor=0.5),
+}
 SPECS: dict[str, OptimizerSpec] = {
     kind.model_fields["kind"].default: kind(**COMMON)
     for kind in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB)

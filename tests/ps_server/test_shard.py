@@ -86,7 +86,9 @@ def test_a_request_for_another_life_is_refused(changed: dict[str, object], error
     assert (shard.record.refused_pushes, shard.record.duplicate_pushes, shard.record.push_bytes) == (2, 0, 56)
 
 
-def test_the_right_error_comes_first() -> None:  # who is of another run stops; to look at plan and life would mislead it
+def test_the_right_error_comes_first() -> (
+    None
+):  # who is of another run stops; to look at plan and life would mislead it
     shard = shard_of(PLAN)
     target = dataclasses.replace(shard.identity, run_id="run-2", plan_version=9, incarnation=9)
     with pytest.raises(WrongRun, match=r"shard 0 of run run-2 .* this is shard 0 of run run-1"):

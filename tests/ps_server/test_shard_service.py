@@ -30,7 +30,6 @@ from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.owner import Owner
 from ps_server.service import ShardService
-from ps_server.shard import Shard
 
 DEADLINE_S = 10.0
 PLAN = plan_of(WEIGHT_AND_BIAS, shards=2, partitioner=fixed_shards(2))
@@ -241,4 +240,3 @@ def test_many_workers_at_once_count_every_step_once() -> None:  # P1
         assert pulled.versions == (20, 20)
         np.testing.assert_array_equal(pulled.variables["bias"] - start["bias"], [20.0, 20.0])
         assert served.inspect(0).duplicate_pushes == 40
-

@@ -1,7 +1,7 @@
 """The coordinator's process around the real core, and the supervisor that starts workers.
 
-The process does what `coordinator.service` and `coordinator.__main__` do: one call at a time, a bounded wait for workers
-that got nothing, ticks, and the final weights. Knows no fault.
+The process does what `coordinator.service` and `coordinator.__main__` do: one call at a time, a bounded wait for
+workers that got nothing, ticks, and the final weights. Knows no fault.
 """
 
 from __future__ import annotations

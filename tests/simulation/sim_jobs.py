@@ -1,7 +1,7 @@
 """The jobs that the simulation runs, and what their final weights say: the oracles of the protocol.
 
-Owns a job's model, data, optimizer and audit. Knows no process and no message. Everything is tiny: a run is to take some
-tens of milliseconds.
+Owns a job's model, data, optimizer and audit. Knows no process and no message. Everything is tiny: a run is to take
+some tens of milliseconds.
 """
 
 from __future__ import annotations

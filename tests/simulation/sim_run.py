@@ -28,7 +28,6 @@ from parashard.job.policy import Policy
 
 LEASE_TTL_S = 1.5
 REGISTER_S = 0.3
-CALM_EVENTS_MAX = 50_000
 DRAIN_EVENTS_MAX = 20_000
 NEVER = 1_000_000
 
@@ -49,6 +48,7 @@ class Setting:
     evaluate_every_epochs: float = 0.0  # 0: never
     supervised: bool = True  # the coordinator is told of exits
     faults: Faults = CALM
+    calm_events_max: int = 50_000
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def drawn_setting(seed: int, oracle: str, policy: str) -> Setting:
         depth=rng.choice((0, 0, 1, 2)),
         lease_batch=rng.choice((1, 2, 4, 16)),
         chunks=rng.choice((1, 2, 2, 3, 4)),
-        queue_pushes=rng.choice((0.5, 1.5, 100.0)),
-        retry_budget_s=rng.choice((1.0, 30.0)),
+        queue_pushes=rng.choice((0.5, 2.5, 100.0, 100.0, 100.0)),
+        retry_budget_s=rng.choice((1.0, 30.0, 30.0)),
         evaluate_every_epochs=rng.choice((0.0, 0.4, 1.0)),
         supervised=rng.random() < 0.5,
         faults=faults,
@@ -137,7 +137,7 @@ class _Run:
         Supervisor(world, coordinator, self._start_worker, self._setting.workers, self._setting.supervised)
         violations = []
         try:
-            world.run(lambda: coordinator.core.over, CALM_EVENTS_MAX)
+            world.run(lambda: coordinator.core.over, self._setting.calm_events_max)
         except Stuck as stuck:
             violations.append(f"progress: {stuck}")
         weights = digest(coordinator.final) if coordinator.final is not None else ""

@@ -1,4 +1,4 @@
-"""A shard's process: decodes frames, lets the real core decide, encodes its answer. `Parts` says which classes it is of.
+"""A shard's process: decodes frames, lets the real core decide, encodes its answer. `Parts` says what it is made of.
 
 Knows no fault. A broken rule comes in as another class in `Parts` (`broken_rules`); the product has no switches.
 """

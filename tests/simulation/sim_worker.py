@@ -1,7 +1,7 @@
 """A worker's process: leases by the real `worker.leased`, works as `worker.loop` does, and may die at any moment.
 
-One task makes every call to the coordinator, one at a time; `depth + 1` lanes take steps, pull, compute and push, so that
-steps overlap as in the pipeline. Knows no policy but the length of a round.
+One task makes every call to the coordinator, one at a time; `depth + 1` lanes take steps, pull, compute and push, so
+that steps overlap as in the pipeline. Knows no policy but the length of a round.
 """
 
 from __future__ import annotations
@@ -125,10 +125,11 @@ class WorkerProcess(Process):
                 self._stopping = True
                 break
             work = self._work.take(self.world.now_s)
-            self._notify()
             if work is None:
                 await self._changed(POLL_S)
-            elif isinstance(work, pb.EvaluationGrant):
+                continue
+            self._notify()
+            if isinstance(work, pb.EvaluationGrant):
                 await self._evaluate(work)
             else:
                 await self._step_of(work)

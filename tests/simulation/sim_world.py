@@ -1,8 +1,8 @@
 """World: virtual time, one source of randomness, and processes whose every wait is an event.
 
-Owns the event queue, the faults' dice, the count of faults that fired and the trace. Knows nothing of shards, workers or
-messages. A process is a set of coroutines that wait for promises; between any two waits it may crash or be paused, so
-"at any event" means just that. The same seed gives the same events in the same order.
+Owns the event queue, the faults' dice, the count of faults that fired and the trace. Knows nothing of shards, workers
+or messages. A process is a set of coroutines that wait for promises; between any two waits it may crash or be paused,
+so "at any event" means just that. The same seed gives the same events in the same order.
 """
 
 from __future__ import annotations

@@ -78,7 +78,9 @@ def test_an_evaluation_is_held_and_reported_likewise() -> None:
     worker.answer(worker.call(), 7, evaluations=[pb.EvaluationGrant(evaluation=2)])
     assert list(worker.call().held_evaluations) == [2]  # in the queue
     assert isinstance(worker.work.take(worker.now_s), pb.EvaluationGrant)
-    worker.answer(worker.call())
+    request = worker.call()
+    assert list(request.held_evaluations) == [2]  # in the works
+    worker.answer(request)
     assert worker.due_in_s > 0
     worker.work.evaluated(2, {"loss": 0.25}, "")
     assert worker.due_in_s == 0.0  # an outcome is told at once
@@ -104,8 +106,8 @@ def test_at_low_water_it_asks_for_more_with_the_report() -> None:
 
 
 def test_nothing_granted_is_asked_again_only_with_a_report_or_a_renewal() -> None:
-    worker = Worker(ahead=1).granted(0)
-    step = worker.take()
+    worker = Worker(ahead=1).granted(0, 1)
+    step, _ = worker.take(), worker.take()
     worker.answer(worker.call())  # nothing
     assert worker.due_in_s == pytest.approx(TTL_S / 3)
     worker.complete(step)
@@ -311,6 +313,15 @@ def test_leaving_gives_everything_back_and_reports_what_is_done() -> None:
     assert worker.work.request(worker.now_s, {}) is None
 
 
+def test_leaving_does_not_wait_for_the_renewal() -> None:
+    worker = Worker().granted(0)
+    worker.take()
+    worker.answer(worker.call())
+    assert worker.due_in_s > 0
+    worker.work.leave()
+    assert worker.due_in_s == 0.0
+
+
 def test_leaving_while_a_call_is_under_way_still_gives_back_what_it_grants() -> None:  # P5
     worker = Worker()
     under_way = worker.call()
@@ -322,6 +333,9 @@ def test_leaving_while_a_call_is_under_way_still_gives_back_what_it_grants() -> 
 
 
 def test_whoever_leaves_waits_for_nobody() -> None:
+    idle = Worker()
+    idle.work.leave()
+    assert idle.call().wait_s == 0.0
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()

@@ -110,9 +110,7 @@ def test_silence_is_broken_by_a_renewal(coordinator: ScriptedCoordinator, start:
     assert not leasing.over
 
 
-def test_every_report_reaches_the_coordinator(
-    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
-) -> None:
+def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:
     leasing = start()
     coordinator.call()
     coordinator.answer(0, 1, 2, evaluations=[pb.EvaluationGrant(evaluation=9)])

@@ -44,6 +44,19 @@ def test_a_deeper_pipeline_is_stale_by_what_it_holds(depth: int) -> None:
         assert sum(shard.record.staleness.values()) == 10
 
 
+@DEPTHS
+def test_no_more_is_under_way_than_the_depth_allows(depth: int) -> None:
+    job, pulls, pushes = Job(*range(10), depth=depth), [], []
+
+    def look(batch: Batch) -> None:
+        pulls.append(len(job.loop._pulling))
+        pushes.append(len(job.loop._pushing))
+
+    job.model.before = look
+    job.run()
+    assert (max(pulls), max(pushes)) == (depth, depth)
+
+
 def test_depth_0_does_one_thing_after_the_other() -> None:
     job, order = Job(0, 1), []
     job.cluster.before = lambda address, request: order.append(type(request))

@@ -1,0 +1,79 @@
+"""A core in virtual time and a worker that talks to it: what the tests of this folder share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from coordinator.core import CompletedStep, Core, LeaseAnswer, LeaseCall, Options
+from coordinator.evaluations import Evaluations
+from coordinator.launchers import ExternalLauncher, Launcher
+from coordinator.membership import ShardLife, Worker
+from coordinator.policies import Async, LeasingPolicy
+from parashard.intervals import IntervalSet
+
+RUN, DIGEST = "run-1", "d" * 64
+OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2)
+
+
+def life(shard: int, incarnation: int = 1) -> ShardLife:
+    return ShardLife(incarnation, f"shard-{shard}:1", f"shard-{shard}:2")
+
+
+def core_of(
+    policy: LeasingPolicy | None = None,
+    evaluate_after: Sequence[int] = (),
+    launcher: Launcher | None = None,
+    registered: bool = True,
+    **options: Any,
+) -> Core:
+    """Return a core whose shards, with `registered`, have all announced an empty first life."""
+    policy = policy or Async()
+    chosen = replace(OPTIONS, **options)
+    evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
+    core = Core(chosen, policy, evaluations, launcher or ExternalLauncher())
+    if registered:
+        for shard in range(chosen.shards):
+            core.register_shard(shard, life(shard), IntervalSet())
+    return core
+
+
+def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, skipped: bool = False) -> Any:
+    """Return the receipts of steps that these lives of the shards acknowledged."""
+    return [CompletedStep(step, list(incarnations), loss, 8, skipped) for step in steps]
+
+
+class Caller:
+    """One life of a worker: numbers its calls and remembers what it holds."""
+
+    def __init__(self, core: Core, name: str = "", now_s: float = 0.0) -> None:
+        self.core = core
+        self.worker: Worker = core.register_worker(name, "arithmetic", "cpu", "host:9", now_s)
+        self.name = self.worker.name
+        self.held: list[int] = []
+        self.evaluating: list[int] = []
+        self.sequence = 0
+
+    def call(self, now_s: float = 0.0, *, lost: bool = False, **report: Any) -> LeaseAnswer:
+        """Report, renew what is held and ask; with `lost` the reply never arrives."""
+        ended = {c.step for c in report.get("completed", ())} | {step for step, _ in report.get("failed", ())}
+        self.held = [step for step in self.held if step not in ended]
+        judged = {number for number, _, _ in report.get("evaluated", ())}
+        self.evaluating = [number for number in self.evaluating if number not in judged]
+        self.sequence += 1
+        asked = {"held": self.held, "held_evaluations": self.evaluating, **report}
+        answer = self.core.lease(LeaseCall(self.name, self.worker.incarnation, self.sequence, **asked), now_s)
+        if not lost:
+            self.held = [step for step in self.held if step not in answer.revoked]
+            self.held += [grant.step for grant in answer.granted]
+            self.evaluating += [evaluation.number for evaluation in answer.evaluations]
+        return answer
+
+    def lease(self, want: int, now_s: float = 0.0, **report: Any) -> list[int]:
+        """Return the steps that a call grants."""
+        return [grant.step for grant in self.call(now_s, want=want, **report).granted]
+
+    def complete_all(self, want: int = 0, now_s: float = 0.0) -> list[int]:
+        """Report all that is held as complete; return what is granted."""
+        return self.lease(want, now_s, completed=done(*self.held))

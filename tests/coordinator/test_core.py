@@ -1,0 +1,306 @@
+"""The core in virtual time: who joins, what is leased, what counts, how a job ends."""
+
+from __future__ import annotations
+
+import pytest
+from coordinator_cases import DIGEST, RUN, Caller, core_of, done, life
+
+from coordinator.core import WORKERS_MAX, JobState, LeaseCall
+from coordinator.launchers import Exit, LocalLauncher, Orders, ProcessName
+from coordinator.policies import Sync
+from coordinator.restarts import Restarts
+from parashard.errors import ConfigurationError, JobFailed, Superseded, WrongRun
+from parashard.intervals import IntervalSet
+
+
+def local() -> LocalLauncher:
+    return LocalLauncher(2, Restarts(1.0, 2))
+
+
+def ended(name: str, exit_code: int = -9, reason: str = "killed by signal 9") -> list[Exit]:
+    role, _, index = name.partition("-")
+    return [Exit(ProcessName(role, int(index)), exit_code, reason)]
+
+
+def test_nothing_is_leased_until_every_shard_has_registered() -> None:  # P3
+    core = core_of(registered=False)
+    caller = Caller(core)
+    assert core.state is JobState.STARTING
+    core.register_shard(1, life(1), IntervalSet())
+    answer = caller.call(want=4)
+    assert (answer.granted, answer.state, answer.reason) == ([], JobState.STARTING, "not every shard is up")
+    core.register_shard(0, life(0), IntervalSet())
+    assert core.state is JobState.RUNNING
+    assert caller.lease(1) == [0]
+
+
+def test_a_lease_from_grant_to_receipt() -> None:
+    core = core_of(steps_total=2)
+    caller = Caller(core)
+    assert caller.lease(1, now_s=1.0) == [0]
+    assert core.progress.first_lease_s == 1.0
+    assert caller.complete_all(want=1, now_s=3.0) == [1]
+    assert (core.progress.steps, core.progress.examples, caller.worker.steps_complete) == (1, 8, 1)
+    assert not core.complete
+    caller.complete_all(now_s=4.0)
+    assert core.complete
+    assert core.progress.training_s() == 3.0
+
+
+def test_no_call_gets_more_than_the_lease_batch() -> None:
+    assert len(Caller(core_of(steps_total=1000, lease_batch=3)).lease(100)) == 3
+
+
+def test_receipts_of_a_shard_s_other_life_do_not_count() -> None:  # P3
+    core = core_of()
+    caller = Caller(core)
+    caller.lease(1)
+    core.register_shard(1, life(1, 2), IntervalSet())
+    answer = caller.call(want=1, completed=done(0, incarnations=(1, 1)))
+    assert len(core.leases.complete) == 0
+    assert [grant.step for grant in answer.granted] == [0], "it is due again"
+    assert answer.view == 3, "the worker learns that the shards have changed"
+    caller.call(completed=done(0, incarnations=(1, 2)))
+    assert core.leases.lowest_incomplete == 1
+
+
+def test_a_reply_that_is_lost_costs_one_renewal() -> None:  # P5
+    core = core_of()
+    caller = Caller(core)
+    caller.call(want=1, lost=True)
+    assert core.leases.leased == 1
+    assert caller.lease(1) == [0]
+
+
+def test_a_worker_s_end_seen_by_the_launcher_frees_its_leases_at_once() -> None:  # P5
+    core = core_of(launcher=local())
+    first, second = Caller(core, "worker-0"), Caller(core, "worker-1")
+    assert first.lease(1) == [0]
+    core.supervise(ended("worker-0"), [], 0.1)
+    assert not first.worker.live
+    assert second.lease(1, 0.1) == [0]
+    assert (core.worker_exits, core.worker_restarts) == (1, 1)
+    assert "worker-0 ended; 1 steps are due again" in core.events
+
+
+def test_a_restart_that_was_seen_twice_counts_once() -> None:
+    core = core_of(launcher=local())
+    Caller(core, "worker-0")
+    core.supervise(ended("worker-0"), [], 0.0)
+    Caller(core, "worker-0")
+    assert core.worker_restarts == 1
+    Caller(core, "worker-0")
+    assert core.worker_restarts == 2, "nobody saw the earlier life end"
+
+
+def test_a_worker_that_is_not_wanted_any_more_is_no_restart() -> None:
+    core = core_of(launcher=local())
+    core.scale(1)
+    core.supervise(ended("worker-1", 0, "done"), [], 0.0)
+    assert (core.worker_exits, core.worker_restarts) == (1, 0)
+
+
+def test_a_silent_worker_loses_its_leases_after_their_time() -> None:
+    core = core_of(lease_ttl_s=10.0)
+    silent, other = Caller(core, now_s=0.0), Caller(core, now_s=0.0)
+    silent.lease(1, 0.0)
+    other.call(9.0)
+    core.tick(10.0)
+    assert silent.worker.live
+    core.tick(10.1)
+    assert not silent.worker.live
+    assert other.lease(1, 10.1) == [0]
+    assert "worker-2 was silent for 10.1 s; 1 steps are due again" in core.events
+    core.tick(11.0)
+    assert sum("was silent" in event for event in core.events) == 1
+
+
+def test_a_silent_worker_that_returns_keeps_what_it_computes() -> None:
+    core = core_of(lease_ttl_s=10.0, speculate_after=0.0)
+    caller, other = Caller(core), Caller(core)
+    caller.lease(1)
+    core.tick(10.1)
+    assert caller.lease(1, 20.0) == [1]
+    assert core.leases.held_by(caller.name) == {0, 1}
+    assert other.lease(1, 20.0) == [2]
+
+
+def test_a_new_life_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
+    core = core_of()
+    old = Caller(core, "worker-0")
+    old.lease(1)
+    new = Caller(core, "worker-0")
+    with pytest.raises(Superseded):
+        old.call(want=1, completed=done(0))
+    assert len(core.leases.complete) == 0
+    assert new.lease(1) == [0]
+
+
+def test_a_leaving_worker_gives_everything_back() -> None:
+    core = core_of(evaluate_after=[1])
+    leaver, other = Caller(core), Caller(core)
+    leaver.lease(1)
+    assert leaver.complete_all(want=1) == []
+    assert leaver.evaluating == [0]
+    answer = leaver.call(want=5, leaving=True, held=[], held_evaluations=[])
+    assert (answer.granted, answer.reason) == ([], "the worker leaves")
+    assert not leaver.worker.live
+    assert [e.number for e in other.call(want=1).evaluations] == [0]
+
+
+def test_who_wants_nothing_gets_nothing() -> None:
+    core = core_of(evaluate_after=[1], steps_total=1)
+    caller = Caller(core)
+    caller.lease(1)
+    answer = caller.call(completed=done(0))
+    assert (answer.granted, answer.evaluations) == ([], [])
+
+
+def test_a_step_s_warning_names_the_step() -> None:
+    core = core_of()
+    core.staleness_p95 = 3
+    caller = Caller(core)
+    caller.lease(1)
+    caller.call(completed=done(0, loss=float("nan")))
+    assert core.events[-1] == "warning: the loss of a step is not finite (at step 0; staleness p95 3 pushes)"
+
+
+def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6
+    core = core_of(max_attempts=2)
+    caller = Caller(core)
+    caller.lease(1)
+    assert caller.lease(1, failed=[(0, "NaN (examples 7, 9)")]) == [0]
+    answer = caller.call(failed=[(0, "NaN (examples 7, 9)")], want=1)
+    assert (answer.state, answer.granted) == (JobState.FAILED, [])
+    assert core.reason == "step 0 failed 2 times, the last time: NaN (examples 7, 9)"
+
+
+def test_a_bad_step_is_skipped_and_counted_where_the_job_says_so() -> None:  # P6
+    core = core_of(max_attempts=1, skip_bad_steps=True, steps_total=1)
+    caller = Caller(core)
+    caller.lease(1)
+    answer = caller.call(want=1, failed=[(0, "NaN")])
+    assert [(grant.step, grant.skip) for grant in answer.granted] == [(0, True)]
+    caller.call(completed=done(0, skipped=True, loss=0.0))
+    assert (core.skipped_steps, core.complete) == (1, True)
+    assert core.progress.loss != 0.0, "a skipped step has no loss"
+
+
+def test_a_step_completed_twice_counts_once() -> None:
+    core = core_of()
+    first, second = Caller(core), Caller(core)
+    first.lease(1)
+    first.call(completed=done(0))
+    second.call(completed=done(0, skipped=True))
+    assert (core.progress.steps, core.skipped_steps, second.worker.steps_complete) == (1, 0, 0)
+
+
+def test_the_first_reason_of_a_failure_stays() -> None:
+    core = core_of()
+    core.fail("the disk is full")
+    core.fail("and then the lights went out")
+    assert (core.state, core.reason, core.over) == (JobState.FAILED, "the disk is full", True)
+    with pytest.raises(JobFailed, match="the disk is full"):
+        Caller(core)
+
+
+def test_a_job_that_is_done_cannot_fail() -> None:
+    core = core_of(steps_total=1)
+    caller = Caller(core)
+    caller.lease(1)
+    caller.complete_all()
+    assert core.complete
+    core.done()
+    assert not core.complete, "the report is written once"
+    core.fail("too late")
+    assert (core.state, core.reason) == (JobState.DONE, "every step is in")
+    answer = caller.call(want=3)
+    assert (answer.granted, answer.state) == ([], JobState.DONE)
+
+
+@pytest.mark.parametrize(
+    ("run_id", "digest", "told"),
+    [
+        ("run-2", None, "this coordinator runs run-1, the call names run-2"),
+        ("", None, r"the call names \(none\)"),
+        (RUN, "e" * 64, "the call's job digest eeeeeeeeeeee is not this job's dddddddddddd"),
+    ],
+)
+def test_a_call_for_another_run_or_job_is_refused(run_id: str, digest: str | None, told: str) -> None:  # P2
+    core = core_of()
+    core.check_run(RUN, DIGEST)
+    core.check_run(RUN)
+    with pytest.raises(WrongRun, match=told):
+        core.check_run(run_id, digest)
+
+
+def test_a_refused_call_changes_nothing() -> None:
+    core = core_of()
+    caller = Caller(core)
+    caller.lease(1)
+    with pytest.raises(Superseded):
+        core.lease(LeaseCall(caller.name, 1, 1, completed=done(0), want=3), 0.0)
+    assert (core.leases.leased, len(core.leases.complete)) == (1, 0)
+
+
+@pytest.mark.parametrize("workers", [-1, WORKERS_MAX + 1])
+def test_a_scale_out_of_bounds_is_refused(workers: int) -> None:
+    core = core_of()
+    with pytest.raises(ConfigurationError, match=f"from 0 to {WORKERS_MAX}, found {workers}"):
+        core.scale(workers)
+    assert core.workers_wanted == 2
+
+
+def test_scale_changes_what_the_launcher_keeps_alive() -> None:
+    core = core_of(launcher=local())
+    running = [ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0), ProcessName("worker", 1)]
+    core.scale(3)
+    assert core.supervise([], running, 0.0).start == (ProcessName("worker", 2),)
+    core.scale(1)
+    assert core.supervise([], running, 0.0).stop == (ProcessName("worker", 1),)
+    assert "scaled from 3 to 1 workers" in core.events
+
+
+def test_a_lost_shard_ends_the_job_and_nothing_is_started_any_more() -> None:
+    core = core_of(launcher=local())
+    assert core.supervise(ended("shard-1"), [], 0.0) == Orders()
+    assert core.reason == "shard-1 ended and its weights are gone: killed by signal 9"
+    core.supervise(ended("worker-0"), [], 0.0)
+    assert core.worker_exits == 0, "the end of the others is the end of the job"
+
+
+def test_a_worker_that_is_killed_for_ever_ends_the_job_unless_steps_complete() -> None:
+    core = core_of(launcher=local())
+    for _ in range(10):
+        caller = Caller(core, "worker-0")
+        caller.lease(1)
+        caller.complete_all()
+        core.supervise(ended("worker-0"), [], 0.0)
+    assert core.state is JobState.RUNNING
+    core.supervise(ended("worker-0"), [], 0.0)
+    core.supervise(ended("worker-0"), [], 0.0)
+    assert core.state is JobState.FAILED
+    assert "ended too often" in core.reason
+
+
+def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
+    core = core_of(Sync(4), same_arithmetic=True)
+    core.register_worker("", "x86", "cpu", "", 0.0)
+    with pytest.raises(WrongRun, match="other arithmetic"):
+        core.register_worker("", "arm", "cpu", "", 0.0)
+
+
+def test_events_are_bounded_and_counted() -> None:
+    core = core_of()
+    for _ in range(100):
+        Caller(core, "worker-0")
+    assert len(core.events) == 50
+    assert core.events_total == 103
+
+
+def test_a_job_without_shards_runs_at_once() -> None:
+    core = core_of(shards=0, steps_total=1)
+    caller = Caller(core)
+    caller.lease(1)
+    caller.call(completed=done(0, incarnations=()))
+    assert core.complete

@@ -1,0 +1,159 @@
+"""Evaluations in a job: leased like steps, they may end it early, and then it drains (P7, P8)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from coordinator_cases import Caller, core_of, done
+
+from coordinator.core import Core, JobState
+from coordinator.evaluations import ATTEMPTS_MAX
+from coordinator.policies import Sync
+
+
+def at_its_evaluation(core: Core) -> Caller:
+    """Return a worker that completed steps 0..3, after which the first evaluation is due, and holds it."""
+    caller = Caller(core)
+    while core.leases.lowest_incomplete < 4:
+        caller.lease(1)
+        caller.call(completed=done(*caller.held))
+    assert caller.lease(1) == []
+    assert caller.evaluating == [0]
+    return caller
+
+
+def judged(number: int = 0, error: str = "", **metrics: float) -> list[tuple[int, dict[str, float], str]]:
+    return [(number, metrics, error)]
+
+
+def test_a_result_is_told_and_training_goes_on() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    caller = at_its_evaluation(core)
+    assert caller.lease(1, evaluated=judged(accuracy=0.5, loss=1.25)) == [4]
+    assert core.events[-1] == "evaluation after step 4: accuracy 0.5000, loss 1.2500"
+    assert core.state is JobState.RUNNING
+
+
+def test_metrics_may_be_none_at_all() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    at_its_evaluation(core).call(evaluated=judged())
+    assert core.events[-1] == "evaluation after step 4: nothing to judge"
+
+
+@pytest.mark.parametrize(
+    ("options", "metrics", "reached"),
+    [
+        ({"target_accuracy": 0.9}, {"accuracy": 0.9}, "target accuracy 0.9 reached: 0.9000"),
+        ({"target_accuracy": 0.9}, {"accuracy": 0.89}, ""),
+        ({"target_accuracy": 0.9}, {"loss": 0.0}, ""),
+        ({"target_accuracy": 0.9}, {"accuracy": math.nan}, ""),
+        ({"target_loss": 0.1}, {"loss": 0.1}, "target loss 0.1 reached: 0.1000"),
+        ({"target_loss": 0.1}, {"loss": 0.11}, ""),
+        ({"target_loss": 0.1}, {"loss": math.nan}, ""),
+        ({}, {"loss": 0.0, "accuracy": 1.0}, ""),
+    ],
+)
+def test_a_target_is_reached_or_not(options: dict[str, float], metrics: dict[str, float], reached: str) -> None:
+    core = core_of(evaluate_after=[4, 40], **options)
+    at_its_evaluation(core).call(evaluated=judged(**metrics))
+    assert core.early_stop == reached
+    assert (core.state is JobState.DRAINING) == bool(reached)
+
+
+def test_an_early_stop_drains_and_judges_the_final_weights() -> None:  # P8
+    core = core_of(evaluate_after=[4, 20, 40], target_accuracy=0.9)
+    judge, other = at_its_evaluation(core), Caller(core)
+    assert [other.lease(1) for _ in range(2)] == [[4], [5]]
+    assert judge.lease(1, evaluated=judged(accuracy=0.95)) == []
+    assert (core.state, core.leases.target) == (JobState.DRAINING, 6)
+    assert core.reason == "target accuracy 0.9 reached: 0.9500; finishing 6 of 40 steps"
+    core.leases.end(other.name)
+    assert judge.lease(4) == [4], "what was leased is leased again"
+    judge.lease(1)
+    assert judge.held == [4, 5]
+    judge.call(completed=done(4, 5))
+    assert core.leases.finished
+    assert not core.complete, "its final weights are not judged yet"
+    assert [e.after_step for e in judge.call(want=1).evaluations] == [6]
+    judge.call(evaluated=judged(judge.evaluating[0], accuracy=0.5))
+    assert core.complete
+    core.done()
+    assert core.reason == "target accuracy 0.9 reached: 0.9500"
+
+
+def test_a_target_is_reached_once() -> None:
+    core = core_of(evaluate_after=[4, 6, 40], target_accuracy=0.9)
+    judge, other = at_its_evaluation(core), Caller(core)
+    for _ in range(3):
+        other.lease(1)
+    judge.call(evaluated=judged(accuracy=0.95))
+    other.complete_all()
+    assert judge.lease(1) == []
+    judge.call(evaluated=judged(1, accuracy=0.99))
+    assert core.early_stop.endswith("0.9500")
+    assert core.leases.target == 7
+
+
+def test_a_target_reached_at_the_end_is_no_early_stop() -> None:
+    core = core_of(evaluate_after=[4], target_accuracy=0.9, steps_total=4)
+    at_its_evaluation(core).call(evaluated=judged(accuracy=0.95))
+    assert (core.early_stop, core.complete) == ("", True)
+
+
+def test_in_rounds_no_step_is_leased_before_the_result_is_in() -> None:  # P7
+    core = core_of(Sync(4), evaluate_after=[4, 40], target_accuracy=0.9)
+    judge, other = at_its_evaluation(core), Caller(core)
+    answer = other.call(want=4)
+    assert (answer.granted, answer.reason) == ([], "waiting for an evaluation's result")
+    assert judge.lease(4, evaluated=judged(accuracy=0.5)) == [4, 5]
+
+
+def test_in_rounds_an_early_stop_ends_where_it_was_judged() -> None:  # P7, P8
+    core = core_of(Sync(4), evaluate_after=[4, 40], target_accuracy=0.9)
+    judge = at_its_evaluation(core)
+    assert judge.lease(4, evaluated=judged(accuracy=0.95)) == []
+    assert core.leases.target == 4
+    assert core.complete, "the result is the final weights' already"
+
+
+def test_in_rounds_an_evaluation_names_the_round_that_follows() -> None:  # P11
+    core = core_of(Sync(4), evaluate_after=[4, 40])
+    caller = Caller(core)
+    for _ in range(4):
+        caller.lease(1)
+    caller.call(completed=done(*caller.held))
+    assert [e.round for e in caller.call(want=1).evaluations] == [1]
+
+
+def test_the_judge_s_end_frees_its_evaluation() -> None:  # P5
+    core = core_of(evaluate_after=[4, 40])
+    judge, other = at_its_evaluation(core), Caller(core)
+    assert other.lease(1) == [4]
+    core.tick(10.1)
+    assert [e.number for e in other.call(10.1, want=1).evaluations] == [0]
+    assert judge.worker.live is False
+
+
+def test_an_evaluation_whose_lease_was_lost_on_the_way_is_leased_again() -> None:  # P5
+    core = core_of(evaluate_after=[4, 40])
+    judge = at_its_evaluation(core)
+    answer = judge.call(want=1, held_evaluations=[])
+    assert [e.number for e in answer.evaluations] == [0]
+
+
+def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    judge = at_its_evaluation(core)
+    for _ in range(ATTEMPTS_MAX):
+        assert core.state is JobState.RUNNING
+        judge.call(want=1, evaluated=judged(error="no memory"))
+    assert core.state is JobState.FAILED
+    assert core.reason == f"the evaluation after step 4 failed {ATTEMPTS_MAX} times: no memory"
+
+
+def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:
+    core = core_of(evaluate_after=[4], steps_total=4)
+    at_its_evaluation(core)
+    answer = Caller(core).call(want=1)
+    assert answer.reason == "every step is in; waiting for the last evaluation"

@@ -1,0 +1,81 @@
+"""The local launcher keeps the cluster whole, and knows when that is hopeless."""
+
+from __future__ import annotations
+
+import pytest
+
+from coordinator.launchers import Exit, ExternalLauncher, Launcher, LocalLauncher, Orders, ProcessName
+from coordinator.restarts import Restarts
+
+
+def shard(index: int) -> ProcessName:
+    return ProcessName("shard", index)
+
+
+def worker(index: int) -> ProcessName:
+    return ProcessName("worker", index)
+
+
+def local(shards: int = 2, budget: int = 2) -> LocalLauncher:
+    return LocalLauncher(shards, Restarts(1.0, budget))
+
+
+def test_everything_is_started_at_first() -> None:
+    assert local().orders([], 2, 0.0) == Orders((shard(0), shard(1), worker(0), worker(1)))
+
+
+def test_what_runs_is_left_alone() -> None:
+    assert local().orders([shard(0), worker(1), shard(1), worker(0)], 2, 0.0) == Orders()
+
+
+def test_a_worker_that_ended_is_started_again_after_its_pause() -> None:
+    launcher = local()
+    assert launcher.exited(Exit(worker(1), -9, "killed by signal 9"), 10.0) is None
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 10.9) == Orders()
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 11.0) == Orders((worker(1),))
+
+
+def test_scaling_down_stops_the_highest() -> None:
+    running = [shard(0), shard(1), *map(worker, range(12))]
+    assert local().orders(running, 9, 0.0) == Orders((), (worker(11), worker(10), worker(9)))
+    assert local().orders(running, 0, 0.0).stop[0] == worker(11)
+
+
+def test_a_shard_that_ended_ends_the_job() -> None:
+    assert local().exited(Exit(shard(1), -9, "killed by signal 9"), 0.0) == (
+        "shard-1 ended and its weights are gone: killed by signal 9"
+    )
+
+
+def test_a_wrong_configuration_ends_the_job() -> None:
+    fatal = local().exited(Exit(worker(0), 2, "there is no GPU"), 0.0)
+    assert fatal == "worker-0 ended: there is no GPU"
+
+
+def test_the_job_ends_when_a_worker_s_budget_is_spent() -> None:
+    launcher = local(budget=2)
+    ended = Exit(worker(0), 1, "broken")
+    assert [launcher.exited(ended, 0.0) for _ in range(2)] == [None, None]
+    assert launcher.exited(ended, 0.0) == (
+        "worker-0 ended too often without a step completed in between, the last time: broken"
+    )
+
+
+def test_a_completed_step_restores_the_budget() -> None:
+    launcher = local(budget=1)
+    ended = Exit(worker(0), -9, "killed by signal 9")
+    for _ in range(5):
+        assert launcher.exited(ended, 0.0) is None
+        launcher.step_completed()
+
+
+def test_the_external_launcher_does_nothing() -> None:
+    launcher: Launcher = ExternalLauncher()
+    launcher.step_completed()
+    assert launcher.exited(Exit(shard(0), 1, "broken"), 0.0) is None
+    assert launcher.orders([], 5, 0.0) == Orders()
+
+
+@pytest.mark.parametrize(("process", "name"), [(shard(3), "shard-3"), (worker(0), "worker-0")])
+def test_names(process: ProcessName, name: str) -> None:
+    assert str(process) == name

@@ -1,0 +1,127 @@
+"""Throughput and loss in virtual time, and the warning when the loss runs away."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from coordinator.progress import (
+    LOSS_SMOOTHING,
+    RATE_BUCKET_S,
+    RATE_WINDOW_S,
+    RUNAWAY_AFTER_STEPS,
+    WARNINGS_MAX,
+    Progress,
+    Rate,
+)
+
+
+def steps(progress: Progress, count: int, loss: float, now_s: float = 0.0) -> list[str]:
+    """Return the warnings of `count` steps with this loss."""
+    told = [progress.step_completed("a", 8, loss, now_s) for _ in range(count)]
+    return [warning for warning in told if warning]
+
+
+def test_a_steady_rate_is_found() -> None:
+    rate = Rate()
+    for tick in range(200):
+        rate.add(10, tick * 0.1)
+    assert rate.per_s(20.0) == pytest.approx(100.0, rel=0.06)
+
+
+def test_a_young_rate_is_over_its_own_age() -> None:
+    rate = Rate()
+    assert rate.per_s(5.0) == 0.0
+    rate.add(10, 100.0)
+    assert rate.per_s(100.0) == 10 / RATE_BUCKET_S
+    assert rate.per_s(102.0) == 5.0
+
+
+def test_a_rate_falls_to_zero_when_nothing_comes() -> None:
+    rate = Rate()
+    rate.add(10, 0.0)
+    assert rate.per_s(RATE_WINDOW_S) == 10 / RATE_WINDOW_S
+    assert rate.per_s(RATE_WINDOW_S + 1.0) == 0.0
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.lists(st.floats(0, 0.5), max_size=200))
+def test_a_rate_takes_constant_memory(gaps: list[float]) -> None:
+    rate, now_s = Rate(), 0.0
+    for gap in gaps:
+        now_s += gap
+        rate.add(1, now_s)
+        assert len(rate._buckets) <= RATE_WINDOW_S / RATE_BUCKET_S + 2
+
+
+def test_examples_are_counted_for_each_worker_and_for_all() -> None:
+    progress = Progress()
+    progress.step_completed("a", 30, 1.0, 10.0)
+    progress.step_completed("b", 10, 1.0, 11.0)
+    assert (progress.examples, progress.steps) == (40, 2)
+    assert progress.examples_per_s(12.0) == 20.0
+    assert progress.examples_per_s(12.0, "a") == 15.0
+    assert progress.examples_per_s(12.0, "b") == 10.0
+    assert progress.examples_per_s(12.0, "nobody") == 0.0
+
+
+def test_times_count_from_the_first_lease() -> None:
+    progress = Progress()
+    assert (progress.elapsed_s(99.0), progress.training_s()) == (0.0, 0.0)
+    progress.first_lease_s = 10.0
+    assert (progress.elapsed_s(12.0), progress.training_s()) == (2.0, 0.0)
+    progress.step_completed("a", 8, 1.0, 13.0)
+    assert (progress.elapsed_s(20.0), progress.training_s()) == (10.0, 3.0)
+
+
+def test_the_loss_is_smoothed() -> None:
+    progress = Progress()
+    assert math.isnan(progress.loss)
+    steps(progress, 1, 2.0)
+    assert progress.loss == 2.0
+    steps(progress, 1, 1.0)
+    assert progress.loss == pytest.approx(2.0 - LOSS_SMOOTHING)
+
+
+def test_a_skipped_step_has_no_loss() -> None:
+    progress = Progress()
+    assert progress.step_completed("a", 8, None, 0.0) is None
+    assert math.isnan(progress.loss)
+    assert progress.steps == 1
+
+
+@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
+def test_a_loss_that_is_not_finite_is_warned_of_and_left_out(loss: float) -> None:
+    progress = Progress()
+    steps(progress, 1, 1.0)
+    assert steps(progress, 1, loss) == ["the loss of a step is not finite"]
+    assert progress.loss == 1.0
+
+
+def test_warnings_end_at_some_point() -> None:
+    assert len(steps(Progress(), 100, math.nan)) == WARNINGS_MAX
+
+
+def test_a_loss_that_runs_away_is_warned_of_once_for_each_growth() -> None:
+    progress = Progress()
+    steps(progress, RUNAWAY_AFTER_STEPS, 1.0)
+    assert steps(progress, 50, 1.0) == []
+    first, second = steps(progress, 200, 10.0), steps(progress, 200, 60.0)
+    assert [told.partition(":")[0] for told in (*first, *second)] == ["the loss runs away"] * 2
+    assert first[0].endswith("after a best of 1")
+    assert steps(progress, 200, 60.0) == [], "it has grown no further"
+
+
+def test_a_bad_start_is_no_runaway() -> None:
+    progress = Progress()
+    assert steps(progress, 10, 0.1) + steps(progress, RUNAWAY_AFTER_STEPS - 11, 50.0) == []
+    assert steps(progress, 200, 50.0) == []
+
+
+def test_noise_around_nothing_is_no_runaway() -> None:
+    progress = Progress()
+    steps(progress, 60, 0.0001)
+    assert steps(progress, 60, 0.01) == []

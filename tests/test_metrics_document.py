@@ -1,0 +1,88 @@
+"""docs/metrics.md names every metric that a process exports, with its type and labels, and no other."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from in_process import WEIGHT_AND_BIAS, plan_of, shard_of
+from prometheus_client import CollectorRegistry
+from prometheus_client.metrics_core import Metric
+
+from coordinator.core import Core, Options
+from coordinator.evaluations import Evaluations
+from coordinator.launchers import ExternalLauncher
+from coordinator.metrics import CoordinatorCollector
+from coordinator.policies import Async
+from coordinator.status import StatusView
+from parashard.telemetry.http import new_registry
+from ps_server.metrics import ShardCollector
+from worker.loop import StepLoop
+from worker.metrics import WorkerCollector
+
+DOCUMENT = Path(__file__).parent.parent / "docs" / "metrics.md"
+TYPES = ("counter", "gauge", "histogram")
+
+Told = tuple[str, str, frozenset[str]]
+"""Name as Prometheus shows it, type, labels."""
+
+
+def documented() -> list[Told]:
+    rows = re.findall(r"^\| `(parashard_\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \| [^|]+ \|$", DOCUMENT.read_text(), re.M)
+    return [(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
+
+
+def exported() -> Iterator[Told]:
+    for registry in (_coordinator(), _shard(), _worker()):
+        for family in cast(Iterable[Metric], registry.collect()):
+            name = f"{family.name}_total" if family.type == "counter" else family.name
+            labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+            yield name, family.type, frozenset(labels)
+
+
+def _coordinator() -> CollectorRegistry:
+    options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
+    core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher())
+    view = StatusView("job", "async", 1)
+    registry = new_registry("coordinator")
+    registry.register(CoordinatorCollector(core, lambda: view.message(core, 0.0)))
+    return registry
+
+
+def _shard() -> CollectorRegistry:
+    registry = new_registry("shard")
+    registry.register(ShardCollector(shard_of(plan_of(WEIGHT_AND_BIAS))))
+    return registry
+
+
+def _worker() -> CollectorRegistry:
+    counted: Any = SimpleNamespace(steps=0, examples=0, phases_s=dict.fromkeys(("lease", "pull"), 0.0))
+    registry = new_registry("worker")
+    registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
+    return registry
+
+
+def test_every_metric_is_in_the_document_and_none_else() -> None:
+    assert len(documented()) == len(set(documented()))
+    assert set(documented()) == set(exported())
+
+
+def test_queries_name_only_metrics_that_there_are() -> None:
+    queries = re.findall(r"^```promql\n(.*?)^```$", DOCUMENT.read_text(), re.M | re.S)
+    known = {name for name, _, _ in documented()}
+    known |= {f"{name}{part}" for name, kind, _ in documented() if kind == "histogram" for part in ("_bucket", "_sum")}
+    assert len(queries) >= 3
+    for query in queries:
+        assert set(re.findall(r"parashard_\w+", query)) <= known, query
+
+
+@pytest.mark.parametrize("told", documented(), ids=lambda told: told[0])
+def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
+    name, kind, labels = told
+    assert name.startswith("parashard_")
+    assert kind in TYPES
+    assert labels <= {"shard", "result", "worker", "phase", "version", "role"}  # bounded: no step, variable or address
