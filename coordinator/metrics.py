@@ -31,7 +31,7 @@ class CoordinatorCollector(Collector):
         """Yield every family."""
         core, status = self._core, self._status()
         live = sum(worker.live for worker in status.workers)
-        yield _gauge("steps_total", "Steps of the job.", status.steps_total)
+        yield _gauge("steps", "Steps of the job.", status.steps_total)
         yield _counter("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
         yield _counter("examples", "Examples in complete steps.", core.progress.examples)
         yield _gauge("leases", "Steps leased now.", status.steps_leased)

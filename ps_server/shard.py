@@ -189,11 +189,10 @@ class Shard:
         if pulled is None or push.pulled_version is None:
             self.record.uncompensated_pushes += 1
             return gradient
-        corrected = gradient.copy()
-        fused.delay_compensated(corrected, self.storage.weights, pulled, self._compensation)
-        if not fused.is_finite(corrected):
+        fused.delay_compensated(gradient, self.storage.weights, pulled, self._compensation)
+        if not fused.is_finite(gradient):
             raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
-        return corrected
+        return gradient
 
     def _check_values(self, step: int, content: Float32s) -> None:
         if not fused.is_finite(content):

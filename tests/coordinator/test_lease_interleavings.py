@@ -81,7 +81,8 @@ class Interleavings(RuleBasedStateMachine):
         for step, _ in failed:
             if step not in self.complete():
                 self.failures[step] = self.failures.get(step, 0) + 1
-        held = [step for step in caller.held if step not in {s for s, _ in failed}]
+        ended = {step for step, _ in failed} | {step.step for step in reported}
+        held = [step for step in caller.held if step not in ended]
         answer = caller.call(self.now_s, want=want, lost=lost, completed=reported, failed=failed)
         limit = min(self.core.leases.target, self.policy.limit(self.lowest_incomplete()))
         granted = [grant.step for grant in answer.granted]

@@ -189,7 +189,7 @@ def test_the_first_whole_attempt_wins_and_drops_the_others() -> None:  # P4
 
 @pytest.mark.parametrize(
     ("offset", "length", "round_"),
-    [(0, 20, None), (16, 4, None), (2, 4, None), (0, 6, None), (0, 4, 0)],
+    [(0, 20, None), (16, 4, None), (2, 2, None), (0, 6, None), (0, 4, 0)],
 )
 def test_pulls_that_are_refused(offset: int, length: int, round_: int | None) -> None:
     shard = zeros_shard()

@@ -1,12 +1,14 @@
 """The protocol with one rule switched off: parts of a shard that break it, to show that the oracles can see.
 
-Each is the smallest change of the real part that forgets the rule. Used by the tests alone; the product has no switches.
+Each is the smallest change of the real part that forgets the rule. Used here alone; the product has no switches.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+
+from sim_shard import REAL, Parts
 
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.messages import PushChunk, PushResult
@@ -16,7 +18,6 @@ from ps_server.ingest import Immediate, Rounds
 from ps_server.kernels import fused
 from ps_server.shard import Shard
 from ps_server.storage import Storage
-from sim_shard import REAL, Parts
 
 
 class Forgetful(Immediate):
@@ -109,21 +110,36 @@ class HastyStorage(Storage):
 
 @dataclass(frozen=True)
 class BrokenRule:
-    """A rule that is off, and the job whose oracle is to see it."""
+    """A rule that is off, the job whose oracle is to see it, and seeds with which it soon does.
 
-    rule: str
+    `needs` names what must have happened in a run for the rule to matter. Other seeds: `python tests/simulation --off`.
+    """
+
     parts: Parts
     oracle: str
     policy: str
+    sees: str
+    seeds: tuple[int, ...]
+    needs: str
 
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
-    "P1-forgotten-step": BrokenRule("P1", replace(REAL, immediate=Forgetful), "ledger", "async"),
-    "P1-set-after-weights": BrokenRule("P1", replace(REAL, immediate=LateSet), "ledger", "async"),
-    "P4-one-assembly-a-step": BrokenRule("P4", replace(REAL, assemblies=StepAssemblies), "torn", "async"),
-    "P10-apply-at-once": BrokenRule("P10", replace(REAL, rounds=EagerRounds), "digest", "sync:4"),
-    "P11-unnamed-rounds": BrokenRule("P11", replace(REAL, rounds=UnnamedRounds), "digest", "sync:4"),
+    "P1-forgotten-step": BrokenRule(
+        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (6, 8, 9), "receipt: duplicate"
+    ),
+    "P1-set-after-weights": BrokenRule(
+        replace(REAL, immediate=LateSet), "ledger", "async", "ledger", (6, 33, 46), "duplicated"
+    ),
+    "P4-one-assembly-a-step": BrokenRule(
+        replace(REAL, assemblies=StepAssemblies), "torn", "async", "torn", (95, 129, 146), "crash between two chunks"
+    ),
+    "P10-apply-at-once": BrokenRule(
+        replace(REAL, rounds=EagerRounds), "digest", "sync:4", "progress", (6, 47, 51), "crash"
+    ),
+    "P11-unnamed-rounds": BrokenRule(
+        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (3, 4, 5), "receipt: buffered"
+    ),
     "P14-write-before-check": BrokenRule(
-        "P14", replace(REAL, shard=HastyShard, storage=HastyStorage), "ledger", "async"
+        replace(REAL, shard=HastyShard, storage=HastyStorage), "ledger", "async", "ledger", (9, 59, 64), "poison"
     ),
 }

@@ -29,6 +29,17 @@ from parashard.job.policy import Policy
 LEASE_TTL_S = 1.5
 REGISTER_S = 0.3
 DRAIN_EVENTS_MAX = 20_000
+
+JOBS: tuple[tuple[str, str], ...] = (
+    ("ledger", "async"),
+    ("ledger", "ssp:3"),
+    ("ledger", "sync:4"),
+    ("torn", "async"),
+    ("torn", "ssp:2"),
+    ("torn", "sync:4"),
+    ("digest", "sync:4"),
+)
+"""Oracles and policies that the tests and `__main__` run."""
 NEVER = 1_000_000
 
 
@@ -60,6 +71,7 @@ class Outcome:
     trace: str
     events: int
     calm_events: int
+    step_lag_max: int
     fired: Counter[str]
 
 
@@ -147,7 +159,8 @@ class _Run:
         world.note(weights)
         world.fired["speculative lease"] += coordinator.core.leases.speculative_leases
         world.fired["worker started again"] += coordinator.core.worker_restarts
-        return Outcome(violations, weights, world.trace, world.events, world.calm_events, world.fired)
+        lag = max(shard.shard.record.step_lag_max for shard in self._shards)
+        return Outcome(violations, weights, world.trace, world.events, world.calm_events, lag, world.fired)
 
     def _start_worker(self, name: str) -> WorkerProcess:
         habits = Habits(self._setting.depth, self._setting.lease_batch)

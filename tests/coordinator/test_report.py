@@ -1,0 +1,122 @@
+"""The report: the figures that scripts read, and a digest of the final weights."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from coordinator_cases import Caller, core_of, done
+from safetensors import safe_open
+from shard_records import record_of
+
+from coordinator.core import Core
+from coordinator.report import REPORT_FILE, audited, report, save_report, save_weights, weights_sha256
+from coordinator.resolve import ResolvedJob, resolve
+from coordinator.status import StatusView
+from parashard.job.load import job_from_toml
+
+REQUIRED = {
+    "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "loss", "accuracy",
+    "staleness", "step_lag", "worker_restarts", "shard_restarts", "coordinator_restarts", "weights_sha256",
+}  # fmt: skip
+LEDGER = """
+job = { name = "ledger", epochs = 2, batch_size = 4 }
+data = { source = "synthetic", examples = 6, features = 1 }
+model = { kind = "ledger" }
+optimizer = { kind = "sgd", learning_rate = -1.0 }
+consistency = { policy = "ssp:8", reduce = "sum" }
+"""
+
+
+def ledger(folder: Path) -> ResolvedJob:
+    return resolve(job_from_toml(LEDGER), None, folder, None)
+
+
+def ended() -> Core:
+    """Return a job of four steps, each of 8 examples, that took 2 s and ended with an accuracy of 0.75."""
+    core = core_of(steps_total=4, evaluate_after=[4])
+    caller = Caller(core)
+    for step in range(4):
+        caller.lease(1, now_s=1.0)
+        caller.call(3.0, completed=done(step, skipped=step == 3))
+    caller.call(3.0, want=1)
+    caller.call(4.0, evaluated=[(0, {"accuracy": 0.75, "loss": 0.125}, "")])
+    return core
+
+
+def seen() -> StatusView:
+    status = StatusView("ledger", "async", 2)
+    status.saw(record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3))
+    status.saw(record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1))
+    return status
+
+
+def test_it_has_every_figure_that_is_promised(tmp_path: Path) -> None:
+    resolved = ledger(tmp_path)
+    figures = report(ended(), resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
+    assert figures.keys() >= REQUIRED | {"ledger_wrong"}
+    assert figures["ledger_wrong"] == 6
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_the_figures_of_a_job(tmp_path: Path) -> None:
+    figures = report(ended(), ledger(tmp_path), seen(), 4.0)
+    assert (figures["job"], figures["run_id"], figures["consistency"]) == ("ledger", "run-1", "ssp:8")
+    assert (figures["steps_total"], figures["steps_applied"], figures["skipped_steps"]) == (4, [4, 4], 1)
+    assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
+    assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
+    assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (0.125, 0.75, 0.5)
+    assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
+    assert (figures["shards"], figures["workers"]) == (2, 2)
+
+
+def test_a_job_that_failed_before_its_first_step_has_a_report_too(tmp_path: Path) -> None:
+    core = core_of()
+    core.fail("no disk")
+    figures = report(core, ledger(tmp_path), StatusView("ledger", "async", 2), 9.0)
+    assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
+    assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (None, None, None)
+    assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (0.0, 0.0, 0)
+
+
+def test_a_loss_that_is_not_finite_is_none(tmp_path: Path) -> None:
+    core = ended()
+    assert core.evaluations.latest is not None
+    core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
+    figures = report(core, ledger(tmp_path), seen(), 4.0)
+    assert (figures["loss"], figures["accuracy"]) == (None, None)
+
+
+def test_the_digest_is_of_the_values_in_name_order() -> None:
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7.0, 8.0], np.float32)
+    expected = hashlib.sha256(b"".join(np.float32(v).astype("<f4").tobytes() for v in [*range(6), 7, 8])).hexdigest()
+    assert weights_sha256({"a": a, "b": b}) == expected
+    assert weights_sha256({"b": b, "a": a}) == expected, "whatever the order"
+    assert weights_sha256({"a": np.asfortranarray(a), "b": b}) == expected, "however they lie in memory"
+    assert weights_sha256({"a": a.astype(">f4"), "b": b}) == expected, "on any machine"
+    assert weights_sha256({"a": b, "b": a}) != expected
+
+
+def test_one_bit_changes_the_digest() -> None:
+    assert weights_sha256({"a": np.array([0.0], np.float32)}) != weights_sha256({"a": np.array([-0.0], np.float32)})
+
+
+def test_weights_are_written_whole(tmp_path: Path) -> None:
+    weights = {"b": np.ones((3, 2), np.float32).T, "a": np.arange(3, dtype=np.float32)}
+    path = save_weights(tmp_path, weights, "run-1")
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"run_id": "run-1"}
+        assert {name: file.get_tensor(name).tolist() for name in file.keys()} == {  # noqa: SIM118 (no mapping)
+            name: value.tolist() for name, value in weights.items()
+        }
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_the_report_is_written_whole(tmp_path: Path) -> None:
+    save_report(tmp_path, {"job": "small"})
+    save_report(tmp_path, {"job": "smaller"})
+    assert json.loads((tmp_path / REPORT_FILE).read_text()) == {"job": "smaller"}
+    assert [entry.name for entry in tmp_path.iterdir()] == [REPORT_FILE]

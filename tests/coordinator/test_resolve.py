@@ -1,0 +1,196 @@
+"""A job meets its data and its model: what does not fit is told before any step runs."""
+
+from __future__ import annotations
+
+import json
+import struct
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from coordinator.resolve import INITIAL_FILE, ResolvedJob, resolve
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.load import job_from_toml
+
+JOB = """
+job = {{ name = "small", epochs = 3, batch_size = 8 }}
+data = {{ source = "synthetic", examples = 20, features = 4, classes = 3, held_out = {held_out} }}
+model = {{ kind = "{kind}" }}
+optimizer = {{ kind = "sgd", learning_rate = 0.1 }}
+cluster = {{ shards = 2, partitioner = {{ kind = "fixed-shards" }}, queue_bytes = {queue_bytes} }}
+evaluation = {{ {evaluation} }}
+consistency = {{ policy = "{policy}" }}
+"""
+USER = """
+import numpy as np
+from parashard.variables import Variable
+
+class Mine:
+    def __init__(self, initial): self.initial = initial
+    def initial_variables(self): return self.initial
+    def loss_and_gradients(self, variables, batch, xp): return 0.0, {}
+    def evaluate(self, variables, batch, xp): return {}
+
+def build(spec): return Mine(
+"""
+
+
+@pytest.fixture(autouse=True)
+def _imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        del sys.modules[name]
+
+
+def resolved(
+    folder: Path,
+    kind: str = "softmax",
+    init_file: Path | None = None,
+    held_out: int = 0,
+    evaluation: str = "",
+    policy: str = "async",
+    queue_bytes: int = 1 << 20,
+) -> ResolvedJob:
+    text = JOB.format(kind=kind, held_out=held_out, evaluation=evaluation, policy=policy, queue_bytes=queue_bytes)
+    return resolve(job_from_toml(text), folder, folder, init_file)
+
+
+def user_model(folder: Path, initial: str) -> str:
+    (folder / "mine.py").write_text(f"{USER.rstrip()}{initial})\n")
+    return "mine:build"
+
+
+def shapes(job: ResolvedJob) -> dict[str, tuple[int, ...]]:
+    return {name: variable.shape for name, variable in job.plan.variables.items()}
+
+
+def stored(folder: Path, **changed: np.ndarray) -> Path:
+    """Write a file with the softmax model's variables, but for what is changed."""
+    arrays = {name: np.ones(shape, np.float32) for name, shape in shapes(resolved(folder)).items()}
+    arrays |= {name.replace("__", "."): value for name, value in changed.items()}
+    save_file(arrays, folder / "first.safetensors")
+    return folder / "first.safetensors"
+
+
+def test_steps_variables_and_places_follow_from_data_and_model(tmp_path: Path) -> None:
+    job = resolved(tmp_path)
+    assert (job.steps.total, job.steps.steps_per_epoch) == (9, 3), "the short last batch is kept"
+    assert sorted(shapes(job).values()) == [(3,), (4, 3)]
+    assert len(job.plan.shards) == 2
+    assert all(job.plan.shard_elements(shard) for shard in range(2))
+    assert job.initial_file is None
+    assert len(job.digest) == 64
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_digest_is_the_job_s(tmp_path: Path) -> None:  # P2
+    assert resolved(tmp_path).digest == resolved(tmp_path).digest
+    assert resolved(tmp_path).digest != resolved(tmp_path, policy="sync:4").digest
+
+
+def test_arrays_that_a_model_starts_from_are_written_for_the_shards(tmp_path: Path) -> None:
+    kind = user_model(tmp_path, '{"a": np.arange(6.0).reshape(2, 3), "b": [1, 2]}')
+    job = resolved(tmp_path, kind)
+    assert shapes(job) == {"a": (2, 3), "b": (2,)}
+    assert job.initial_file == tmp_path / INITIAL_FILE
+    arrays = load_file(job.initial_file)
+    assert {name: array.dtype for name, array in arrays.items()} == {"a": np.float32, "b": np.float32}
+    np.testing.assert_array_equal(arrays["a"], np.arange(6.0).reshape(2, 3))
+
+
+def test_arrays_in_another_order_of_memory_are_written_as_they_read(tmp_path: Path) -> None:
+    job = resolved(tmp_path, user_model(tmp_path, '{"a": np.arange(6.0, dtype=np.float32).reshape(2, 3).T}'))
+    assert job.initial_file is not None
+    np.testing.assert_array_equal(load_file(job.initial_file)["a"], np.arange(6.0).reshape(2, 3).T)
+
+
+@pytest.mark.parametrize(
+    ("initial", "told"),
+    [
+        ("{}", "the model has no variables"),
+        ('{"a": Variable("b", (2,))}', "declares variable 'b' under the name 'a'"),
+        ('{"a": np.array([1.0, np.nan])}', "initial values of 'a' are not all finite"),
+        ('{"a": "zeros"}', "initial value of 'a' is not an array: could not convert string to float"),
+        ('{"a": [[1.0], [1.0, 2.0]]}', "initial value of 'a' is not an array"),
+        ('{"a": None}', "initial value"),
+        ('{"a": np.float32(3)}', "variable 'a': every axis must be at least 1 and there must be one"),
+        ('{"a": np.zeros((0, 3))}', "variable 'a': every axis must be at least 1"),
+    ],
+)
+def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> None:
+    with pytest.raises(ConfigurationError, match=told):
+        resolved(tmp_path, user_model(tmp_path, initial))
+
+
+def test_a_file_with_first_values_fits(tmp_path: Path) -> None:
+    file = stored(tmp_path)
+    assert resolved(tmp_path, init_file=file).initial_file == file
+
+
+def test_a_file_goes_before_the_model_s_own_arrays(tmp_path: Path) -> None:
+    kind = user_model(tmp_path, '{"a": np.zeros(2)}')
+    save_file({"a": np.ones(2, np.float32)}, tmp_path / "first.safetensors")
+    assert resolved(tmp_path, kind, tmp_path / "first.safetensors").initial_file == tmp_path / "first.safetensors"
+    assert not (tmp_path / INITIAL_FILE).exists()
+
+
+def named(folder: Path, shape: tuple[int, ...]) -> str:
+    return next(name for name, of in shapes(resolved(folder)).items() if of == shape).replace(".", "__")
+
+
+@pytest.mark.parametrize(
+    ("array", "told"),
+    [
+        (np.ones((3, 4), np.float32), r"is float32 \(3, 4\); the model's is float32 \(4, 3\)"),
+        (np.ones((4, 3), np.float64), r"is float64 \(4, 3\); the model's is float32"),
+        (np.full((4, 3), np.inf, np.float32), "are not all finite"),
+    ],
+)
+def test_a_variable_that_does_not_fit_is_named(tmp_path: Path, array: np.ndarray, told: str) -> None:
+    name = named(tmp_path, (4, 3))
+    with pytest.raises(BadData, match=told) as caught:
+        resolved(tmp_path, init_file=stored(tmp_path, **{name: array}))
+    assert repr(name.replace("__", ".")) in str(caught.value)
+    assert "first.safetensors" in str(caught.value)
+
+
+def test_variables_that_are_missing_or_unknown_are_named(tmp_path: Path) -> None:
+    save_file({"other": np.ones(2, np.float32)}, tmp_path / "first.safetensors")
+    with pytest.raises(BadData, match=r"missing: .*weight.*; unknown: other"):
+        resolved(tmp_path, init_file=tmp_path / "first.safetensors")
+
+
+def test_a_file_that_is_not_there_or_no_safetensors_is_told(tmp_path: Path) -> None:
+    with pytest.raises(BadData, match=r"absent\.safetensors: cannot be read as safetensors"):
+        resolved(tmp_path, init_file=tmp_path / "absent.safetensors")
+    (tmp_path / "text.safetensors").write_text("weights")
+    with pytest.raises(BadData, match=r"text\.safetensors: cannot be read as safetensors"):
+        resolved(tmp_path, init_file=tmp_path / "text.safetensors")
+
+
+@pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F8_E4M3", 1)])
+def test_a_file_of_a_dtype_that_numpy_lacks_is_told(tmp_path: Path, dtype: str, bytes_: int) -> None:
+    header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, bytes_]}}).encode()
+    file = tmp_path / "first.safetensors"
+    file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(bytes_))
+    with pytest.raises(BadData, match="cannot be read as safetensors"):
+        resolved(tmp_path, init_file=file)
+
+
+@pytest.mark.parametrize("key", ["target_accuracy", "target_loss"])
+def test_a_target_needs_held_out_examples(tmp_path: Path, key: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"evaluation\.{key} needs held-out examples"):
+        resolved(tmp_path, evaluation=f"{key} = 0.5")
+    assert resolved(tmp_path, evaluation=f"{key} = 0.5", held_out=4).spec.held_out == 4
+
+
+def test_a_round_that_cannot_be_held_in_memory_is_refused(tmp_path: Path) -> None:  # P19
+    with pytest.raises(ConfigurationError, match=r"sync:4: a shard may hold 4 gradients of \d+ bytes, more than"):
+        resolved(tmp_path, policy="sync:4", queue_bytes=100)
+    resolved(tmp_path, policy="ssp:4", queue_bytes=100)
