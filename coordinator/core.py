@@ -327,7 +327,8 @@ class Core:
 
     def _why_nothing(self) -> str:
         if self.leases.finished:
-            return "every step is in; waiting for the last evaluation"
+            rest = "the report follows" if self.evaluations.finished else "an evaluation is under way"
+            return f"every step is in; {rest}"
         if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
             return "waiting for an evaluation's result"
         return self.policy.reason(self.leases.lowest_incomplete)

@@ -25,7 +25,7 @@ def claim_incarnation(folder: Path, name: str) -> int:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        taken = [int(path.suffix[1:]) for path in folder.glob(f"{name}.*") if path.suffix[1:].isdigit()]
+        taken = [int(path.suffix[1:]) for path in folder.glob(f"{name}.*") if path.suffix[1:].isdecimal()]
         for incarnation in range(max(taken, default=0) + 1, CLAIMS_MAX):
             try:
                 descriptor = os.open(folder / f"{name}.{incarnation}", os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600)

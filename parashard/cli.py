@@ -169,13 +169,13 @@ def summary(outcome: Outcome) -> Table:
     table.add_column(style="dim")
     table.add_column()
     for key, value in _summary_rows(report, outcome.run_dir):
-        table.add_row(key, value)
+        table.add_row(Text(key), Text(value) if isinstance(value, str) else value)  # text, never markup: paths have [
     return table
 
 
-def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str]]:
-    rows = [
-        (report["job"], f"[green]done[/]: {report['reason']}"),
+def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str | Text]]:
+    rows: list[tuple[str, str | Text]] = [
+        (report["job"], Text.assemble(("done", "green"), f": {report['reason']}")),
         ("steps", f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}"),
         ("throughput", f"{report['examples_per_s']:,.0f} examples/s over {report['wall_s']:.1f} s"),
     ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -17,7 +18,14 @@ import numpy as np
 import tenacity
 
 from parashard import rpc, wire
-from parashard.errors import RetryLater, StaleIncarnation, UnknownAttempt
+from parashard.errors import (
+    MalformedFrame,
+    RetryLater,
+    ShapeMismatch,
+    StaleIncarnation,
+    UnknownAttempt,
+    UnknownVariable,
+)
 from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushChunk, PushResult, Receipt, Slice, Target
 from parashard.partition import ELEMENT_BYTES, Placed, Plan
 from parashard.transports.base import Reply, Transport
@@ -27,8 +35,9 @@ from parashard.variables import Float32s
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 1.0
 WHOLE_ATTEMPTS_MAX = 5
+IN_FLIGHT_MAX = 16  # messages of one operation that wait for an answer, each of at most 4 MiB
 
-_Result = TypeVar("_Result")
+_Request = TypeVar("_Request")
 
 
 @dataclass(frozen=True)
@@ -143,17 +152,18 @@ class ShardClient:
         """
         view = self.view
         vectors = [np.empty(self._plan.shard_elements(shard), np.float32) for shard in range(len(view.addresses))]
-        asked = [list(self._ask_for(shard, view, step, round_)) for shard in range(len(view.addresses))]
-        versions = []
-        for shard, runs in enumerate(asked):
+        versions: list[int | None] = [None] * len(vectors)
+        for run, frame in self._in_flight(self._runs(view, step, round_), lambda run: self._pull(run, view)):
+            weights, shard = wire.decode_weights(frame), run.target.shard
             content = vectors[shard].data.cast("B")
-            lowest = None
-            for run, reply in runs:
-                weights = wire.decode_weights(self._settled(reply, lambda run=run: self._pull(run, view)))  # type: ignore[misc]
-                content[run.offset_bytes : run.offset_bytes + run.length_bytes] = weights.values
-                lowest = weights.version if lowest is None else min(lowest, weights.version)
-            versions.append(lowest or 0)
-        return Pulled(self._joined(vectors), tuple(versions), view.incarnations)
+            if weights.values.nbytes != run.length_bytes:
+                raise MalformedFrame(
+                    f"shard {shard} was asked for {run.length_bytes} bytes and sent {weights.values.nbytes}"
+                )
+            content[run.offset_bytes : run.offset_bytes + run.length_bytes] = weights.values
+            known = versions[shard]
+            versions[shard] = weights.version if known is None else min(known, weights.version)
+        return Pulled(self._joined(vectors), tuple(version or 0 for version in versions), view.incarnations)
 
     def push(
         self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
@@ -180,6 +190,7 @@ class ShardClient:
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
         """
+        self._check(gradients)
         view = self.view
         pushes = [self._prepare(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.addresses))]
         replies = [self._push(push.chunk(0), view) for push in pushes]
@@ -188,11 +199,16 @@ class ShardClient:
 
     # --- pull ---
 
-    def _ask_for(self, shard: int, view: View, step: int | None, round_: int | None) -> Iterator[tuple[PullRun, Reply]]:
-        size_bytes = self._plan.shard_elements(shard) * ELEMENT_BYTES
-        for offset in range(0, max(size_bytes, 1), CHUNK_BYTES_MAX):
-            run = PullRun(self._target(shard, view), round_, step, offset, min(CHUNK_BYTES_MAX, size_bytes - offset))
-            yield run, self._pull(run, view)
+    def _runs(self, view: View, step: int | None, round_: int | None) -> list[PullRun]:
+        """Return what to ask for, the shards taking turns, so that all of them are busy."""
+        sizes = [self._plan.shard_elements(shard) * ELEMENT_BYTES for shard in range(len(view.addresses))]
+        targets = [self._target(shard, view) for shard in range(len(sizes))]
+        return [
+            PullRun(targets[shard], round_, step, offset, min(CHUNK_BYTES_MAX, size_bytes - offset))
+            for offset in range(0, max(sizes, default=0) or 1, CHUNK_BYTES_MAX)
+            for shard, size_bytes in enumerate(sizes)
+            if offset < max(size_bytes, 1)  # an empty shard is asked too: its version and its round matter
+        ]
 
     def _joined(self, vectors: Sequence[Float32s]) -> dict[str, Float32s]:
         """Return variables by name: views of the vectors where a variable is in one piece, else copies."""
@@ -209,6 +225,17 @@ class ShardClient:
         return variables
 
     # --- push ---
+
+    def _check(self, gradients: Mapping[str, Float32s]) -> None:
+        """Refuse what would be cut into rows that mean something else, before the first shard is sent anything."""
+        for name, gradient in gradients.items():
+            variable = self._plan.variables.get(name)
+            if variable is None:
+                raise UnknownVariable(f"a gradient for {name!r}, which is none of the job's variables")
+            if np.shape(gradient) != variable.shape:
+                raise ShapeMismatch(
+                    f"the gradient of {name!r} has shape {np.shape(gradient)}, the variable has {variable.shape}"
+                )
 
     def _prepare(
         self,
@@ -246,9 +273,9 @@ class ShardClient:
         receipt = self._receipt(push.chunk(0), first, view)
         if receipt.result is not PushResult.PENDING:
             return receipt
-        chunks = [push.chunk(i) for i in range(1, push.chunks)]
-        replies = [self._push(chunk, view) for chunk in chunks]
-        receipts = [self._receipt(chunk, reply, view) for chunk, reply in zip(chunks, replies, strict=True)]
+        chunks = (push.chunk(i) for i in range(1, push.chunks))
+        frames = self._in_flight(chunks, lambda chunk: self._push(chunk, view))
+        receipts = [wire.decode_receipt(frame) for _, frame in frames]
         done = [r for r in receipts if r.result is not PushResult.PENDING]
         if not done:
             raise UnknownAttempt(f"step {push.step}: every chunk is in and the push is not")
@@ -258,6 +285,22 @@ class ShardClient:
         return wire.decode_receipt(self._settled(reply, lambda: self._push(chunk, view)))
 
     # --- both ---
+
+    def _in_flight(
+        self, requests: Iterable[_Request], send: Callable[[_Request], Reply]
+    ) -> Iterator[tuple[_Request, bytes]]:
+        """Send requests, at most IN_FLIGHT_MAX at a time (P19); yield each with its answer, in order."""
+        waiting: deque[tuple[_Request, Reply]] = deque()
+        for request in requests:
+            if len(waiting) == IN_FLIGHT_MAX:
+                yield self._answered(waiting.popleft(), send)
+            waiting.append((request, send(request)))
+        while waiting:
+            yield self._answered(waiting.popleft(), send)
+
+    def _answered(self, waiting: tuple[_Request, Reply], send: Callable[[_Request], Reply]) -> tuple[_Request, bytes]:
+        request, reply = waiting
+        return request, self._settled(reply, lambda: send(request))
 
     def _settled(self, reply: Reply, again: Callable[[], Reply]) -> bytes:
         """Wait for a reply; while the shard asks for patience, send again, within the budget."""

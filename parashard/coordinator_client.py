@@ -68,9 +68,12 @@ class CoordinatorClient:
         """Return the shards' addresses, waiting until every shard has registered."""
         return self._patiently(lambda: self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply))
 
-    def lease(self, request: pb.LeaseRequest) -> pb.LeaseReply:
-        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them."""
-        return self._call("Lease", request, pb.LeaseReply, rpc.CONTROL_DEADLINE_S + request.wait_s)
+    def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
+        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them.
+
+        The answer may take `deadline_s` and what `request.wait_s` allows the coordinator to wait.
+        """
+        return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
 
     def get_status(self) -> pb.GetStatusReply:
         """Return how the job goes, without retries."""
@@ -125,7 +128,7 @@ def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Even
     folder = Path(where)
     if not folder.is_dir():
         host, _, port = where.rpartition(":")
-        if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
             raise ConfigurationError(f"{where!r} is neither a run directory nor host:port")
         return where
     giving_up = giving_up or threading.Event()
@@ -136,6 +139,8 @@ def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Even
         except FileNotFoundError:
             if time.monotonic() >= deadline_s or giving_up.wait(POLL_S):
                 raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise ConfigurationError(f"{path} is damaged: {error}") from None
         else:

@@ -155,8 +155,13 @@ def _left_s(status: pb.GetStatusReply) -> float:
 
 def _figures(status: pb.GetStatusReply) -> Table:
     grid = Table.grid(padding=(0, 3))
-    cells = [f"[bold]{status.examples_per_s:,.0f}[/] examples/s", f"loss [bold]{status.loss:.4f}[/]"]
-    cells += [f"held-out {name} [bold]{value:.4f}[/]" for name, value in sorted(status.metrics.items())]
+    cells: list[RenderableType] = [
+        f"[bold]{status.examples_per_s:,.0f}[/] examples/s",
+        f"loss [bold]{status.loss:.4f}[/]",
+    ]
+    cells += [
+        Text.assemble(f"held-out {name} ", (f"{value:.4f}", "bold")) for name, value in sorted(status.metrics.items())
+    ]
     cells.append(
         f"staleness p50 [bold]{status.staleness_p50}[/] p95 [bold]{status.staleness_p95}[/] "
         f"max [bold]{status.staleness_max}[/]"
@@ -175,8 +180,8 @@ def _workers(status: pb.GetStatusReply) -> Table:
         total = phases.lease + phases.pull + phases.compute + phases.push or 1.0
         shares = (phases.lease, phases.pull, phases.compute, phases.push)
         table.add_row(
-            worker.name,
-            worker.device if worker.live else "[red]away[/]",
+            Text(worker.name),
+            Text(worker.device) if worker.live else Text("away", style="red"),
             f"{worker.examples_per_s:,.0f}",
             f"{worker.steps_complete:,}",
             str(worker.steps_held),

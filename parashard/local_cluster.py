@@ -49,6 +49,7 @@ class LocalCluster:
         self._logs = run_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._log_starts: dict[str, int] = {}  # where the present life's log begins, in bytes
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     @property
@@ -69,6 +70,7 @@ class LocalCluster:
         assert name not in self._children, f"{name} runs already"
         command = [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
         with self.log_path(name).open("ab") as log:
+            self._log_starts[name] = log.tell()
             self._children[name] = subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -115,15 +117,15 @@ class LocalCluster:
 
     def _reason(self, name: str, code: int) -> str:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        said = last_words(self.log_path(name), name) if code > 0 else ""
+        said = last_words(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
         return f"{said} ({how})" if said else how
 
 
-def last_words(log: Path, name: str) -> str:
-    """Return what a process said on standard error as it ended, or ""."""
+def last_words(log: Path, name: str, start_bytes: int) -> str:
+    """Return what a process whose log begins at `start_bytes` said on standard error as it ended, or ""."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, log.stat().st_size - LOG_TAIL_BYTES))
+            file.seek(max(start_bytes, log.stat().st_size - LOG_TAIL_BYTES))
             lines = file.read().decode(errors="replace").splitlines()
     except OSError:
         return ""

@@ -91,6 +91,7 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
     error of ours is told in one line on standard error.
     """
     configure_logging(role)
+    threading.excepthook = _end_with_thread
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda received, _frame: stop.ask(signal.Signals(received).name))
@@ -122,6 +123,12 @@ def configure_logging(role: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+
+
+def _end_with_thread(died: threading.ExceptHookArgs) -> None:
+    """End the process when one of its threads dies: half a process would look alive and do nothing."""
+    structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
+    os._exit(ExitCode.FAILED)
 
 
 def _end_with_parent(descriptor: int) -> None:

@@ -100,10 +100,12 @@ class Assemblies:
         assembly.touched_s = now_s
         return assembly if assembly.complete else None
 
-    def drop_step(self, step: int) -> None:
-        """Forget every attempt of a step: it has been applied, or refused as a whole."""
-        for key in [key for key in self._open if key[0] == step]:
+    def drop_step(self, step: int) -> bool:
+        """Forget every attempt of a step, applied or refused as a whole; return whether there was one."""
+        keys = [key for key in self._open if key[0] == step]
+        for key in keys:
             self._forget(key)
+        return bool(keys)
 
     def expire(self, now_s: float) -> None:
         """Forget assemblies that no chunk has touched for IDLE_ASSEMBLY_S."""

@@ -18,7 +18,8 @@ from protos import coordinator_pb2 as pb
 from ps_server.assembly import Assemblies
 from ps_server.ingest import Immediate, Ingest, Rounds
 from ps_server.optimizer import Optimizer
-from ps_server.shard import PulledWeights, Shard
+from ps_server.pulled_weights import PulledWeights
+from ps_server.shard import Shard
 from ps_server.storage import InitialRows, Storage, drawn_from
 
 PULLED_COPIES_MAX = 64

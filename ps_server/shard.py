@@ -7,10 +7,6 @@ that raises has changed nothing but counters.
 
 from __future__ import annotations
 
-from collections import OrderedDict
-
-import numpy as np
-
 from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
@@ -25,37 +21,9 @@ from parashard.variables import Float32s
 from ps_server.assembly import Assemblies, Assembly
 from ps_server.ingest import Ingest
 from ps_server.kernels import fused
+from ps_server.pulled_weights import PulledWeights
 from ps_server.record import Record
 from ps_server.storage import Storage
-
-
-class PulledWeights:
-    """The weights that each step in progress was pulled at, for delay compensation.
-
-    Keeps at most `steps_max` copies, forgetting the oldest: its push is then applied without compensation and counted.
-    """
-
-    def __init__(self, elements: int, steps_max: int) -> None:
-        self._elements = elements
-        self._steps_max = steps_max
-        self._copies: OrderedDict[int, Float32s] = OrderedDict()
-
-    def keep(self, step: int, first: int, values: Float32s) -> None:
-        """Copy a run of the flat vector, from element `first` on, as pulled for a step."""
-        copy = self._copies.get(step)
-        if copy is None:
-            copy = self._copies[step] = np.empty(self._elements, np.float32)
-            if len(self._copies) > self._steps_max:
-                self._copies.popitem(last=False)
-        copy[first : first + len(values)] = values
-
-    def of(self, step: int) -> Float32s | None:
-        """Return a step's copy; None if there is none."""
-        return self._copies.get(step)
-
-    def forget(self, step: int) -> None:
-        """Drop a step's copy: the step is in."""
-        self._copies.pop(step, None)
 
 
 class Shard:
@@ -134,7 +102,7 @@ class Shard:
         self.ingest.reach(run.round)
         values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
         if self._pulled is not None and run.step is not None:
-            self._pulled.keep(run.step, begin // ELEMENT_BYTES, values)
+            self._pulled.keep(run.step, self.ingest.version, begin // ELEMENT_BYTES, values)
         self.record.pull_bytes += values.nbytes
         return Weights(self.ingest.version, values.data.cast("B"))
 
@@ -144,10 +112,10 @@ class Shard:
             raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
         self.record.push_bytes += len(chunk.payload)
         if self.ingest.holds(chunk.step):  # P1; before an assembly opens (P4)
-            self.assemblies.drop_step(chunk.step)
+            in_progress = self.assemblies.drop_step(chunk.step)
             if self._pulled is not None:
                 self._pulled.forget(chunk.step)
-            self.record.duplicate_pushes += 1
+            self.record.duplicate_pushes += chunk.offset_bytes == 0 or in_progress  # once a push, not once a chunk
             return Receipt(PushResult.DUPLICATE, self.ingest.version, None)
         self.ingest.admit(chunk.step)
         if chunk.offset_bytes == 0:
@@ -185,8 +153,8 @@ class Shard:
 
     def _compensated(self, push: Assembly, gradient: Float32s) -> Float32s:
         assert self._pulled is not None
-        pulled = self._pulled.of(push.step)
-        if pulled is None or push.pulled_version is None:
+        pulled = self._pulled.of(push.step, push.pulled_version)
+        if pulled is None:
             self.record.uncompensated_pushes += 1
             return gradient
         fused.delay_compensated(gradient, self.storage.weights, pulled, self._compensation)

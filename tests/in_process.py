@@ -18,7 +18,8 @@ from parashard.variables import Initializer, Variable
 from ps_server.assembly import Assemblies
 from ps_server.ingest import Immediate, Ingest, Rounds
 from ps_server.optimizer import Optimizer
-from ps_server.shard import PulledWeights, Shard
+from ps_server.pulled_weights import PulledWeights
+from ps_server.shard import Shard
 from ps_server.storage import Storage, drawn_from
 
 RUN, DIGEST, SEED, STEPS = "run-1", "d" * 64, 3, 40

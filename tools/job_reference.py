@@ -90,8 +90,8 @@ def _table_section(name: str, field: FieldInfo) -> list[str]:
     if name == "variables":
         return [
             f'## `[variables."PATTERN"]`\n\n{field.description}\n\n'
-            "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable is "
-            'an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
+            "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable\n"
+            'is an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
             _keys(models[0], models[0].model_fields),
         ]
     parts = [f"## `[{name}]`\n\n{field.description}\n"]

@@ -19,6 +19,8 @@ from worker.leased import Joined, LeasedWork, Work
 
 __all__ = ["Joined", "Leasing", "Work"]
 
+REPLY_DEADLINE_MIN_S = 1.0
+
 log = structlog.get_logger("worker")
 
 
@@ -47,6 +49,9 @@ class Leasing:
         self._changed = threading.Condition()
         self._work = LeasedWork(joined, batch=batch, ahead=ahead, step_timeout_s=step_timeout_s, now_s=time.monotonic())
         self.phases_s: dict[str, float] = {}
+        self._reply_deadline_s = max(
+            REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
+        )  # a lost reply costs less than a lease
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
     def start(self) -> None:
@@ -129,7 +134,7 @@ class Leasing:
             if request is None:
                 return
             try:
-                reply = self._client.lease(request)
+                reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))
                 with self._changed:

@@ -32,6 +32,13 @@ class Model(Protocol):
             `batch.step` seeds what is random, so that a step computed twice gives the same gradient.
         xp : module
             `numpy` or `cupy`.
+
+        Returns
+        -------
+        loss : float
+        gradients : mapping of str to array
+            By variable, in its shape. They belong to the caller: while they are pushed the next step may be computed
+            already, so a model must not write into them again.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:

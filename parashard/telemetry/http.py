@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import structlog
 from prometheus_client import CollectorRegistry, Gauge, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
@@ -16,6 +17,8 @@ from parashard import __version__
 from parashard.errors import ConfigurationError
 
 REQUEST_TIMEOUT_S = 5.0
+
+log = structlog.get_logger(__name__)
 
 Page = Callable[[], tuple[int, str, bytes]]
 """Returns an HTTP status, a content type and a body."""
@@ -61,7 +64,11 @@ class HttpPort:
 
             def do_GET(self) -> None:
                 page = all_pages.get(self.path.partition("?")[0])
-                status, kind, body = page() if page else (404, "text/plain", b"not found\n")
+                try:
+                    status, kind, body = page() if page else (404, "text/plain", b"not found\n")
+                except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
+                    log.exception("page-broke", path=self.path)
+                    status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
                 self.send_response(status)
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
@@ -85,7 +92,8 @@ class HttpPort:
 
     def stop(self) -> None:
         """Stop answering and close the port."""
-        self._server.shutdown()
+        if self._thread.is_alive():
+            self._server.shutdown()  # would wait for ever for a server that was not started
         self._server.server_close()
 
 

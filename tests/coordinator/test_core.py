@@ -136,6 +136,18 @@ def test_a_new_life_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
     assert new.lease(1) == [0]
 
 
+def test_a_new_life_s_registration_frees_what_the_old_one_held() -> None:  # P5
+    core = core_of(evaluate_after=[1, 40])
+    old, other = Caller(core, "worker-0"), Caller(core, "worker-1")
+    old.lease(1)
+    assert old.complete_all(want=1) == []
+    assert other.lease(1) == [1]
+    Caller(core, "worker-1")
+    assert core.leases.leased == 0
+    Caller(core, "worker-0")
+    assert Caller(core).call(want=1).evaluations, "its evaluation, too"
+
+
 def test_a_leaving_worker_gives_everything_back() -> None:
     core = core_of(evaluate_after=[1])
     leaver, other = Caller(core), Caller(core)

@@ -156,4 +156,4 @@ def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:
     core = core_of(evaluate_after=[4], steps_total=4)
     at_its_evaluation(core)
     answer = Caller(core).call(want=1)
-    assert answer.reason == "every step is in; waiting for the last evaluation"
+    assert answer.reason == "every step is in; an evaluation is under way"

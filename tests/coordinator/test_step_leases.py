@@ -199,6 +199,15 @@ def test_speculation_never_comes_before_its_minimum() -> None:
     assert grant(leases, "fast", now_s=1.001 + SPECULATION_MIN_S) == [1]
 
 
+def test_speculation_never_comes_before_its_minimum_behind_an_older_lease_either() -> None:
+    leases = straggler(speculate_after=0.001)
+    assert leases.grant("fast", 1, 1, 2.0, FREE) == [Grant(1)]
+    leases.shard_registered(0, IntervalSet())
+    assert grant(leases, "other", now_s=3.0) == [0]
+    assert grant(leases, "fast", now_s=3.1) == [], "its own step 1 is old, step 0 is not"
+    assert grant(leases, "fast", now_s=3.6) == [0]
+
+
 @pytest.mark.parametrize("speculate_after", [0.0, 1000.0])
 def test_without_speculation_a_straggler_is_waited_for(speculate_after: float) -> None:
     assert grant(straggler(speculate_after=speculate_after), "fast", now_s=900.0) == []

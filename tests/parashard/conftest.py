@@ -27,4 +27,5 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     clock = VirtualTime()
     monkeypatch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=clock.sleep))
+    monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: clock.sleep)
     return clock

@@ -6,7 +6,15 @@ from in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, variables
 
 from parashard import client as subject
 from parashard.client import ShardClient, View
-from parashard.errors import NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, StaleRound, WrongRun
+from parashard.errors import (
+    NonFiniteGradient,
+    ShapeMismatch,
+    StaleIncarnation,
+    StalePlan,
+    StaleRound,
+    UnknownVariable,
+    WrongRun,
+)
 from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushResult
 from parashard.partition import Partition, Plan, fixed_shards
 from parashard.variables import Initializer, Variable
@@ -177,6 +185,13 @@ def test_a_gradient_of_another_shape_is_refused_before_anything_is_sent(shape):
     cluster = cluster_of()
     with pytest.raises(ShapeMismatch, match="'weight'"):
         cluster.client().push(0, {"weight": np.zeros(shape, np.float32)}, None)
+    assert cluster.pushes == []
+
+
+def test_a_gradient_of_no_variable_is_refused_before_anything_is_sent():
+    cluster = cluster_of()
+    with pytest.raises(UnknownVariable, match="'wieght'"):
+        cluster.client().push(0, {"wieght": np.zeros((4, 3), np.float32)}, None)
     assert cluster.pushes == []
 
 

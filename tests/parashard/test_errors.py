@@ -9,9 +9,7 @@ from parashard import errors
 from parashard.errors import BadData, ParashardError
 from parashard.rpc import status_of
 
-CLASSES = [
-    kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ParashardError)
-]
+CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ParashardError)]
 LEAVES = ParashardError.leaves()
 
 

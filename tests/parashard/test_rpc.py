@@ -200,7 +200,9 @@ def test_a_code_of_a_later_version_falls_back_to_its_status():
 
 def test_a_server_with_no_room_asks_for_patience_and_a_message_too_large_does_not():
     full = rpc.translated(_Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"), "a:1")
-    large = rpc.translated(_Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max (9 vs. 8)"), "a:1")
+    large = rpc.translated(
+        _Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max (9 vs. 8)"), "a:1"
+    )
     assert (type(full), type(large)) == (errors.QueueFull, errors.LimitExceeded)
 
 

@@ -6,7 +6,8 @@ from in_process import COUNTING, chunks_of, plan_of, pull, push, shard_of, state
 
 from parashard.errors import NonFiniteGradient
 from parashard.variables import Variable
-from ps_server.shard import PulledWeights, Shard
+from ps_server.pulled_weights import PulledWeights
+from ps_server.shard import Shard
 
 LAMBDA = 0.5
 
@@ -79,20 +80,21 @@ def test_a_step_that_is_in_keeps_no_copy() -> None:
     pull(shard, step=0)  # a second worker, which computes the step again
     push(shard, 0, 1.0, pulled_version=1)
     assert shard._pulled is not None
-    assert shard._pulled.of(0) is None
+    assert shard._pulled.of(0, 1) is None
 
 
 def test_copies_are_put_together_from_runs_and_are_copies() -> None:
     pulled, values = PulledWeights(4, 2), np.arange(4, dtype=np.float32)
-    pulled.keep(7, 2, values[2:])
-    pulled.keep(7, 0, values[:2])
+    pulled.keep(7, 5, 2, values[2:])
+    assert pulled.of(7, 5) is None  # half of it is not here yet
+    pulled.keep(7, 6, 0, values[:2])
     values[:] = -1.0
-    copy = pulled.of(7)
+    copy = pulled.of(7, 5)  # the lowest version of its runs
     assert copy is not None
     assert copy.tolist() == [0.0, 1.0, 2.0, 3.0]
     pulled.forget(7)
     pulled.forget(7)
-    assert pulled.of(7) is None
+    assert pulled.of(7, 5) is None
 
 
 def test_the_push_itself_is_only_read() -> None:

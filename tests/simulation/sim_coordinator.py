@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from sim_client import SimulatedClient, View
@@ -163,7 +164,7 @@ class Supervisor:
                 del self._running[index]
                 self._exits.append(Exit(ProcessName("worker", index), 1, "ended"))
                 if not self._tells and not core.over:
-                    self._world.after(self._world.rng.uniform(0.1, 2.0), lambda index=index: self._replace(index))
+                    self._world.after(self._world.rng.uniform(0.1, 2.0), partial(self._replace, index))
             elif process.paused and not self._tells and self._world.strikes("replaced"):
                 self._running[index] = self._start(f"worker-{index}")  # the old one will come back, and must stop
         if self._tells:

@@ -22,7 +22,7 @@ class ScriptedCoordinator:
         self._calls: queue.Queue[pb.LeaseRequest] = queue.Queue()
         self._answers: queue.Queue[pb.LeaseReply | ParashardError] = queue.Queue()
 
-    def lease(self, request: pb.LeaseRequest) -> pb.LeaseReply:
+    def lease(self, request: pb.LeaseRequest, deadline_s: float = 0.0) -> pb.LeaseReply:
         self._calls.put(request)
         answer = self._answers.get(timeout=DEADLINE_S)
         if isinstance(answer, ParashardError):

@@ -225,5 +225,3 @@ class TestEveryTransport:
 
 def test_every_transport_is_here():
     assert set(PEERS) == set(DYING_PEERS) == set(CONNECT)
-
-

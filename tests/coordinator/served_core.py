@@ -1,0 +1,82 @@
+"""A core behind its service, over a real socket: for the tests of the service and of its held calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from coordinator_cases import DIGEST, RUN
+
+from coordinator.core import Core
+from coordinator.service import CoordinatorService
+from coordinator.status import StatusView
+from parashard.coordinator_client import CoordinatorClient
+from parashard.rpc import Server
+from protos import coordinator_pb2 as pb
+
+DEADLINE_S = 10.0  # of a test that hangs
+
+
+class WatchedCondition(threading.Condition):
+    """Tells when somebody begins to wait, and for how long at most."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.began = threading.Semaphore(0)
+        self.timeouts_s: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.timeouts_s.append(timeout)
+        self.began.release()
+        return super().wait(timeout)
+
+
+class Served:
+    """A service, the condition that it waits on, and a client of it."""
+
+    def __init__(self, core: Core) -> None:
+        self.core = core
+        self.service = CoordinatorService(
+            core, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), StatusView("digits", "async", core.options.shards)
+        )
+        self.condition = WatchedCondition()
+        self.service.changed = self.condition
+        self.server = Server("127.0.0.1:0")
+        self.service.add_to(self.server)
+        self.client = CoordinatorClient(self.server.address, retry_budget_s=0.0)
+
+    def wait_until_somebody_waits(self) -> None:
+        assert self.condition.began.acquire(timeout=DEADLINE_S)
+
+
+@contextmanager
+def served(core: Core) -> Iterator[Served]:
+    it = Served(core)
+    it.server.start()
+    try:
+        yield it
+    finally:
+        it.client.close()
+        it.server.stop(grace_s=0.0)
+
+
+def shard_request(shard: int, incarnation: int = 1, **changed: Any) -> pb.RegisterShardRequest:
+    fields: dict[str, Any] = {
+        "run_id": RUN,
+        "job_digest": DIGEST,
+        "shard": shard,
+        "incarnation": incarnation,
+        "address": f"host:{shard}",
+        **changed,
+    }
+    return pb.RegisterShardRequest(**fields)
+
+
+def worker_request(name: str = "worker-0", **changed: Any) -> pb.RegisterWorkerRequest:
+    return pb.RegisterWorkerRequest(**{"run_id": RUN, "job_digest": DIGEST, "name": name, "device": "cpu", **changed})
+
+
+def lease_request(worker: str = "worker-0", sequence: int = 1, **changed: Any) -> pb.LeaseRequest:
+    return pb.LeaseRequest(**{"run_id": RUN, "worker": worker, "incarnation": 1, "sequence": sequence, **changed})

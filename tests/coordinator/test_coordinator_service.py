@@ -1,0 +1,174 @@
+"""The service over a real socket: every call reaches the core, and every refusal comes back as its own class."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from coordinator_cases import DIGEST, RUN, core_of
+from served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
+
+from coordinator.core import WORKERS_MAX, JobState
+from coordinator.launchers import LocalLauncher
+from coordinator.restarts import Restarts
+from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, Superseded, WrongRun
+from protos import coordinator_pb2 as pb
+from protos import shard_pb2
+
+OTHER = "run-2"
+
+
+@pytest.fixture
+def it() -> Iterator[Served]:
+    """Return a served core whose two shards have not registered yet."""
+    core = core_of(registered=False, evaluate_after=[1, 40], launcher=LocalLauncher(2, Restarts(1.0, 3)))
+    with served(core) as it:
+        yield it
+
+
+def start(it: Served) -> None:
+    for shard in range(2):
+        it.client.register_shard(shard_request(shard))
+    it.client.register_worker(worker_request())
+
+
+def completed(step: int) -> pb.CompletedStep:
+    return pb.CompletedStep(step=step, incarnations=[1, 1], loss=0.5, examples=8)
+
+
+def test_the_job_is_given_to_who_asks(it: Served) -> None:
+    job = it.client.get_job()
+    assert (job.run_id, job.job_digest) == (RUN, DIGEST)
+
+
+def test_there_is_no_view_until_every_shard_has_registered(it: Served) -> None:  # P3
+    it.client.register_shard(shard_request(1))
+    with pytest.raises(NotReady, match="waiting for shard 0 to register") as caught:
+        it.client.get_view(RUN)
+    assert caught.value.peer == it.server.address
+    it.client.register_shard(shard_request(0, 3))
+    view = it.client.get_view(RUN)
+    assert view.view == 2
+    assert [(s.address, s.incarnation) for s in view.shards] == [("host:0", 3), ("host:1", 1)]
+
+
+def test_a_shard_s_applied_steps_are_taken_in(it: Served) -> None:
+    for shard in range(2):
+        it.client.register_shard(shard_request(shard, applied=[shard_pb2.Interval(start=0, stop=5 + shard)]))
+    assert it.core.leases.lowest_incomplete == 5
+
+
+def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3
+    it.client.register_shard(shard_request(0, 2))
+    with pytest.raises(Superseded, match="incarnation 2 is registered, 1 is older"):
+        it.client.register_shard(shard_request(0, 1))
+
+
+def test_intervals_that_are_none_are_refused(it: Served) -> None:
+    with pytest.raises(MalformedFrame):
+        it.client.register_shard(shard_request(0, applied=[shard_pb2.Interval(start=5, stop=2)]))
+    assert it.core.shards.life(0) is None
+
+
+def test_a_worker_joins_and_learns_its_name_life_and_lease_time(it: Served) -> None:
+    first = it.client.register_worker(worker_request("", http_address="host:9"))
+    assert (first.name, first.incarnation, first.lease_ttl_s) == ("worker-2", 1, 10.0)
+    assert it.client.register_worker(worker_request("worker-2")).incarnation == 2
+
+
+def test_a_name_has_a_bound(it: Served) -> None:
+    with pytest.raises(ConfigurationError, match="at most 100 characters, found 101"):
+        it.client.register_worker(worker_request("w" * 101))
+    it.client.register_worker(worker_request("w" * 100))
+
+
+def test_nobody_joins_a_job_that_has_failed(it: Served) -> None:
+    it.core.fail("no disk")
+    with pytest.raises(JobFailed, match="no disk"):
+        it.client.register_worker(worker_request())
+
+
+def test_a_lease_there_and_back(it: Served) -> None:
+    start(it)
+    reply = it.client.lease(lease_request(want=1))
+    assert [(grant.step, grant.skip) for grant in reply.granted] == [(0, False)]
+    assert (reply.state, reply.view, reply.reason) == (pb.JOB_STATE_RUNNING, 2, "")
+    assert reply.retry_after_s > 0
+    phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0)
+    reply = it.client.lease(lease_request(sequence=2, completed=[completed(0)], want=1, phases=phases))
+    assert [(e.evaluation, e.for_round, e.round) for e in reply.evaluations] == [(0, False, 0)]
+    assert it.core.workers.by_name["worker-0"].phases_s == {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0}
+    result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
+    reply = it.client.lease(lease_request(sequence=3, held=[0, 1], evaluated=[result], want=1))
+    assert list(reply.revoked) == [0]
+    assert [grant.step for grant in reply.granted] == [2]
+    failed = [pb.FailedStep(step=1, reason="NaN")]
+    it.client.lease(lease_request(sequence=4, held=[2], failed=failed, held_evaluations=[0]))
+    assert "worker-0 failed at step 1: NaN" in it.core.events
+    it.client.lease(lease_request(sequence=5, held=[2], leaving=True))
+    assert it.core.leases.leased == 0
+
+
+def test_a_late_call_is_fenced(it: Served) -> None:
+    start(it)
+    it.client.lease(lease_request(sequence=7))
+    with pytest.raises(Superseded, match="call 6 comes after call 7"):
+        it.client.lease(lease_request(sequence=6, want=1))
+
+
+def test_the_status(it: Served) -> None:
+    start(it)
+    status = it.client.get_status()
+    assert (status.job, status.state) == ("digits", pb.JOB_STATE_RUNNING)
+    assert [worker.name for worker in status.workers] == ["worker-0"]
+
+
+def test_scale(it: Served) -> None:
+    assert it.client.scale(5).workers_wanted == 5
+    assert it.core.workers_wanted == 5
+    with pytest.raises(ConfigurationError, match=f"from 0 to {WORKERS_MAX}, found 5000"):
+        it.client.scale(5000)
+    assert it.core.workers_wanted == 5
+
+
+def test_supervise_tells_what_to_start_and_stop(it: Served) -> None:
+    start(it)
+    running = [pb.ProcessName(role="shard", index=i) for i in range(2)] + [pb.ProcessName(role="worker", index=4)]
+    reply = it.client.supervise(pb.SuperviseRequest(run_id=RUN, running=running), DEADLINE_S)
+    assert [(p.role, p.index) for p in reply.start] == [("worker", 0), ("worker", 1)]
+    assert [(p.role, p.index) for p in reply.stop] == [("worker", 4)]
+    assert (reply.state, reply.reason) == (pb.JOB_STATE_RUNNING, "every shard is up")
+
+
+def test_supervise_hears_of_exits(it: Served) -> None:
+    start(it)
+    it.client.lease(lease_request(want=1))
+    ended = pb.ProcessExit(process=pb.ProcessName(role="worker", index=0), exit_code=-9, reason="killed by signal 9")
+    it.client.supervise(pb.SuperviseRequest(run_id=RUN, exits=[ended]), DEADLINE_S)
+    assert it.core.leases.leased == 0
+    assert "worker-0 ended: killed by signal 9" in it.core.events
+
+
+def test_the_user_stops_the_job_through_supervise(it: Served) -> None:
+    start(it)
+    reply = it.client.supervise(pb.SuperviseRequest(run_id=RUN, stop_reason="interrupted"), DEADLINE_S)
+    assert (reply.state, reply.reason, list(reply.start)) == (pb.JOB_STATE_FAILED, "interrupted", [])
+
+
+def test_calls_for_another_run_are_refused_and_change_nothing(it: Served) -> None:  # P2
+    start(it)
+    before = it.client.get_status()
+    calls = [
+        lambda: it.client.register_shard(shard_request(0, 9, run_id=OTHER)),
+        lambda: it.client.register_shard(shard_request(0, 9, job_digest="e" * 64)),
+        lambda: it.client.register_worker(worker_request(run_id=OTHER)),
+        lambda: it.client.register_worker(worker_request(job_digest="e" * 64)),
+        lambda: it.client.get_view(OTHER),
+        lambda: it.client.lease(lease_request(run_id=OTHER, want=1)),
+        lambda: it.client.supervise(pb.SuperviseRequest(run_id=OTHER, stop_reason="stop"), DEADLINE_S),
+    ]
+    for call in calls:
+        with pytest.raises(WrongRun):
+            call()
+    assert it.core.state is JobState.RUNNING
+    assert it.client.get_status() == before

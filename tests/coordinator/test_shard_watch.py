@@ -1,0 +1,73 @@
+"""The watch asks every shard for its record, and reports those that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from coordinator.membership import ShardLife
+from coordinator.watch import ShardWatch
+from parashard.errors import Unreachable, WrongRun
+from parashard.rpc import Server
+from protos import shard_pb2, shard_pb2_grpc
+
+Starts = Callable[[int], ShardLife]
+
+
+class OneShard(shard_pb2_grpc.ShardServicer):  # type: ignore[misc, unused-ignore]
+    """Answers with its index; refuses another run."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.asked = 0
+
+    def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
+        self.asked += 1
+        if request.run_id != "run-1":
+            raise WrongRun(f"this shard is of run-1, the call names {request.run_id}")
+        return shard_pb2.InspectReply(shard=self.shard, version=self.asked)
+
+
+@pytest.fixture
+def start() -> Iterator[Starts]:
+    servers: list[Server] = []
+
+    def one(shard: int) -> ShardLife:
+        server = Server("127.0.0.1:0")
+        shard_pb2_grpc.add_ShardServicer_to_server(OneShard(shard), server.grpc)  # type: ignore[no-untyped-call]
+        server.start()
+        servers.append(server)
+        return ShardLife(1, server.address, "")
+
+    yield one
+    for server in servers:
+        server.stop(grace_s=0.0)
+
+
+def test_every_record_is_handed_on(start: Starts) -> None:
+    lives, seen = [start(0), start(1)], []
+    watch = ShardWatch("run-1")
+    assert watch.look(lives, seen.append) == []
+    assert watch.look(lives, seen.append) == []
+    assert [(record.shard, record.version) for record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
+    lives, seen = [ShardLife(1, "127.0.0.1:1", ""), start(1)], []
+    (error,) = ShardWatch("run-1").look(lives, seen.append)
+    assert isinstance(error, Unreachable)
+    assert error.peer == "127.0.0.1:1"
+    assert [record.shard for record in seen] == [1]
+
+
+def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
+    lives = [start(0), start(1)]
+    errors = ShardWatch("run-2").look(lives, pytest.fail)
+    assert [type(error) for error in errors] == [WrongRun, WrongRun]
+    assert [error.peer for error in errors] == [life.address for life in lives]
+
+
+def test_no_shards_no_calls() -> None:
+    assert ShardWatch("run-1").look([], pytest.fail) == []

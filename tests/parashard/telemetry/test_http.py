@@ -1,0 +1,115 @@
+"""The HTTP port: /metrics, /livez, /readyz and pages to look at, and no verb that acts."""
+
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+
+import pytest
+from prometheus_client import Counter
+from prometheus_client.parser import text_string_to_metric_families
+
+from parashard import __version__
+from parashard.errors import ConfigurationError
+from parashard.telemetry.http import HttpPort, new_registry
+
+DEADLINE_S = 10.0
+
+
+class Served:
+    """An HTTP port whose readiness a test may change."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        registry = new_registry("shard")
+        self.pushes = Counter("parashard_pushes", "Pushes.", ["result"], registry=registry)
+        pages = {"/": lambda: (200, "text/html", "<h1>größe</h1>".encode()), "/broken": lambda: 1 / 0}
+        self.port = HttpPort("127.0.0.1", 0, registry, lambda: self.reason, pages)  # type: ignore[arg-type]
+
+    def get(self, path: str, method: str = "GET") -> tuple[int, str, str]:
+        """Return (status, content type, body)."""
+        request = urllib.request.Request(f"http://{self.port.address}{path}", method=method)
+        try:
+            with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+                return answer.status, answer.headers["Content-Type"], answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.headers["Content-Type"], error.read().decode()
+
+
+@pytest.fixture(scope="module")
+def _served() -> Iterator[Served]:
+    served = Served()
+    served.port.start()
+    yield served
+    served.port.stop()
+
+
+@pytest.fixture
+def served(_served: Served) -> Served:
+    """Return the module's one port, ready."""
+    _served.reason = ""
+    return _served
+
+
+def test_metrics_are_prometheus_text_and_name_what_runs(served):
+    served.pushes.labels("applied").inc(3)
+    status, kind, body = served.get("/metrics")
+    assert (status, kind.split(";")[0]) == (200, "text/plain")
+    samples = {
+        (sample.name, *sorted(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(body)
+        for sample in family.samples
+    }
+    assert samples["parashard_build_info", ("role", "shard"), ("version", __version__)] == 1.0
+    assert samples["parashard_pushes_total", ("result", "applied")] == 3.0
+
+
+def test_alive_is_not_ready(served):
+    served.reason = "not registered with the coordinator"
+    assert served.get("/livez") == (200, "text/plain", "ok\n")
+    assert served.get("/readyz") == (503, "text/plain", "not registered with the coordinator\n")
+    served.reason = ""
+    assert served.get("/readyz") == (200, "text/plain", "ok\n")
+
+
+def test_pages_are_served_and_a_query_does_not_matter(served):
+    assert served.get("/?refresh=2") == (200, "text/html", "<h1>größe</h1>")
+
+
+@pytest.mark.parametrize("path", ["/no", "/metrics/", "/../etc/passwd", "/livez%00"])
+def test_what_is_not_there_is_not_found(served, path):
+    assert served.get(path) == (404, "text/plain", "not found\n")
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+@pytest.mark.parametrize("path", ["/", "/metrics"])
+def test_no_verb_acts(served, method, path):
+    assert served.get(path, method)[0] == 501
+
+
+def test_a_request_is_not_logged(served, capfd):
+    served.get("/livez")
+    served.get("/no")
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_page_that_breaks_says_so_and_the_port_goes_on(served):
+    status, _, body = served.get("/broken")
+    assert (status, body) == (500, "ZeroDivisionError\n")
+    assert served.get("/livez")[0] == 200
+
+
+def test_the_address_names_the_port_that_was_found(served):
+    host, _, port = served.port.address.rpartition(":")
+    assert (host, int(port) > 0) == ("127.0.0.1", True)
+
+
+def test_a_port_that_is_taken_is_a_configuration_error(served):
+    taken = int(served.port.address.rpartition(":")[2])
+    with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
+        HttpPort("127.0.0.1", taken, new_registry("shard"), lambda: "")
+
+
+def test_a_port_that_never_answered_can_be_stopped():
+    port = HttpPort("127.0.0.1", 0, new_registry("shard"), lambda: "")
+    port.stop()

@@ -1,0 +1,303 @@
+"""The command line: a user's mistake is one line on standard error and exit code 2, never a traceback.
+
+Commands run in this process, through `main` as the console script does; an exception that escapes it fails the test.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from parashard import __version__, cli
+from parashard.coordinator_client import ADDRESS_FILE
+from parashard.process import ExitCode
+from parashard.run import Outcome
+
+JOB = """
+[job]
+name = "small"
+epochs = 2
+batch_size = 8
+
+[data]
+source = "synthetic"
+
+[model]
+kind = "softmax"
+
+[optimizer]
+kind = "sgd"
+learning_rate = 0.1
+"""
+
+
+class Ran(NamedTuple):
+    """How a command ended."""
+
+    exit_code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs a command in a folder with `job.toml` in it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    Path("job.toml").write_text(JOB)
+
+    def run(*arguments: str) -> Ran:
+        monkeypatch.setattr(sys, "argv", ["parashard", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        said = capsys.readouterr()
+        return Ran(int(ended.value.code or 0), said.out, said.err)
+
+    return run
+
+
+def assert_refused(ran: Ran, *parts: str) -> None:
+    """One line, from us, with what is wrong in it."""
+    assert ran.exit_code == ExitCode.CONFIGURATION, ran
+    assert ran.out == ""
+    assert ran.err.startswith("parashard: ")
+    assert ran.err.count("\n") == 1, ran.err
+    for part in parts:
+        assert part in ran.err, f"{part!r} is not in {ran.err!r}"
+
+
+# --- a user's mistakes ---
+
+MISTAKES = {
+    "unknown key": (["--set", "job.epoch=3"], ["job.epoch", "unknown key", "did you mean job.epochs?"]),
+    "unknown table": (["--set", "checkpoint.every=3"], ["checkpoint", "unknown key"]),
+    "wrong type": (["--set", "job.epochs=two"], ["--set", "job.epochs", '"two"', "an integer"]),
+    "text that looks like a number": (["--set", 'job.epochs="2"'], ["job.epochs", "an integer"]),
+    "out of range": (["--set", "job.batch_size=0"], ["job.batch_size", "0", ">"]),
+    "unknown kind": (["--set", "optimizer.kind=adamax"], ["optimizer.kind", "adamax", "adamw"]),
+    "--set without =": (["--set", "job.epochs"], ["--set", "key.path=value"]),
+    "--set without a key": (["--set", "=3"], ["--set", "key.path=value"]),
+    "--set below a value": (["--set", "job.epochs.more=3"], ["job.epochs", "no table"]),
+    "bad consistency": (["--consistency", "sometimes"], ["--consistency", "sometimes", "ssp:"]),
+    "consistency without a bound": (["--consistency", "ssp"], ["--consistency", "ssp:"]),
+    "consistency with a bad bound": (["--consistency", "sync:0"], ["--consistency", "sync:0"]),
+    "no shards": (["--shards", "0"], ["--shards", "cluster.shards", "0"]),
+    "bad device": (["--device", "tpu"], ["--device", "tpu", "cpu"]),
+    "not utf-8": (["--set", "job.name=a\udcffb"], ["job.name", "UTF-8"]),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "config"])
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_in_a_flag_is_one_line(parashard, command, mistake):
+    flags, parts = MISTAKES[mistake]
+    assert_refused(parashard(command, "job.toml", *flags), *parts)
+    assert not Path("runs").exists()  # nothing was begun
+
+
+BAD_FILES: dict[str, tuple[bytes, list[str]]] = {
+    "not TOML": (b"[job\nname = 3", ["not TOML"]),
+    "binary": (b"\x89PNG\r\n\x1a\n\xff", ["0x89", "UTF-8"]),
+    "empty": (b"", []),
+    "unknown key": (JOB.replace("epochs", "epochz").encode(), ["epochz"]),
+    "a table that is a number": (JOB.replace("[model]", "[modell]").encode(), ["modell"]),
+}
+
+
+@pytest.mark.parametrize("command", ["run", "config"])
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_a_bad_job_file_is_named(parashard, command, kind):
+    content, parts = BAD_FILES[kind]
+    Path("bad.toml").write_bytes(content)
+    ran = parashard(command, "bad.toml")
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert ran.err.startswith("parashard: ")
+    assert "Traceback" not in ran.err
+    for part in ["bad.toml", *parts]:
+        assert part in ran.err
+
+
+@pytest.mark.parametrize(("path", "says"), [("none.toml", "there is no such file"), (".", "this is a folder")])
+def test_a_job_file_that_is_not_there_is_named(parashard, path, says):
+    assert_refused(parashard("run", path), path, says)
+
+
+def test_a_mistake_in_the_environment_is_named(parashard, monkeypatch):
+    monkeypatch.setenv("PARASHARD_JOB__EPOCHS", "many")
+    assert_refused(parashard("run", "job.toml"), "environment PARASHARD_JOB__EPOCHS", "job.epochs", "an integer")
+
+
+def test_a_run_directory_with_something_in_it_is_refused(parashard):  # P2
+    Path("used").mkdir()
+    Path("used/report.json").touch()
+    assert_refused(parashard("run", "job.toml", "--run-dir", "used"), "used", "not empty")
+    assert list(Path("used").iterdir()) == [Path("used/report.json")]
+
+
+def test_a_run_directory_that_is_a_file_is_refused(parashard):
+    assert_refused(parashard("run", "job.toml", "--run-dir", "job.toml"), "job.toml", "File exists")
+
+
+def test_a_cluster_that_others_start_is_not_run_here(parashard):
+    assert_refused(parashard("run", "job.toml", "--set", "cluster.launcher=external"), "external", "parashard worker")
+
+
+def test_data_that_is_not_there_ends_the_run_with_the_reason(parashard):
+    ran = parashard("run", "job.toml", "--set", 'data={source="idx", path="no/such/folder"}', "--run-dir", "run")
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert "no/such/folder" in ran.err
+    assert "Traceback" not in ran.err
+    assert ran.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=lambda command: command[0])
+@pytest.mark.parametrize("where", ["nowhere", "localhost", "localhost:port", "localhost:99999"])
+def test_a_place_that_is_no_coordinator_is_refused(parashard, command, where):
+    assert_refused(parashard(*command, where), where, "neither a run directory nor host:port")
+
+
+@pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=lambda command: command[0])
+def test_without_a_run_there_is_nobody_to_ask(parashard, command):
+    assert_refused(parashard(*command), "no run directory under runs/")
+
+
+def test_a_damaged_address_file_is_named(parashard):
+    Path("run").mkdir()
+    Path("run", ADDRESS_FILE).write_text("{")
+    assert_refused(parashard("status", "run"), ADDRESS_FILE, "damaged")
+
+
+def test_a_coordinator_that_does_not_answer_may_be_asked_later(parashard):
+    ran = parashard("status", "127.0.0.1:1")
+    assert ran.exit_code == ExitCode.RETRY
+    assert ran.err.startswith("parashard: ")
+    assert ran.err.count("\n") == 1
+    assert "127.0.0.1:1" in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["run"], ["run", "job.toml", "--shards", "two"], ["walk"], ["run", "job.toml", "--fast"], ["scale"]]
+)
+def test_usage_errors_are_exit_code_2_too(parashard, arguments):
+    ran = parashard(*arguments)
+    assert (ran.exit_code, ran.out) == (ExitCode.CONFIGURATION, "")
+    assert "Traceback" not in ran.err
+
+
+# --- what it prints ---
+
+
+def test_version(parashard):
+    assert parashard("version") == (0, f"parashard {__version__}\n", "")
+
+
+def test_the_module_is_the_command():
+    ran = subprocess.run([sys.executable, "-m", "parashard", "version"], capture_output=True, text=True, check=True)
+    assert ran.stdout == f"parashard {__version__}\n"
+
+
+def test_config_as_json_tells_every_value_and_its_origin(parashard, monkeypatch):
+    monkeypatch.setenv("PARASHARD_JOB__SEED", "7")
+    ran = parashard("config", "job.toml", "--json", "--workers", "3", "--set", "model.kind=mlp", "--set", "job.seed=8")
+    assert (ran.exit_code, ran.err, ran.out.count("\n")) == (0, "", 1)
+    values = json.loads(ran.out)
+    assert values["job.epochs"] == {"value": 2, "origin": "file job.toml"}
+    assert values["cluster.workers"] == {"value": 3, "origin": "flag --workers"}
+    assert values["job.seed"] == {"value": 8, "origin": "flag --set"}  # flag > environment
+    assert values["model.kind"]["value"] == "mlp"
+    assert values["cluster.shards"]["origin"] == "default"
+    assert parashard("config", "job.toml", "--json").out.count('"environment PARASHARD_JOB__SEED"') == 1
+
+
+def test_config_as_a_table_has_a_line_for_every_value(parashard):
+    keys = json.loads(parashard("config", "job.toml", "--json").out)
+    ran = parashard("config", "job.toml")
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert {line.split()[0] for line in ran.out.splitlines()[1:]} >= set(keys)
+
+
+def test_help_is_shown_without_a_command(parashard):
+    ran = parashard()
+    assert "parameter server" in ran.out + ran.err
+    assert parashard("--help").exit_code == 0
+
+
+def test_a_run_that_is_over_tells_its_report(parashard):
+    Path("run").mkdir()
+    Path("run", ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+    Path("run", "report.json").write_text('{"job": "small", "accuracy": 0.5}')
+    ran = parashard("status", "run", "--json")
+    assert (ran.exit_code, json.loads(ran.out), ran.out.count("\n")) == (0, {"job": "small", "accuracy": 0.5}, 1)
+
+
+# --- run, with the cluster played ---
+
+REPORT = {
+    "job": "small",
+    "reason": "every step is in",
+    "steps_total": 40,
+    "steps_applied": [40, 40],
+    "examples_per_s": 1234.5,
+    "wall_s": 1.5,
+    "accuracy": 0.9712,
+    "loss": 0.1,
+    "staleness": {"p50": 0, "p95": 1, "max": 2},
+    "step_lag": {"max": 3},
+    "duplicate_pushes": 5,
+    "worker_restarts": 1,
+    "weights_sha256": "ab" * 32,
+}
+
+
+@pytest.fixture
+def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Return a function that says how the next run ends."""
+
+    def play(exit_code: int, report: dict[str, object], reason: str = "") -> None:
+        monkeypatch.setattr(
+            cli,
+            "run_job",
+            lambda loaded, folder, view, *, init, output: Outcome(exit_code, report, reason, folder),
+        )
+
+    return play
+
+
+def test_a_finished_run_ends_with_a_summary(parashard, played):
+    played(ExitCode.DONE, REPORT)
+    ran = parashard("run", "job.toml", "--run-dir", "with [/brackets]")
+    assert (ran.exit_code, ran.err) == (0, "")
+    for part in (
+        "done: every step is in",
+        "40, applied by the shards: 40, 40",
+        "1,234 examples/s over 1.5 s",
+        "0.9712",
+        "p50 0, p95 1, max 2 pushes",
+        "max 3 steps",
+        "5 pushes acknowledged",
+        "1 workers",
+        "with [/brackets]/weights.safetensors  sha256 abababababababab",
+    ):
+        assert part in ran.out, part
+
+
+def test_with_json_the_last_line_is_the_report(parashard, played):
+    played(ExitCode.DONE, REPORT)
+    ran = parashard("run", "job.toml", "--json")
+    assert (ran.exit_code, json.loads(ran.out.splitlines()[-1])) == (0, REPORT)
+
+
+@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.CONFIGURATION, ExitCode.FENCED, ExitCode.RETRY, 130])
+def test_a_run_that_failed_says_why_and_where_the_logs_are(parashard, played, code):
+    played(code, {}, "a shard ended: killed by SIGKILL")
+    ran = parashard("run", "job.toml", "--run-dir", "run", "--json")
+    assert ran.exit_code == code
+    assert ran.err == "parashard: a shard ended: killed by SIGKILL; logs are in run/logs\n"
+    assert json.loads(ran.out) == {"job": "small", "state": "failed"}

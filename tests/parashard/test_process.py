@@ -1,0 +1,166 @@
+"""The shell around a service: exit codes by what the starter must do, one line for an error, signals, the lifeline."""
+
+import argparse
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from parashard import errors
+from parashard.errors import ParashardError
+from parashard.process import ExitCode, Stop, exit_code_of, port, service_arguments
+
+PRELUDE = """
+import sys
+from parashard import errors
+from parashard.process import ExitCode, run_service
+lifeline = int(sys.argv[1]) if len(sys.argv) > 1 else None
+"""
+DEADLINE_S = 30.0
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start() -> Iterator[Start]:
+    """Return a function that runs a service, given as its source, in a process of its own."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(serve: str, *arguments: str, pass_fds: tuple[int, ...] = ()) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [
+                sys.executable,
+                "-c",
+                f"{PRELUDE}\n{serve}\nsys.exit(run_service('shard-0', lifeline, serve))",
+                *arguments,
+            ],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            pass_fds=pass_fds,
+        )
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+WAIT = (
+    "def serve(stop):\n    print('up', flush=True)\n    stop.wait(60)\n    print(stop.reason)\n    return ExitCode.DONE"
+)
+
+
+def test_exit_codes_are_what_starters_and_orchestrators_rely_on():
+    assert {code.name: int(code) for code in ExitCode} == {
+        "DONE": 0,
+        "FAILED": 1,
+        "CONFIGURATION": 2,
+        "FENCED": 3,
+        "RETRY": 75,
+    }
+
+
+@pytest.mark.parametrize("kind", ParashardError.leaves(), ids=lambda kind: kind.__name__)
+def test_every_error_ends_a_process_as_its_group_says(kind):
+    expected = ExitCode.FAILED
+    for group, code in (
+        (errors.ConfigurationError, ExitCode.CONFIGURATION),
+        (errors.Fenced, ExitCode.FENCED),
+        (errors.RetryLater, ExitCode.RETRY),
+    ):
+        if issubclass(kind, group):
+            expected = code
+    assert exit_code_of(kind("why")) is expected
+
+
+def test_the_first_reason_to_stop_stays():
+    stop = Stop()
+    assert (stop.asked, stop.reason, stop.wait(0.0)) == (False, "", False)
+    stop.ask("SIGTERM")
+    stop.ask("SIGINT")
+    assert (stop.asked, stop.reason, stop.wait(0.0)) == (True, "SIGTERM", True)
+
+
+def test_arguments_that_every_service_takes():
+    found = service_arguments("A service.").parse_args([])
+    assert (found.host, found.port, found.http_port, found.lifeline) == ("127.0.0.1", 0, 0, None)
+
+
+@pytest.mark.parametrize("text", ["-1", "65536", "70000"])
+def test_a_number_that_is_no_port_is_refused(text, capsys):
+    with pytest.raises(argparse.ArgumentTypeError, match="0 to 65535"):
+        port(text)
+    with pytest.raises(SystemExit) as ended:
+        service_arguments("A service.").parse_args([f"--port={text}"])
+    assert ended.value.code == ExitCode.CONFIGURATION
+    assert "0 to 65535" in capsys.readouterr().err
+
+
+def test_an_error_is_one_line_at_the_end_of_standard_error_and_an_exit_code(start):
+    process = start("def serve(stop):\n    raise errors.BadData('x.npz is torn')")
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.CONFIGURATION
+    assert said.splitlines()[-1] == "parashard shard-0: x.npz is torn"
+    assert "Traceback" not in said
+
+
+def test_a_bug_is_a_traceback_and_exit_code_1(start):
+    process = start("def serve(stop):\n    raise ZeroDivisionError")
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.FAILED
+    assert "ZeroDivisionError" in said.splitlines()[-1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_a_signal_asks_the_service_to_end(start, number):
+    process = start(WAIT)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(number)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, said) == (ExitCode.DONE, f"{number.name}\n")
+
+
+def test_a_closed_lifeline_ends_the_process_at_once(start):
+    read, write = os.pipe()
+    try:
+        process = start(WAIT, str(read), pass_fds=(read,))
+        assert process.stdout.readline() == "up\n"
+    finally:
+        os.close(read)
+        os.close(write)
+    said, _ = process.communicate(timeout=DEADLINE_S)
+    assert (process.returncode, said) == (ExitCode.RETRY, "")
+
+
+def test_a_thread_that_dies_takes_the_process_with_it(start):
+    process = start(
+        "import threading\n"
+        "def broken():\n    raise ZeroDivisionError\n"
+        "def serve(stop):\n    threading.Thread(target=broken).start()\n    stop.wait(60)\n    return ExitCode.DONE"
+    )
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.FAILED
+    assert "thread-died" in said
+    assert "ZeroDivisionError" in said
+
+
+def test_logs_are_structured_lines_on_standard_error(start):
+    process = start(
+        "import structlog\n"
+        "def serve(stop):\n"
+        "    structlog.get_logger().info('serving', address='127.0.0.1:7', partitions=3)\n"
+        "    structlog.get_logger().debug('too much')\n"
+        "    return ExitCode.DONE"
+    )
+    said, logged = process.communicate(timeout=DEADLINE_S)
+    assert said == ""
+    (line,) = logged.splitlines()
+    assert line.startswith("timestamp=2")
+    assert "level=info event=serving" in line
+    assert "address=127.0.0.1:7 partitions=3" in line

@@ -1,0 +1,120 @@
+"""The shape of the tree: who may import what, what the contracts must say, and that the map shows what is there."""
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from importlinter import cli as importlinter
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("protos", "parashard", "ps_server", "worker", "coordinator")
+OURS = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+CONTRACTS = sorted((ROOT / "protos").glob("*.proto"))
+MAP = ROOT / "ARCHITECTURE.md"
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Yield the dotted name of every module that a file imports, at its top or anywhere inside."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+        elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
+            yield from (a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str))
+
+
+def importers_of(*modules: str) -> set[str]:
+    """Return the files that import one of these modules or something below it."""
+    return {
+        str(path.relative_to(ROOT))
+        for path in OURS
+        if any(name == module or name.startswith(f"{module}.") for name in imports_of(path) for module in modules)
+    }
+
+
+# --- imports ---
+
+
+def test_the_import_rules_hold(monkeypatch):
+    monkeypatch.chdir(ROOT)
+    assert importlinter.lint_imports(config_filename="pyproject.toml", cache_dir=None) == 0
+
+
+def test_cupy_and_numba_are_imported_in_one_file_each():
+    assert importers_of("cupy", "cupyx", "cupy_backends") == {"worker/device.py"}
+    assert importers_of("numba") == {"ps_server/kernels/fused.py"}
+
+
+def test_nothing_is_pickled():
+    assert importers_of("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib") == set()
+    for path in OURS:
+        assert "allow_pickle=True" not in path.read_text(), path
+
+
+def test_grpc_is_spoken_only_at_the_seams():
+    written = {path for path in importers_of("grpc", "grpc_health") if not path.startswith("protos/")}
+    assert written <= {"parashard/rpc.py", "coordinator/service.py", "ps_server/service.py"}
+
+
+def test_the_services_say_what_they_are():
+    for path in OURS:
+        if path.parent.name != "protos":
+            assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
+
+
+# --- the contracts ---
+
+
+@pytest.mark.parametrize("contract", CONTRACTS, ids=lambda path: path.name)
+def test_every_message_field_value_and_call_has_its_sentence(contract):
+    lines = contract.read_text().splitlines()
+    assert lines[0].startswith("// "), "the file itself"
+    silent = []
+    for number, line in enumerate(lines):
+        code, _, comment = line.partition("//")
+        above = lines[number - 1].strip().startswith("// ") if number else False
+        declares = re.match(r"(message|enum|rpc|service) (\w+)", code.strip())
+        if declares and declares[1] != "service" and not above:
+            silent.append(declares[2])
+        if re.search(r"= \d+( \[.*\])?;", code) and not re.fullmatch(r" \S.*\.", comment):
+            silent.append(code.strip())
+    assert silent == []
+
+
+def test_the_generated_code_is_up_to_date():
+    ran = subprocess.run(
+        [sys.executable, "tools/protos.py", "--check"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
+# --- the map ---
+
+
+@pytest.mark.skipif(not MAP.exists(), reason="there is no ARCHITECTURE.md")
+def test_every_path_on_the_map_exists():
+    text = MAP.read_text()
+    named = set(re.findall(r"`((?:[\w.-]+/)+[\w.*-]*)`", text)) | set(re.findall(r"\]\((?!https?:|#)([^)#]+)", text))
+    assert named, "the map names no path"
+    missing = sorted(path for path in named if not any(ROOT.glob(path.rstrip("/"))))
+    assert missing == []
+
+
+def test_the_map_shows_every_package():
+    text = MAP.read_text()
+    assert [package for package in PACKAGES if package not in text] == []
+
+
+# --- the tests ---
+
+
+def test_names_of_test_files_are_unique():
+    # pytest imports them by their bare names, since their folders are no packages.
+    names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
+    assert sorted(names) == sorted(set(names))
+    assert not list((ROOT / "tests").rglob("__init__.py"))
