@@ -192,6 +192,8 @@ class ShardClient:
         """
         self._check(gradients)
         view = self.view
+        # Shards are settled in index order by everybody: with any other order two workers could each hold the last room
+        # of one shard's queue and wait for the other's.
         pushes = [self._prepare(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.addresses))]
         replies = [self._push(push.chunk(0), view) for push in pushes]
         receipts = tuple(self._finish(push, reply, view) for push, reply in zip(pushes, replies, strict=True))

@@ -26,7 +26,7 @@ class ExitCode(enum.IntEnum):
     DONE = 0
     FAILED = 1
     CONFIGURATION = 2  # do not start it again: the same thing would happen
-    FENCED = 3  # do not start it again: another has its place
+    FENCED = 3  # another has its place, or it belongs to another run; to start it again helps once that has changed
     RETRY = 75  # start it again later (sysexits.h: temporary failure)
 
 

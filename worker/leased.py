@@ -47,7 +47,8 @@ class LeasedWork:
     ahead : int
         Ask for more when no more than so many steps wait in the queue.
     step_timeout_s : float
-        A step in the works for longer is taken for hung: renewals stop and `failure` is set.
+        A step or an evaluation that the model is at for longer is taken for hung: it is reported as failed, the worker
+        leaves, and `hung` says why; the step loop itself will not notice.
     now_s : float
         When the worker joined.
     """
@@ -60,6 +61,7 @@ class LeasedWork:
         self._queue: deque[Work] = deque()
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
+        self._computing: tuple[Work, float] | None = None  # what the model is at, and since when
         self._completed: list[pb.CompletedStep] = []
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
@@ -77,6 +79,7 @@ class LeasedWork:
         self.state = pb.JOB_STATE_STARTING
         self.reason = ""
         self.failure: ParashardError | None = None
+        self.hung = ""
 
     @property
     def over(self) -> bool:
@@ -105,6 +108,10 @@ class LeasedWork:
         else:
             self._evaluating.add(work.evaluation)
         return work
+
+    def computing(self, work: Work | None, now_s: float) -> None:
+        """Note what the model is at from now on; None: it has returned."""
+        self._computing = None if work is None else (work, now_s)
 
     def completed(self, step: pb.CompletedStep, now_s: float) -> None:
         """Report a step that every shard acknowledged."""
@@ -222,6 +229,17 @@ class LeasedWork:
         self._last_done_s = now_s
 
     def _check_hung(self, now_s: float) -> None:
-        for step, taken_s in self._working.items():
-            if now_s - taken_s > self._step_timeout_s and self.failure is None:
-                self.failure = RetryLater(f"step {step} has taken over {self._step_timeout_s:.0f} s")
+        """Report a step in the works for too long as failed (P6) and leave: its loop will not come back for more."""
+        if self._computing is None or self.hung:
+            return
+        work, since_s = self._computing
+        if now_s - since_s <= self._step_timeout_s:
+            return
+        too_long = f"has taken over {self._step_timeout_s:.0f} s"
+        if isinstance(work, pb.Grant):
+            self.hung = f"step {work.step} {too_long}"
+            self.failed(work.step, self.hung, now_s)
+        else:
+            self.hung = f"an evaluation {too_long}"
+            self.evaluated(work.evaluation, {}, self.hung)
+        self._leaving = True

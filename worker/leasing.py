@@ -6,14 +6,17 @@ when is decided by `worker.leased`; this is the lock, the clock and the thread a
 
 from __future__ import annotations
 
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 import structlog
 
 from parashard.coordinator_client import CoordinatorClient
 from parashard.errors import ParashardError
+from parashard.process import ExitCode
 from protos import coordinator_pb2 as pb
 from worker.leased import Joined, LeasedWork, Work
 
@@ -22,6 +25,12 @@ __all__ = ["Joined", "Leasing", "Work"]
 REPLY_DEADLINE_MIN_S = 1.0
 
 log = structlog.get_logger("worker")
+
+
+def end_process(reason: str) -> None:
+    """End this process, whose step loop is stuck in a model, so that it can be started again."""
+    log.critical("hung", reason=reason)
+    os._exit(ExitCode.RETRY)
 
 
 class Leasing:
@@ -35,6 +44,8 @@ class Leasing:
         Who asks.
     batch, ahead, step_timeout_s
         See `LeasedWork`.
+    on_hung : callable, optional
+        Called with the reason once a hung step has been reported; by default it ends the process.
 
     Attributes
     ----------
@@ -43,9 +54,17 @@ class Leasing:
     """
 
     def __init__(
-        self, client: CoordinatorClient, joined: Joined, *, batch: int, ahead: int, step_timeout_s: float
+        self,
+        client: CoordinatorClient,
+        joined: Joined,
+        *,
+        batch: int,
+        ahead: int,
+        step_timeout_s: float,
+        on_hung: Callable[[str], None] | None = None,
     ) -> None:
         self._client = client
+        self._on_hung = on_hung or end_process
         self._changed = threading.Condition()
         self._work = LeasedWork(joined, batch=batch, ahead=ahead, step_timeout_s=step_timeout_s, now_s=time.monotonic())
         self.phases_s: dict[str, float] = {}
@@ -93,6 +112,17 @@ class Leasing:
             self._changed.notify_all()
             return work
 
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called."""
+        with self._changed:
+            self._work.computing(work, time.monotonic())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._work.computing(None, time.monotonic())
+
     def completed(self, step: pb.CompletedStep) -> None:
         """Report a step that every shard acknowledged."""
         with self._changed:
@@ -132,6 +162,8 @@ class Leasing:
                 request = self._work.request(time.monotonic(), self.phases_s)
                 self._changed.notify_all()
             if request is None:
+                if self._work.hung:
+                    self._on_hung(self._work.hung)
                 return
             try:
                 reply = self._client.lease(request, self._reply_deadline_s)

@@ -167,7 +167,8 @@ class StepLoop:
             self.phases_s["pull"] += time.perf_counter() - started_s
         started_s = time.perf_counter()
         try:
-            loss, examples, gradients = self._gradients(grant, pulled)
+            with self._leasing.computing(grant):
+                loss, examples, gradients = self._gradients(grant, pulled)
         except ConfigurationError:
             raise
         except Exception as error:  # a model is somebody else's code: whatever it raises is the step's failure (P6)
@@ -272,7 +273,9 @@ class StepLoop:
                 stop = min(examples, start + EVALUATION_EXAMPLES)
                 inputs, targets = task.source.held_out(start, stop)
                 batch = task.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), inputs, targets))
-                for name, value in task.model.evaluate(variables, batch, task.device.xp).items():
+                with self._leasing.computing(grant):
+                    metrics = task.model.evaluate(variables, batch, task.device.xp)
+                for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + float(value) * (stop - start)
         except Exception as error:  # the model's code, or a shard that is away: somebody else may fare better
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)

@@ -156,7 +156,7 @@ class ClusterOptions(Table):
         default=300.0,
         ge=0.1,
         le=86400,
-        description="Seconds of work on one step after which its worker counts as hung: it renews no lease any more.",
+        description="Seconds of work on one step after which its worker is hung: the step has failed.",
     )
     speculate_after: float = Field(
         default=4.0,
@@ -194,7 +194,7 @@ class ClusterOptions(Table):
     restart_backoff_s: float = Field(
         default=0.2,
         ge=0,
-        le=3600,
+        le=5,
         description="Seconds before a worker is first started again; doubles with each exit in a row, up to 5.",
     )
     queue_pushes: int = Field(

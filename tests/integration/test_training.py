@@ -46,6 +46,8 @@ class Line:
         return {"weight": np.full((self.inputs, 1), self.start, np.float32), "bias": Variable("bias", (1,))}
     def loss_and_gradients(self, variables, batch, xp):
         if batch.step == POISON:
+            while HANGS:
+                pass
             raise RuntimeError("this batch is poison")
         error = (batch.inputs @ variables["weight"] + variables["bias"])[:, 0] - batch.targets
         slope = (2 / len(error) * error).astype(np.float32)
@@ -82,8 +84,8 @@ workers = 2
 """
 
 
-def own_job(folder: Path, poison: int = -1) -> str:
-    (folder / "line.py").write_text(OWN_MODEL.replace("POISON", str(poison)))
+def own_job(folder: Path, poison: int = -1, hangs: bool = False) -> str:
+    (folder / "line.py").write_text(OWN_MODEL.replace("POISON", str(poison)).replace("HANGS", str(hangs)))
     (folder / "own.toml").write_text(OWN_JOB)
     return str(folder / "own.toml")
 
@@ -144,6 +146,14 @@ def test_a_poison_step_stops_the_job_and_is_named(start_run: Start, tmp_path: Pa
     assert "step 7 failed 2 times" in complaint
     assert "this batch is poison" in complaint
     assert "examples" in complaint
+    assert not run.left_over()
+
+
+def test_a_step_that_hangs_is_given_up(start_run: Start, tmp_path: Path) -> None:  # P6
+    run = start_run(own_job(tmp_path, poison=7, hangs=True), *sets(cluster__step_timeout_s=1.0))
+    run.wait()
+    assert run.process.returncode == 1
+    assert "step 7 failed 2 times, the last time: step 7 has taken over 1 s" in run.complaint()
     assert not run.left_over()
 
 

@@ -61,7 +61,7 @@ def test_a_run_directory_is_looked_into_until_the_coordinator_has_written(tmp_pa
 
 
 def test_whoever_gives_up_looks_no_longer(tmp_path):
-    pauses = Pauses(lambda: pauses.set())
+    pauses = Pauses(lambda: pauses.set())  # noqa: PLW0108  # does not exist yet
     with pytest.raises(Unreachable):
         find_coordinator(str(tmp_path), giving_up=pauses)
     assert pauses.seen == 3

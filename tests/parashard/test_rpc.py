@@ -26,7 +26,7 @@ class Echo:
     def __init__(self) -> None:
         self.answer: Method = lambda frame, context: frame
         self.server = Server("127.0.0.1:0")
-        handlers = raw_handlers(SERVICE, {"Call": lambda frame, context: self.answer(frame, context)})
+        handlers = raw_handlers(SERVICE, {"Call": lambda *call: self.answer(*call)})  # noqa: PLW0108  # the present one
         self.server.grpc.add_generic_rpc_handlers((handlers,))
         self.server.start()
         self.address = self.server.address

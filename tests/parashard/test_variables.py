@@ -1,5 +1,6 @@
 """Variables: initial values are a function of (seed, name, element) alone, with bits that never change."""
 
+import itertools
 import math
 
 import numpy as np
@@ -45,7 +46,7 @@ def test_the_bits_are_those_of_the_first_release(kind):
 def test_any_partitioning_gives_the_same_bits(kind, rows, rest, seed, cuts):
     variable = Variable("w", (rows, *rest), Initializer(kind, 0.3))
     bounds = sorted({0, rows, *(cut for cut in cuts if cut < rows)})
-    pieces = [initial_rows(variable, seed, a, b) for a, b in zip(bounds, bounds[1:], strict=False)]
+    pieces = [initial_rows(variable, seed, a, b) for a, b in itertools.pairwise(bounds)]
     whole = initial_rows(variable, seed, 0, rows)
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
     assert whole.shape == variable.shape

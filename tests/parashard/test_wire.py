@@ -139,7 +139,7 @@ def test_a_pull_with_a_payload_is_malformed():
 
 def test_a_dtype_that_we_do_not_speak_is_malformed():
     header = tensor_pb2.PushHeader(slices=[tensor_pb2.TensorSlice(variable="w")])
-    with pytest.raises(MalformedFrame, match="float32.*found dtype 0 for 'w'"):
+    with pytest.raises(MalformedFrame, match=r"float32.*found dtype 0 for 'w'"):
         wire.decode_push(wire.encode_frame(header))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -83,6 +84,9 @@ class ScriptedLeasing:
 
     def take(self, timeout_s: float) -> Work | None:
         return self.work.popleft() if self.work else None
+
+    def computing(self, work: Work) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def completed(self, step: pb.CompletedStep) -> None:
         self.completions.append(step)

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
-from parashard.errors import RetryLater, Unreachable
+from parashard.errors import Unreachable
 from protos import coordinator_pb2 as pb
 from worker.leased import IDLE_WAIT_S
 
@@ -141,16 +141,34 @@ def test_revoked_steps_leave_the_queue_but_not_the_works() -> None:
     assert (worker.take(), worker.work.take(worker.now_s)) == (1, None)
 
 
-def test_a_hung_step_ends_renewals_and_the_worker() -> None:
+def test_a_hung_step_is_reported_as_failed_and_the_worker_leaves() -> None:  # P6
     worker = Worker().granted(0, 1, 2)
-    worker.take()
+    worker.take()  # its push is under way: it hangs nowhere
+    worker.now_s += 1
+    worker.work.computing(pb.Grant(step=worker.take()), worker.now_s)
     worker.now_s += STEP_TIMEOUT_S
     worker.answer(worker.call())
+    assert not worker.work.hung
     worker.now_s += worker.due_in_s
+    call = worker.work.request(worker.now_s, {})
+    assert call is not None
+    assert [(failed.step, failed.reason) for failed in call.failed] == [(1, "step 1 has taken over 100 s")]
+    assert (call.leaving, list(call.held)) == (True, [])
+    assert worker.work.hung == "step 1 has taken over 100 s"
+    worker.work.accept(call, pb.LeaseReply(state=pb.JOB_STATE_RUNNING), worker.now_s)
     assert worker.work.request(worker.now_s, {}) is None
-    assert isinstance(worker.work.failure, RetryLater)
-    assert "step 0 has taken over 100 s" in str(worker.work.failure)
     assert (worker.work.over, worker.work.take(worker.now_s), worker.due_in_s) == (True, None, 0.0)
+
+
+def test_a_hung_evaluation_is_reported_as_failed() -> None:
+    worker = Worker()
+    worker.answer(worker.call(), evaluations=[pb.EvaluationGrant(evaluation=3)])
+    worker.work.computing(worker.work.take(worker.now_s), worker.now_s)
+    worker.now_s += STEP_TIMEOUT_S + 1
+    call = worker.work.request(worker.now_s, {})
+    assert call is not None
+    assert [(e.evaluation, e.error) for e in call.evaluated] == [(3, "an evaluation has taken over 100 s")]
+    assert (call.leaving, list(call.held_evaluations)) == (True, [])
 
 
 # --- any interleaving ---
