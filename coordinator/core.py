@@ -169,8 +169,11 @@ class Core:
     def register_shard(self, shard: int, life: ShardLife, applied: IntervalSet) -> None:
         """Take in a shard; what was believed of it is replaced (P3)."""
         self.shards.register(shard, life)
-        self.leases.shard_registered(shard, applied)
+        lost = self.leases.shard_registered(shard, applied)
         self._event(f"shard-{shard} is up (incarnation {life.incarnation}) at {life.address}")
+        if lost and self.policy.round_of(0) is not None:
+            # The round that the others stand at needs weights that are gone: only a rollback would help (P12).
+            self.fail(f"shard-{shard} came back without {lost} steps that it had; synchronous rounds cannot go on")
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
 
@@ -180,6 +183,8 @@ class Core:
         """Take in a worker; an earlier life under its name loses its leases."""
         if self.state is JobState.FAILED:
             raise JobFailed(f"the job has failed: {self.reason}")
+        if name not in self.workers.by_name and len(self.workers.by_name) >= WORKERS_MAX:
+            raise ConfigurationError(f"the job has had {WORKERS_MAX} workers of different names already")
         worker = self.workers.register(name, fingerprint, device, http_address, now_s, self.options.workers)
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])

@@ -39,7 +39,7 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
         "elapsed_s": round(status.elapsed_s, 3),
         "steps_complete": status.steps_complete,
         "examples_per_s": round(status.examples_per_s, 1),
-        "loss": status.loss,
+        "loss": status.loss if status.HasField("loss") else None,
         "evaluation": {name: value for name, value in status.metrics.items() if math.isfinite(value)},
         "staleness_p50": status.staleness_p50,
         "staleness_p95": status.staleness_p95,

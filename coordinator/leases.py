@@ -165,11 +165,12 @@ class StepLeases:
     def fail(self, worker: str, step: int, reason: str, *, skip: bool) -> str | None:
         """Count a failed attempt; return why the step is given up, or None if it is leased again (P6).
 
-        With `skip`, a step given up is leased once more as an empty push, and None is returned.
+        Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With `skip`,
+        a step given up is leased once more as an empty push, and None is returned.
         """
-        if step in self.complete or step >= self._frontier:
+        state = self._steps.get(step)
+        if state is None or worker not in state.holders:
             return None
-        state = self._steps.setdefault(step, _Step())
         state.failures.append(reason)
         given_up = len(state.failures) >= self._max_attempts
         if given_up and skip:
@@ -179,8 +180,13 @@ class StepLeases:
             return f"step {step} failed {len(state.failures)} times, the last time: {reason}"
         return None
 
-    def shard_registered(self, shard: int, applied: IntervalSet) -> None:
-        """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5)."""
+    def shard_registered(self, shard: int, applied: IntervalSet) -> int:
+        """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5).
+
+        Returns how many steps an earlier life of it had acknowledged that this one lacks.
+        """
+        believed = self._acknowledged[shard]
+        lost = len(believed) - len(believed.intersection(applied))
         self._acknowledged[shard] = applied.copy()
         complete = self._acknowledged[0].copy()
         for acknowledged in self._acknowledged[1:]:
@@ -195,6 +201,7 @@ class StepLeases:
         self.lowest_incomplete = complete.lowest_missing()
         for step in [step for step in self._steps if step in complete]:
             self._forget(step)
+        return lost
 
     def stop_at_frontier(self) -> int:
         """Lower the target to what has been leased (in rounds: to the round's end); return it (P8)."""

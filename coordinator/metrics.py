@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
 
@@ -42,7 +43,7 @@ class CoordinatorCollector(Collector):
         yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
         yield _counter("worker_restarts", "Workers that joined again under their name.", core.worker_restarts)
         yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.worker_exits)
-        yield _gauge("loss", "Smoothed training loss.", status.loss)
+        yield _gauge("loss", "Smoothed training loss.", status.loss if status.HasField("loss") else math.nan)
         yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
         yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)
         since_s = 0.0 if core.progress.last_step_s is None else time.monotonic() - core.progress.last_step_s

@@ -23,7 +23,7 @@ def status_page(status: pb.GetStatusReply) -> bytes:
     figures = [
         ("steps", f"{status.steps_complete:,} of {status.steps_total:,}"),
         ("examples/s", f"{status.examples_per_s:,.0f}"),
-        ("loss", f"{status.loss:.4f}"),
+        ("loss", f"{status.loss:.4f}" if status.HasField("loss") else "none yet"),
         *((f"held-out {name}", f"{value:.4f}") for name, value in sorted(status.metrics.items())),
         ("staleness p50 / p95 / max", f"{status.staleness_p50} / {status.staleness_p95} / {status.staleness_max}"),
         ("step lag max", str(status.step_lag_max)),

@@ -100,8 +100,8 @@ class Sync:
         return (lowest_incomplete // self.round_steps + 1) * self.round_steps
 
     def share(self, leasable: int, workers: int) -> int:
-        """Share a round evenly: a barrier follows, so nothing is gained by keeping some back."""
-        return max(1, -(-leasable // max(1, workers)))
+        """Share the whole round evenly: a barrier follows, so nothing is gained by keeping some back."""
+        return min(max(1, leasable), -(-self.round_steps // max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:
         """Name the round that everybody waits for."""

@@ -9,7 +9,7 @@ RATE_WINDOW_S = 5.0
 RATE_BUCKET_S = 0.25
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
 RUNAWAY_FACTOR = 4.0  # the smoothed loss is this far above its best
-RUNAWAY_AFTER_STEPS = 50
+RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
 WARNINGS_MAX = 5
 
 
@@ -69,11 +69,9 @@ class Progress:
         if not math.isfinite(loss):
             return self._warning("the loss of a step is not finite")
         self.loss = loss if math.isnan(self.loss) else self.loss + LOSS_SMOOTHING * (loss - self.loss)
-        if self.steps < RUNAWAY_AFTER_STEPS:
-            return None
         if self.loss < self._best_loss:
             self._best_loss = self.loss
-        elif self.loss > RUNAWAY_FACTOR * abs(self._best_loss) + 0.1:
+        elif self.steps > RUNAWAY_AFTER_STEPS and self.loss > RUNAWAY_FACTOR * abs(self._best_loss) + 0.1:
             warning = self._warning(f"the loss runs away: {self.loss:.3g} after a best of {self._best_loss:.3g}")
             self._best_loss = self.loss  # warn again only when it grows as much once more
             return warning

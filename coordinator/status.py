@@ -61,7 +61,7 @@ class StatusView:
             steps_leased=leases.leased,
             examples_per_s=progress.examples_per_s(now_s),
             elapsed_s=progress.elapsed_s(now_s),
-            loss=progress.loss if math.isfinite(progress.loss) else 0.0,
+            loss=progress.loss if math.isfinite(progress.loss) else None,
             metrics=(latest.metrics or {}) if latest else {},
             workers=[self._worker(core, worker, now_s) for _, worker in sorted(core.workers.by_name.items())],
             shards=[self._shard(core, shard, records.get(shard)) for shard in range(self._shards)],

@@ -117,7 +117,7 @@ def one_line(status: pb.GetStatusReply) -> str:
     live = sum(worker.live for worker in status.workers)
     return (
         f"step {status.steps_complete}/{status.steps_total} ({share:.0f} %)  {status.examples_per_s:,.0f} examples/s  "
-        f"loss {status.loss:.4f}{metrics}  staleness p50 {status.staleness_p50} max {status.staleness_max}  "
+        f"loss {_loss(status)}{metrics}  staleness p50 {status.staleness_p50} max {status.staleness_max}  "
         f"workers {live}"
     )
 
@@ -147,6 +147,10 @@ def _bar(status: pb.GetStatusReply) -> Table:
     return grid
 
 
+def _loss(status: pb.GetStatusReply) -> str:
+    return f"{status.loss:.4f}" if status.HasField("loss") else "-"
+
+
 def _left_s(status: pb.GetStatusReply) -> float:
     if not status.steps_complete:
         return math.inf
@@ -157,7 +161,7 @@ def _figures(status: pb.GetStatusReply) -> Table:
     grid = Table.grid(padding=(0, 3))
     cells: list[RenderableType] = [
         f"[bold]{status.examples_per_s:,.0f}[/] examples/s",
-        f"loss [bold]{status.loss:.4f}[/]",
+        f"loss [bold]{_loss(status)}[/]",
     ]
     cells += [
         Text.assemble(f"held-out {name} ", (f"{value:.4f}", "bold")) for name, value in sorted(status.metrics.items())

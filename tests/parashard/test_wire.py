@@ -1,5 +1,6 @@
 """Frames: what goes in comes out, the payload lies where it can be read in place, and bounds are checked first."""
 
+import dataclasses
 import struct
 
 import numpy as np
@@ -49,14 +50,26 @@ def test_a_push_comes_out_as_it_went_in(chunk):
 @settings(deadline=None, max_examples=100)
 @given(receipts)
 def test_a_receipt_comes_out_as_it_went_in(receipt):
-    # Also "staleness 0" and "staleness unknown", which protobuf alone would not tell apart (P16).
     assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
 @settings(deadline=None, max_examples=100)
 @given(pulls)
 def test_a_pull_comes_out_as_it_went_in(run):
-    assert wire.decode_pull(wire.encode_pull(run)) == run  # round 0 is not "no round" (P11)
+    assert wire.decode_pull(wire.encode_pull(run)) == run
+
+
+def test_nothing_and_zero_are_told_apart():
+    push = push_of(b"")
+    for version in (None, 0):  # P16
+        chunk = dataclasses.replace(push, pulled_version=version)
+        assert wire.decode_push(wire.encode_push(chunk)).pulled_version == version
+    for round_, step in [(None, 0), (0, None), (0, 0), (None, None)]:  # P11
+        run = wire.decode_pull(wire.encode_pull(PullRun(TARGET, round_, step, 0, 0)))
+        assert (run.round, run.step) == (round_, step)
+    for staleness in (None, 0):
+        receipt = Receipt(PushResult.APPLIED, 0, staleness)
+        assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
 @settings(deadline=None, max_examples=50)

@@ -134,7 +134,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         replace(REAL, assemblies=StepAssemblies), "torn", "async", "torn", (95, 129, 146), "crash between two chunks"
     ),
     "P10-apply-at-once": BrokenRule(
-        replace(REAL, rounds=EagerRounds), "digest", "sync:4", "progress", (6, 47, 51), "crash"
+        replace(REAL, rounds=EagerRounds), "digest", "sync:4", "progress", (83, 97, 119), "crash"
     ),
     "P11-unnamed-rounds": BrokenRule(
         replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (3, 4, 5), "receipt: buffered"
