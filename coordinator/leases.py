@@ -165,8 +165,8 @@ class StepLeases:
     def fail(self, worker: str, step: int, reason: str, *, skip: bool) -> str | None:
         """Count a failed attempt; return why the step is given up, or None if it is leased again (P6).
 
-        Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With `skip`,
-        a step given up is leased once more as an empty push, and None is returned.
+        Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With
+        `skip`, a step given up is leased once more as an empty push, and None is returned.
         """
         state = self._steps.get(step)
         if state is None or worker not in state.holders:

