@@ -7,7 +7,6 @@ to send it again is always safe, because the step is its identity (P1).
 
 from __future__ import annotations
 
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +27,7 @@ from parashard.errors import (
 )
 from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushChunk, PushResult, Receipt, Slice, Target
 from parashard.partition import ELEMENT_BYTES, Placed, Plan
+from parashard.push import ShardPush, new_attempt
 from parashard.transports.base import Reply, Transport
 from parashard.transports.grpc import GrpcTransport
 from parashard.variables import Float32s
@@ -247,7 +247,7 @@ class ShardClient:
         gradients: Mapping[str, Float32s],
         pulled: Pulled | None,
         skipped: bool,
-    ) -> _ShardPush:
+    ) -> ShardPush:
         slices = tuple(s for s in self._slices[shard] if s.partition.variable in gradients)
         runs = [
             np.asarray(gradients[s.partition.variable], np.float32)[
@@ -258,9 +258,9 @@ class ShardClient:
         content = np.concatenate(runs) if runs else np.empty(0, np.float32)
         known = pulled is not None and pulled.incarnations[shard] == view.incarnations[shard]  # P16
         version = pulled.versions[shard] if pulled is not None and known else None
-        return _ShardPush(self._target(shard, view), self._worker, step, slices, skipped, version, content)
+        return ShardPush(self._target(shard, view), self._worker, step, slices, skipped, version, content)
 
-    def _finish(self, push: _ShardPush, first: Reply, view: View) -> Receipt:
+    def _finish(self, push: ShardPush, first: Reply, view: View) -> Receipt:
         for _ in range(WHOLE_ATTEMPTS_MAX):
             try:
                 receipt = self._send_rest(push, first, view)
@@ -271,7 +271,7 @@ class ShardClient:
             return receipt
         raise UnknownAttempt(f"step {push.step}: the shard lost {WHOLE_ATTEMPTS_MAX} attempts in a row")
 
-    def _send_rest(self, push: _ShardPush, first: Reply, view: View) -> Receipt:
+    def _send_rest(self, push: ShardPush, first: Reply, view: View) -> Receipt:
         receipt = self._receipt(push.chunk(0), first, view)
         if receipt.result is not PushResult.PENDING:
             return receipt
@@ -340,52 +340,3 @@ class ShardClient:
             for placed in layout
             if not variables[placed.partition.variable].frozen
         )
-
-
-class _ShardPush:
-    """One push as it goes to one shard."""
-
-    def __init__(
-        self,
-        target: Target,
-        worker: str,
-        step: int,
-        slices: tuple[Slice, ...],
-        skipped: bool,
-        pulled_version: int | None,
-        content: Float32s,
-    ) -> None:
-        self.step = step
-        self.attempt = new_attempt()
-        self._target = target
-        self._worker = worker
-        self._slices = slices
-        self._skipped = skipped
-        self._pulled_version = pulled_version
-        self._content = content.data.cast("B")
-
-    @property
-    def chunks(self) -> int:
-        """Number of chunks; an empty push has one."""
-        return max(1, -(-self._content.nbytes // CHUNK_BYTES_MAX))
-
-    def chunk(self, index: int) -> PushChunk:
-        """Return a chunk of the present attempt."""
-        begin = index * CHUNK_BYTES_MAX
-        return PushChunk(
-            self._target,
-            self._worker,
-            self.step,
-            self.attempt,
-            begin,
-            self._content.nbytes,
-            self._slices if index == 0 else (),
-            self._skipped,
-            self._pulled_version,
-            self._content[begin : begin + CHUNK_BYTES_MAX],
-        )
-
-
-def new_attempt() -> int:
-    """Return a random attempt id (P4)."""
-    return secrets.randbits(64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from parashard.errors import MalformedFrame
+from parashard.errors import ConfigurationError, MalformedFrame
 from parashard.intervals import IntervalSet
 from parashard.partition import Partition, Plan
 from parashard.variables import Initializer, Variable, in_name_order
@@ -47,8 +47,29 @@ def plan_message(plan: Plan) -> coordinator_pb2.Plan:
 
 
 def plan_from(message: coordinator_pb2.Plan) -> Plan:
-    """Return the plan in a message; raises MalformedFrame where it names a variable that it does not declare."""
-    variables = [
+    """Return the plan in a message.
+
+    Raises
+    ------
+    MalformedFrame
+        If it names a variable that it does not declare, or declares one that cannot be.
+    """
+    try:
+        variables = _variables_from(message)
+    except ConfigurationError as error:
+        raise MalformedFrame(f"a plan declares a variable that cannot be: {error}") from None
+
+    def partition(spec: coordinator_pb2.PartitionSpec) -> Partition:
+        if spec.variable >= len(variables):
+            raise MalformedFrame(f"a plan names variable number {spec.variable} and declares {len(variables)}")
+        return Partition(variables[spec.variable].name, spec.row_start, spec.row_stop)
+
+    shards = tuple(tuple(partition(spec) for spec in shard.partitions) for shard in message.shards)
+    return Plan(message.version, {v.name: v for v in variables}, shards)
+
+
+def _variables_from(message: coordinator_pb2.Plan) -> list[Variable]:
+    return [
         Variable(
             name=v.name,
             shape=tuple(v.shape),
@@ -59,14 +80,6 @@ def plan_from(message: coordinator_pb2.Plan) -> Plan:
         )
         for v in message.variables
     ]
-
-    def partition(spec: coordinator_pb2.PartitionSpec) -> Partition:
-        if spec.variable >= len(variables):
-            raise MalformedFrame(f"a plan names variable number {spec.variable} and declares {len(variables)}")
-        return Partition(variables[spec.variable].name, spec.row_start, spec.row_stop)
-
-    shards = tuple(tuple(partition(spec) for spec in shard.partitions) for shard in message.shards)
-    return Plan(message.version, {v.name: v for v in variables}, shards)
 
 
 def interval_messages(steps: IntervalSet) -> list[shard_pb2.Interval]:

@@ -78,6 +78,8 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
             'cluster.launcher is "external": `parashard run` starts a local cluster; start the processes yourself '
             "(python -m coordinator, python -m ps_server, parashard worker), or set cluster.launcher=local"
         )
+    if output is not None:
+        _check_output(output)
     (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
     cluster = LocalCluster(run_dir)
     run = _Run(loaded, run_dir, cluster, view)
@@ -95,7 +97,6 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
         cluster.end()
     report = read_report(run_dir)
     if exit_code == ExitCode.DONE and output is not None:
-        output.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
     return Outcome(int(exit_code), report, reason, run_dir)
 
@@ -215,6 +216,18 @@ class _Run:
             time.sleep(SUPERVISE_S)
         if state == pb.JOB_STATE_DONE:
             self._show()
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a place that cannot be written before the training, not after it."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise ConfigurationError(f"--output {output}: this is a folder; allowed: a file")
+        with output.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"--output {output}: cannot be written: {error.strerror}") from None
 
 
 def _process(name: str) -> pb.ProcessName:

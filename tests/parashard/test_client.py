@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 from in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, variables_of
 
-from parashard import client as subject
 from parashard.client import ShardClient, View
 from parashard.errors import (
     NonFiniteGradient,
@@ -29,7 +28,8 @@ def cluster_of(shards: int = 2, **of_shard: object) -> Cluster:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let the client send chunks of 16 bytes: four elements."""
-    monkeypatch.setattr(subject, "CHUNK_BYTES_MAX", 16)
+    for module in ("client", "push"):
+        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 16)
     return 16
 
 

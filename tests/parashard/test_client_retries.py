@@ -21,7 +21,8 @@ GRADIENTS = {"w": np.arange(20, dtype=np.float32)}
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the client send chunks of 16 bytes: a shard's push is 5 chunks, or 3 with two shards."""
-    monkeypatch.setattr(subject, "CHUNK_BYTES_MAX", 16)
+    for module in ("client", "push"):
+        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 16)
 
 
 def cluster_of(shards: int = 1) -> Cluster:

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from in_process import COUNTING, DIGEST, RUN, WEIGHT_AND_BIAS, plan_of, shard_of
 
-from parashard import client as client_module
 from parashard import rpc
 from parashard.client import ShardClient, View
 from parashard.contracts import intervals_from
@@ -90,7 +89,8 @@ def test_a_push_moves_what_a_pull_returns() -> None:
 
 
 def test_pushes_and_pulls_of_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:  # P4
-    monkeypatch.setattr(client_module, "CHUNK_BYTES_MAX", 8)
+    for module in ("client", "push"):
+        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 8)
     with serving() as served:
         before = served.client.pull()
         served.client.push(0, GRADIENTS, before)
