@@ -33,12 +33,13 @@ from coordinator.watch import ShardWatch
 from parashard.claims import claim_incarnation
 from parashard.client import ShardClient, View
 from parashard.compute import limit_threads
-from parashard.contracts import plan_message
+from parashard.contracts import intervals_from, plan_message
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ParashardError
+from parashard.intervals import IntervalSet
 from parashard.job.load import as_toml, load_job
-from parashard.process import ExitCode, Stop, run_service, service_arguments
-from parashard.rpc import Server
+from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
+from parashard.rpc import Server, join_address
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
@@ -65,11 +66,12 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
     run_dir: Path = arguments.run_dir
-    claim_incarnation(run_dir / "claims", "coordinator")  # P3
+    check_host(arguments.host, arguments.insecure)
+    incarnation = claim_incarnation(run_dir / "claims", "coordinator")  # P3
     job = load_job(arguments.job, environ={}).job
     resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
-    coordination = Coordination(resolved, run_dir, arguments.model_folder)
-    server = Server(f"{arguments.host}:{arguments.port}")
+    coordination = Coordination(resolved, run_dir, arguments.model_folder, incarnation)
+    server = Server(join_address(arguments.host, arguments.port))
     coordination.service.add_to(server)
     http = coordination.http_port(arguments.host, arguments.http_port)
     server.start()
@@ -89,11 +91,11 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
 class Coordination:
     """The shell around the core of one job: its clock, its disk, its look at the shards."""
 
-    def __init__(self, resolved: ResolvedJob, run_dir: Path, model_folder: Path | None) -> None:
+    def __init__(self, resolved: ResolvedJob, run_dir: Path, model_folder: Path | None, incarnation: int) -> None:
         self.run_id = secrets.token_hex(8)
         self._resolved = resolved
         self._run_dir = run_dir
-        self.core = build_core(resolved, self.run_id)
+        self.core = build_core(resolved, self.run_id, incarnation)
         job = resolved.job
         self._status = StatusView(job.job.name, str(job.consistency.policy), job.cluster.shards)
         reply = pb.GetJobReply(
@@ -137,10 +139,18 @@ class Coordination:
         if self.core.state is not JobState.DONE:
             save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
 
-    def _look(self) -> None:
-        for error in self._watch.look(self.core.shards.lives(), self._status.saw):
-            log.warning("shard-did-not-answer", error=str(error))
-        self.core.staleness_p95 = quantile(self._status.staleness(), 0.95)
+    def _look(self) -> bool:
+        """Ask every shard for its record; return whether all of them answered."""
+        silent = self._watch.look(self.core.shards.lives(), self._status.saw, time.monotonic())
+        p95 = quantile(self._status.staleness(), 0.95)
+
+        def note(core: Core, now_s: float) -> None:
+            core.staleness_p95 = p95
+            for shard, silence in silent.items():
+                core.shard_silent(shard, silence.silent_s, str(silence.error))
+
+        self.service.run(note)
+        return not silent
 
     def _finish(self) -> None:
         """Write the final weights and the report; then the job is done."""
@@ -151,12 +161,26 @@ class Coordination:
             reason = f"the final weights could not be pulled: {error}"
             self.service.run(lambda core, now_s: core.fail(reason))
             return
-        self._look()
+        if not self._everything_applied():
+            self.service.run(lambda core, now_s: core.fail("a shard's own record lacks steps that it acknowledged"))
+            return
         figures = report(core, resolved, self._status, time.monotonic())
         figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
         save_weights(self._run_dir, variables, self.run_id)
         save_report(self._run_dir, figures)
         self.service.run(lambda core, now_s: core.done())
+
+    def _everything_applied(self) -> bool:
+        """Tell whether every shard's own applied set is the job's steps: the promise, looked at once more."""
+        deadline_s = time.monotonic() + EXPORT_BUDGET_S
+        while not self._look() and time.monotonic() < deadline_s:
+            time.sleep(TICK_S)
+        whole = IntervalSet([(0, self.core.leases.target)])
+        records = self._status.records()
+        return all(
+            shard in records and intervals_from(records[shard].applied) == whole
+            for shard in range(self.core.options.shards)
+        )
 
     def _final_weights(self) -> dict[str, Float32s]:
         """Pull from every shard; in rounds the pull of the round after the last commits the last one (P10)."""
@@ -175,7 +199,7 @@ class Coordination:
         return self.service.GetStatus(pb.GetStatusRequest(), None)
 
 
-def build_core(resolved: ResolvedJob, run_id: str) -> Core:
+def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
     """Return the core of a job, at its start."""
     job, steps = resolved.job, resolved.steps
     policy = leasing_policy(job.consistency.policy)
@@ -187,6 +211,7 @@ def build_core(resolved: ResolvedJob, run_id: str) -> Core:
         launcher = LocalLauncher(job.cluster.shards, restarts)
     options = Options(
         run_id=run_id,
+        incarnation=incarnation,
         job_digest=resolved.digest,
         steps_total=steps.total,
         shards=job.cluster.shards,

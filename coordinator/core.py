@@ -22,6 +22,8 @@ from parashard.intervals import IntervalSet
 
 EVENTS_KEPT = 50
 WORKERS_MAX = 4096
+SHARD_SILENCE_SHOWN_S = 3.0
+SHARD_SILENCE_MAX_S = 60.0  # a shard that hangs for so long ends the job: nobody else has its weights
 
 
 class JobState(enum.Enum):
@@ -51,6 +53,7 @@ class Options:
     target_accuracy: float | None = None
     target_loss: float | None = None
     same_arithmetic: bool = False
+    incarnation: int = 1  # of the coordinator
 
 
 @dataclass(frozen=True)
@@ -91,6 +94,7 @@ class LeaseAnswer:
     state: JobState
     view: int
     reason: str
+    retry_after_s: float = 0.02
 
 
 class Core:
@@ -127,6 +131,7 @@ class Core:
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
         self.worker_restarts = 0
+        self.shard_restarts = 0
         self.worker_exits = 0
         self.skipped_steps = 0
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
@@ -134,6 +139,7 @@ class Core:
         self.new_events: list[str] = []
         self.staleness_p95 = 0  # as the shards last told
         self._launcher = launcher
+        self._silent_shards: set[int] = set()  # of which a warning was given
         self._restarting: set[str] = set()  # workers whose end was seen and whose next life is not here yet
 
     # --- what the shell asks ---
@@ -168,7 +174,9 @@ class Core:
 
     def register_shard(self, shard: int, life: ShardLife, applied: IntervalSet) -> None:
         """Take in a shard; what was believed of it is replaced (P3)."""
+        self.shard_restarts += self.shards.life(shard) is not None
         self.shards.register(shard, life)
+        self._silent_shards.discard(shard)
         lost = self.leases.shard_registered(shard, applied)
         self._event(f"shard-{shard} is up (incarnation {life.incarnation}) at {life.address}")
         if lost and self.policy.round_of(0) is not None:
@@ -176,6 +184,14 @@ class Core:
             self.fail(f"shard-{shard} came back without {lost} steps that it had; synchronous rounds cannot go on")
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
+
+    def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
+        """Take note of a shard that does not answer; one that is silent for too long ends the job."""
+        if silent_s > SHARD_SILENCE_MAX_S:
+            self.fail(f"shard-{shard} has not answered for {silent_s:.0f} s: {error}")
+        elif silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
+            self._silent_shards.add(shard)
+            self._event(f"warning: shard-{shard} does not answer; the job stands still until it does ({error})")
 
     # --- workers ---
 
@@ -185,7 +201,7 @@ class Core:
             raise JobFailed(f"the job has failed: {self.reason}")
         if name not in self.workers.by_name and len(self.workers.by_name) >= WORKERS_MAX:
             raise ConfigurationError(f"the job has had {WORKERS_MAX} workers of different names already")
-        worker = self.workers.register(name, fingerprint, device, http_address, now_s, self.options.workers)
+        worker = self.workers.register(name, fingerprint, device, http_address, now_s)
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
         if worker.name in self._restarting:

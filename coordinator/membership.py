@@ -50,12 +50,10 @@ class Workers:
         """Workers that are not known to have ended."""
         return [worker for worker in self.by_name.values() if worker.live]
 
-    def register(
-        self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, reserved: int
-    ) -> Worker:
+    def register(self, name: str, fingerprint: str, device: str, http_address: str, now_s: float) -> Worker:
         """Take in a worker's new life; an earlier one under the same name is superseded from now on.
 
-        Without a name it gets the lowest free "worker-N" with N >= `reserved`.
+        Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's.
 
         Raises
         ------
@@ -69,10 +67,10 @@ class Workers:
             )
         self.fingerprint = self.fingerprint or fingerprint
         if not name:
-            index = reserved
-            while (taken := self.by_name.get(f"worker-{index}")) is not None and taken.live:
+            index = 0
+            while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
                 index += 1
-            name = f"worker-{index}"
+            name = f"guest-{index}"
         earlier = self.by_name.get(name)
         worker = Worker(name, earlier.incarnation + 1 if earlier else 1, device, http_address, now_s)
         if earlier:

@@ -66,8 +66,8 @@ def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) 
         },
         "step_lag": {"max": max((r.step_lag_max for r in records.values()), default=0)},
         "worker_restarts": core.worker_restarts,
-        "shard_restarts": 0,
-        "coordinator_restarts": 0,
+        "shard_restarts": core.shard_restarts,
+        "coordinator_restarts": core.options.incarnation - 1,
     }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import structlog
@@ -24,7 +25,7 @@ from protos import coordinator_pb2_grpc
 
 WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
-RETRY_AFTER_S = 0.02
+CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
 
 _Result = TypeVar("_Result")
 
@@ -77,6 +78,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Tell how the job goes."""
         with self.changed:
+            if request.run_id:
+                self._core.check_run(request.run_id)
             return self._status.message(self._core, self._clock())
 
     # --- shards ---
@@ -91,7 +94,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             core.register_shard(request.shard, life, applied)
 
         self.run(register)
-        return pb.RegisterShardReply(coordinator_incarnation=1)
+        return pb.RegisterShardReply(coordinator_incarnation=self._core.options.incarnation)
 
     # --- workers ---
 
@@ -134,7 +137,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
         with self.changed:
             if self._waiters >= WAITERS_MAX:
-                return answer
+                return replace(answer, retry_after_s=CROWDED_RETRY_AFTER_S)
             self._waiters += 1
             deadline_s = self._clock() + min(request.wait_s, WAIT_MAX_S)
             try:
@@ -155,7 +158,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
         """Set the wanted number of workers."""
-        self.run(lambda core, now_s: core.scale(request.workers))
+
+        def scale(core: Core, now_s: float) -> None:
+            if request.run_id:
+                core.check_run(request.run_id)
+            core.scale(request.workers)
+
+        self.run(scale)
         return pb.ScaleReply(workers_wanted=request.workers)
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
@@ -214,7 +223,7 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         revoked=answer.revoked,
         state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
         view=answer.view,
-        retry_after_s=RETRY_AFTER_S,
+        retry_after_s=answer.retry_after_s,
         reason=answer.reason,
     )
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-
-import structlog
+from dataclasses import dataclass
 
 from coordinator.membership import ShardLife
 from parashard import rpc
 from parashard.errors import ParashardError
 from protos import shard_pb2, shard_pb2_grpc
 
-DEADLINE_S = 5.0
+DEADLINE_S = 1.0
 
-log = structlog.get_logger("coordinator")
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a shard has not answered, and what came instead of its last answer."""
+
+    silent_s: float
+    error: ParashardError
 
 
 class ShardWatch:
@@ -28,18 +33,24 @@ class ShardWatch:
     def __init__(self, run_id: str) -> None:
         self._request = shard_pb2.InspectRequest(run_id=run_id)
         self._stubs: dict[str, shard_pb2_grpc.ShardStub] = {}
+        self._silent_since_s: dict[int, float] = {}
 
-    def look(self, lives: list[ShardLife], saw: Callable[[shard_pb2.InspectReply], None]) -> list[ParashardError]:
-        """Ask every shard at once and hand on each record; return what went wrong, one error a shard."""
+    def look(
+        self, lives: list[ShardLife], saw: Callable[[shard_pb2.InspectReply], None], now_s: float
+    ) -> dict[int, Silence]:
+        """Ask every shard at once and hand on each record; return the shards that did not answer, by index."""
         calls = [(life, self._stub(life.address).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
-        errors = []
-        for life, call in calls:
+        silent = {}
+        for shard, (life, call) in enumerate(calls):
             try:
                 with rpc.our_errors(life.address):
                     saw(call.result())
             except ParashardError as error:
-                errors.append(error)
-        return errors
+                since_s = self._silent_since_s.setdefault(shard, now_s)
+                silent[shard] = Silence(now_s - since_s, error)
+            else:
+                self._silent_since_s.pop(shard, None)
+        return silent
 
     def _stub(self, address: str) -> shard_pb2_grpc.ShardStub:
         if address not in self._stubs:

@@ -20,8 +20,8 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard import __version__
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.errors import ParashardError, Unreachable
+from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.errors import ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
@@ -107,8 +107,8 @@ def status(
     """Ask a running coordinator how its job goes."""
     place = where or str(newest_run())
     try:
-        reply = _coordinator(place).get_status()
-    except Unreachable:
+        reply = _coordinator(place).get_status(run_id_in(place))
+    except (Unreachable, WrongRun):
         report = read_report(Path(place))
         if not report:
             raise
@@ -128,7 +128,8 @@ def status(
 @app.command()
 def scale(workers: Annotated[int, typer.Option(help="Workers to keep alive, 0 to 4096.")], where: Where = None) -> None:
     """Change the number of workers of a running local cluster."""
-    reply = _coordinator(where).scale(workers)
+    place = where or str(newest_run())
+    reply = _coordinator(place).scale(workers, run_id_in(place))
     typer.echo(f"{reply.workers_wanted} workers wanted")
 
 
@@ -214,8 +215,8 @@ def _load(
     return load_job(job, flags)
 
 
-def _coordinator(where: str | None) -> CoordinatorClient:
-    return CoordinatorClient(find_coordinator(where or str(newest_run()), wait_s=0.0))
+def _coordinator(place: str) -> CoordinatorClient:
+    return CoordinatorClient(find_coordinator(place, wait_s=0.0))
 
 
 def _complain(text: str) -> None:

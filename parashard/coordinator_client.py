@@ -75,13 +75,13 @@ class CoordinatorClient:
         """
         return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
 
-    def get_status(self) -> pb.GetStatusReply:
-        """Return how the job goes, without retries."""
-        return self._call("GetStatus", pb.GetStatusRequest(), pb.GetStatusReply)
+    def get_status(self, run_id: str = "") -> pb.GetStatusReply:
+        """Return how the job goes, without retries; with a run id, only of that run."""
+        return self._call("GetStatus", pb.GetStatusRequest(run_id=run_id), pb.GetStatusReply)
 
-    def scale(self, workers: int) -> pb.ScaleReply:
-        """Set the wanted number of workers, without retries."""
-        return self._call("Scale", pb.ScaleRequest(workers=workers), pb.ScaleReply)
+    def scale(self, workers: int, run_id: str = "") -> pb.ScaleReply:
+        """Set the wanted number of workers, without retries; with a run id, only of that run."""
+        return self._call("Scale", pb.ScaleRequest(workers=workers, run_id=run_id), pb.ScaleReply)
 
     def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
         """Tell of processes that ended, and learn which to start, without retries."""
@@ -110,6 +110,14 @@ class CoordinatorClient:
         """Say that we wait, once a call: silence looks like a hang."""
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self._retry_budget_s)
+
+
+def run_id_in(where: str) -> str:
+    """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
+    try:
+        return str(json.loads((Path(where) / ADDRESS_FILE).read_text())["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
 
 
 def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Event | None = None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import ipaddress
 import logging
 import os
 import signal
@@ -68,6 +69,9 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every service takes."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow a --host off loopback, unencrypted, for everybody"
+    )
     parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
     parser.add_argument(
         "--http-port", type=port, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
@@ -84,6 +88,29 @@ def port(text: str) -> int:
     return number
 
 
+def check_host(host: str, insecure: bool) -> None:
+    """Refuse to listen where strangers could reach us, or on an address that cannot be told to others.
+
+    Raises
+    ------
+    ConfigurationError
+        If the host is off loopback without `insecure`, or stands for every address of the machine.
+    """
+    if host in ("0.0.0.0", "::", ""):
+        raise ConfigurationError(
+            f"host {host!r} is no address that others could connect to; name one of this machine's"
+        )
+    if not insecure and not _is_loopback(host):
+        raise ConfigurationError(f"host {host!r} is off loopback, where nothing is encrypted; --insecure allows it")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode]) -> int:
     """Run a service until it ends, and return its exit code.
 
@@ -94,7 +121,10 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
     threading.excepthook = _end_with_thread
     stop = Stop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: stop.ask(signal.Signals(received).name))
+        # On a thread of its own: the handler may interrupt the main thread inside the very lock that `ask` takes.
+        signal.signal(
+            number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
+        )
     if lifeline is not None:
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     log = structlog.get_logger(role)
@@ -123,6 +153,10 @@ def configure_logging(role: str) -> None:
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name
 
 
 def _end_with_thread(died: threading.ExceptHookArgs) -> None:

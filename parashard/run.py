@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import shutil
+import signal
 import time
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,7 +25,7 @@ JOB_FILE = "job.toml"
 REPORT_FILE = "report.json"
 WEIGHTS_FILE = "weights.safetensors"
 RUNS = Path("runs")
-START_DEADLINE_S = 60.0
+START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is noticed at once
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
 AWAY_MAX_S = 20.0
@@ -83,6 +84,8 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
     cluster = LocalCluster(run_dir)
     run = _Run(loaded, run_dir, cluster, view)
+    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the report is written, the terminal given back
+        signal.signal(number, signal.default_int_handler)
     try:
         run.start_coordinator(init)
         state, reason = run.until_over()
@@ -117,7 +120,7 @@ class _Run:
     def start_coordinator(self, init: Path | None) -> None:
         """Start the coordinator and wait until it serves."""
         arguments = ["--job", str(self._run_dir / JOB_FILE), "--run-dir", str(self._run_dir)]
-        arguments += ["--host", self._cluster_options.host, "--model-folder", str(self._model_folder)]
+        arguments += [*self._listen(), "--model-folder", str(self._model_folder)]
         if init is not None:
             arguments += ["--init", str(init.absolute())]
         self._cluster.start("coordinator", "coordinator", arguments)
@@ -144,6 +147,7 @@ class _Run:
             except RetryLater as error:
                 if time.monotonic() - heard_s > AWAY_MAX_S:
                     raise JobFailed(f"the coordinator has not answered for {AWAY_MAX_S:.0f} s: {error}") from None
+                time.sleep(SUPERVISE_S)
                 continue
             heard_s = time.monotonic()
             for child in unheard:
@@ -179,7 +183,7 @@ class _Run:
     def _obey(self, orders: pb.SuperviseReply) -> None:
         for process in orders.start:
             name = f"{process.role}-{process.index}"
-            common = ["--connect", str(self._run_dir), "--host", self._cluster_options.host]
+            common = ["--connect", str(self._run_dir), *self._listen()]
             if process.role == "shard":
                 state = ["--index", str(process.index), "--state", str(self._run_dir / "claims")]
                 self._cluster.start(name, "ps_server", [*common, *state])
@@ -187,6 +191,10 @@ class _Run:
                 self._cluster.start(name, "worker", [*common, "--name", name])
         for process in orders.stop:
             self._cluster.ask_to_end(f"{process.role}-{process.index}")
+
+    def _listen(self) -> list[str]:
+        insecure = ["--insecure"] if self._cluster_options.insecure else []
+        return ["--host", self._cluster_options.host, *insecure]
 
     def _note(self, child: Ended, state: pb.JobState) -> None:
         if state != pb.JOB_STATE_DONE and child.exit_code != 0:
@@ -255,4 +263,4 @@ def newest_run() -> Path:
     runs = [path.parent for path in RUNS.glob(f"*/{ADDRESS_FILE}")]
     if not runs:
         raise ConfigurationError("no run directory under runs/; say which coordinator: host:port or a run directory")
-    return max(runs, key=os.path.getmtime)
+    return max(runs, key=lambda run: os.path.getmtime(run / ADDRESS_FILE))

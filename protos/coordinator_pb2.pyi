@@ -281,8 +281,10 @@ class LeaseReply(_message.Message):
     def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class GetStatusRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
     __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total")
@@ -378,10 +380,12 @@ class ShardStatus(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
-    __slots__ = ("workers",)
+    __slots__ = ("workers", "run_id")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
     workers: int
-    def __init__(self, workers: _Optional[int] = ...) -> None: ...
+    run_id: str
+    def __init__(self, workers: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
 
 class ScaleReply(_message.Message):
     __slots__ = ("workers_wanted",)

@@ -12,8 +12,8 @@ from parashard.claims import claim_incarnation
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.process import ExitCode, Stop, run_service, service_arguments
-from parashard.rpc import Server
+from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
+from parashard.rpc import Server, join_address
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
 from ps_server.build import build_shard
@@ -38,13 +38,14 @@ def main() -> int:
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Serve one shard until asked to stop."""
+    check_host(arguments.host, arguments.insecure)
     incarnation = claim_incarnation(arguments.state, f"shard-{arguments.index}")  # P3
     coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
     reply = coordinator.get_job()
     shard, job = build_shard(reply, arguments.index, incarnation)
-    limit_threads(job.cluster.shard_threads)
+    limit_threads(1)
     service = ShardService(shard, Owner(job.cluster.queue_pushes))
-    server = Server(f"{arguments.host}:{arguments.port}")
+    server = Server(join_address(arguments.host, arguments.port))
     service.add_to(server)
     registry = new_registry("shard")
     registry.register(ShardCollector(shard))

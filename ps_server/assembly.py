@@ -91,7 +91,7 @@ class Assemblies:
                 chunk.slices,
                 chunk.skipped,
                 chunk.pulled_version,
-                bytearray(chunk.total_bytes),
+                self._room(chunk.total_bytes),
                 now_s,
             )
             self._open[key] = assembly
@@ -121,6 +121,13 @@ class Assemblies:
             )
         self.held_bytes += chunk.total_bytes
         self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+
+    def _room(self, size_bytes: int) -> bytearray:
+        try:
+            return bytearray(size_bytes)
+        except MemoryError:
+            self.held_bytes -= size_bytes
+            raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
 
     def _forget(self, key: tuple[int, int]) -> None:
         self.held_bytes -= len(self._open.pop(key).content)

@@ -23,7 +23,7 @@ from ps_server.shard import Shard
 from ps_server.storage import InitialRows, Storage, drawn_from
 
 PULLED_COPIES_MAX = 64
-"""Steps whose pulled weights a shard with delay compensation remembers; each costs one copy of its weights."""
+"""Steps whose pulled weights a shard with delay compensation remembers, if `cluster.queue_bytes` has room for them."""
 
 
 def build_shard(reply: pb.GetJobReply, index: int, incarnation: int) -> tuple[Shard, Job]:
@@ -50,7 +50,7 @@ def build_shard(reply: pb.GetJobReply, index: int, incarnation: int) -> tuple[Sh
         storage,
         _ingest(job, storage, reply.steps_total),
         Assemblies(job.cluster.queue_bytes),
-        pulled=PulledWeights(storage.elements, PULLED_COPIES_MAX) if compensated else None,
+        pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
         compensation=job.optimizer.delay_compensation,
     )
     return shard, job
@@ -81,6 +81,11 @@ def initial_values(plan: Plan, seed: int, file: str) -> InitialRows:
     return rows
 
 
+def _pulled_copies(job: Job, storage: Storage) -> int:
+    """Return how many copies of the weights the memory for pushes has room for, at least one (P19)."""
+    return max(1, min(PULLED_COPIES_MAX, job.cluster.queue_bytes // max(1, storage.weights.nbytes)))
+
+
 def _updates(job: Job, steps_total: int) -> int:
     """Return how often the weights will move: the unit of learning-rate schedules (P15)."""
     policy = job.consistency.policy
@@ -92,4 +97,4 @@ def _ingest(job: Job, storage: Storage, steps_total: int) -> Ingest:
     if policy.kind == "sync":
         mean = job.consistency.reduce == "mean"
         return Rounds(storage, round_steps=policy.bound, steps_total=steps_total, mean=mean)
-    return Immediate(storage, damping=job.optimizer.staleness_damping == "inverse")
+    return Immediate(storage, damping=job.optimizer.damping)

@@ -6,6 +6,7 @@ Both keep the applied set beside the weights: every method leaves the two in agr
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 import numpy as np
@@ -52,11 +53,11 @@ class Immediate:
     ----------
     storage : Storage
         What moves.
-    damping : bool
-        True: the learning rate is divided by 1 + staleness; unknown staleness counts as 0 (P16).
+    damping : callable, optional
+        From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0 (P16).
     """
 
-    def __init__(self, storage: Storage, *, damping: bool = False) -> None:
+    def __init__(self, storage: Storage, *, damping: Callable[[int], float] | None = None) -> None:
         self._storage = storage
         self._damping = damping
         self.applied = IntervalSet()
@@ -82,7 +83,7 @@ class Immediate:
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
         """Apply the gradient and record the step."""
-        damping = 1.0 / (1.0 + (staleness or 0)) if self._damping else 1.0
+        damping = self._damping(staleness or 0) if self._damping else 1.0
         self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
         self.applied.add(step)
         return PushResult.APPLIED

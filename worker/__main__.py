@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+import time
 from argparse import Namespace
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model
 from parashard.partition import Plan
-from parashard.process import ExitCode, Stop, run_service, service_arguments
+from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
@@ -30,7 +33,8 @@ from worker.leasing import Joined, Leasing
 from worker.loop import StepLoop, Task
 from worker.metrics import WorkerCollector
 
-LEAVE_S = 5.0
+LEAVE_S = 2.0  # for the last report
+GRACE_S = 3.0  # for the step in the works, once a stop is asked for
 
 log = structlog.get_logger("worker")
 
@@ -50,6 +54,7 @@ def main() -> int:
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
+    check_host(arguments.host, arguments.insecure)
     coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
@@ -58,6 +63,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     limit_threads(threads)
     device = open_device(arguments.device or job.cluster.device)
     source = open_source(job.data)
+    limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
     if source.spec.fingerprint != reply.data_fingerprint:
         raise WrongRun(
             f"this machine's data differ from the job's: fingerprint {source.spec.fingerprint[:12]} is not "
@@ -108,6 +114,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     loop = StepLoop(task, client, leasing, refresh, depth=job.cluster.pipeline_depth)
     registry.register(WorkerCollector(loop, membership.name))
     leasing.start()
+    threading.Thread(target=_leave_in_time, args=(stop, leasing), name="leaving", daemon=True).start()
     try:
         loop.run(lambda: stop.asked)
     finally:
@@ -118,6 +125,15 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         raise leasing.failure
     log.info("left", steps=loop.steps, reason=stop.reason or leasing.reason)
     return ExitCode.FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
+
+
+def _leave_in_time(stop: Stop, leasing: Leasing) -> None:
+    """End the process soon after a stop is asked for, however long the step in the works takes: it is leased again."""
+    stop.event.wait()
+    time.sleep(GRACE_S)
+    leasing.leave(LEAVE_S)
+    log.info("left", reason=f"{stop.reason}; the step in the works was given back")
+    os._exit(ExitCode.DONE)
 
 
 def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply) -> None:

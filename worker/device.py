@@ -123,7 +123,7 @@ class Gpu:
         return host
 
     def fingerprint(self) -> str:
-        """Name the card, CuPy, the CUDA runtime and cuBLAS."""
+        """Name the card, CuPy and the CUDA runtime, which brings cuBLAS."""
         runtime = self._cupy.cuda.runtime.runtimeGetVersion()
         return f"{self.name.partition(' ')[2]}; cupy {self._cupy.__version__}; cuda {runtime}"
 

@@ -133,6 +133,10 @@ class LeasedWork:
         self._evaluated.append(pb.EvaluationResult(evaluation=number, metrics=dict(metrics), error=error[:500]))
         self._ask_again = True
 
+    def evaluation_dropped(self, number: int) -> None:
+        """Give an evaluation back."""
+        self._evaluating.discard(number)
+
     def leave(self) -> None:
         """Take nothing more; the next call reports what is done and gives back what is held."""
         self._leaving = True
@@ -158,6 +162,7 @@ class LeasedWork:
     def request(self, now_s: float, phases_s: Mapping[str, float]) -> pb.LeaseRequest | None:
         """Return the call to make now, with everything in it; None: there is none to make any more."""
         self._check_hung(now_s)
+        self._free_what_waits(now_s)
         if self.ended:
             return None
         if not self._unanswered:
@@ -227,6 +232,11 @@ class LeasedWork:
         took_s = now_s - began_s
         self._step_s = took_s if not self._step_s else self._step_s + SMOOTHING * (took_s - self._step_s)
         self._last_done_s = now_s
+
+    def _free_what_waits(self, now_s: float) -> None:
+        """Hold no queue behind a computation that takes longer than a lease: others may have those steps (P5)."""
+        if self._computing is not None and now_s - self._computing[1] > self._joined.lease_ttl_s:
+            self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
 
     def _check_hung(self, now_s: float) -> None:
         """Report a step in the works for too long as failed (P6) and leave: its loop will not come back for more."""

@@ -147,6 +147,12 @@ class Leasing:
             self._work.evaluated(number, metrics, error)
             self._changed.notify_all()
 
+    def evaluation_dropped(self, number: int) -> None:
+        """Give an evaluation back."""
+        with self._changed:
+            self._work.evaluation_dropped(number)
+            self._changed.notify_all()
+
     def leave(self, timeout_s: float) -> None:
         """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
         with self._changed:

@@ -220,10 +220,13 @@ class StepLoop:
             # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
-            if self._leasing.view != self._client.view.number:
-                self._client.use(self._refresh())
+            self._refresh_view()
         else:
             raise error
+
+    def _refresh_view(self) -> None:
+        if self._leasing.view != self._client.view.number:
+            self._client.use(self._refresh())
 
     # --- arithmetic ---
 
@@ -277,7 +280,12 @@ class StepLoop:
                     metrics = task.model.evaluate(variables, batch, task.device.xp)
                 for name, value in metrics.items():
                     totals[name] = totals.get(name, 0.0) + float(value) * (stop - start)
-        except Exception as error:  # the model's code, or a shard that is away: somebody else may fare better
+        except (Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
+            log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
+            self._leasing.evaluation_dropped(grant.evaluation)
+            self._refresh_view()
+            return
+        except Exception as error:  # the model's code
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
             self._leasing.evaluated(grant.evaluation, {}, f"{type(error).__name__}: {error}")
             return

@@ -148,7 +148,7 @@ class ClusterOptions(Table):
     pipeline_depth: int = Field(
         default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."
     )
-    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one worker holds a lease on.")
+    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
     lease_ttl_s: float = Field(
         default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
     )
@@ -169,9 +169,6 @@ class ClusterOptions(Table):
         ge=0,
         le=1024,
         description="Compute threads of a worker; 0: an even share of the cores, or 1 in sync:N.",
-    )
-    shard_threads: int = Field(
-        default=0, ge=0, le=1024, description="Compute threads of a shard; 0: as many as there are cores."
     )
     partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
     host: str = Field(

@@ -15,6 +15,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from parashard import __version__
 from parashard.errors import ConfigurationError
+from parashard.rpc import join_address
 
 REQUEST_TIMEOUT_S = 5.0
 
@@ -83,7 +84,7 @@ class HttpPort:
         except OSError as error:
             raise ConfigurationError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from None
         self._server.daemon_threads = True
-        self.address = f"{host}:{self._server.server_address[1]}"
+        self.address = join_address(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
 
     def start(self) -> None:

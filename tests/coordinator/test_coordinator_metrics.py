@@ -48,6 +48,7 @@ def test_a_job_on_its_way() -> None:
         "speculative_leases_total": 0,
         "workers_live": 2,
         "workers_wanted": 2,
+        "shard_restarts_total": 0,
         "worker_restarts_total": 1,
         "worker_exits_total": 0,
         "loss": 0.25,

@@ -72,8 +72,8 @@ def test_intervals_that_are_none_are_refused(it: Served) -> None:
 
 def test_a_worker_joins_and_learns_its_name_life_and_lease_time(it: Served) -> None:
     first = it.client.register_worker(worker_request("", http_address="host:9"))
-    assert (first.name, first.incarnation, first.lease_ttl_s) == ("worker-2", 1, 10.0)
-    assert it.client.register_worker(worker_request("worker-2")).incarnation == 2
+    assert (first.name, first.incarnation, first.lease_ttl_s) == ("guest-0", 1, 10.0)
+    assert it.client.register_worker(worker_request("guest-0")).incarnation == 2
 
 
 def test_a_name_has_a_bound(it: Served) -> None:

@@ -7,7 +7,7 @@ from coordinator_cases import DIGEST, RUN, Caller, core_of, done, life
 
 from coordinator.core import WORKERS_MAX, JobState, LeaseCall
 from coordinator.launchers import Exit, LocalLauncher, Orders, ProcessName
-from coordinator.policies import Sync
+from coordinator.policies import Async, Sync
 from coordinator.restarts import Restarts
 from parashard.errors import ConfigurationError, JobFailed, Superseded, WrongRun
 from parashard.intervals import IntervalSet
@@ -110,7 +110,7 @@ def test_a_silent_worker_loses_its_leases_after_their_time() -> None:
     core.tick(10.1)
     assert not silent.worker.live
     assert other.lease(1, 10.1) == [0]
-    assert "worker-2 was silent for 10.1 s; 1 steps are due again" in core.events
+    assert "guest-0 was silent for 10.1 s; 1 steps are due again" in core.events
     core.tick(11.0)
     assert sum("was silent" in event for event in core.events) == 1
 
@@ -316,3 +316,26 @@ def test_a_job_without_shards_runs_at_once() -> None:
     caller.lease(1)
     caller.call(completed=done(0, incarnations=()))
     assert core.complete
+
+
+def test_a_silent_shard_is_told_of_once_and_ends_the_job_in_the_end() -> None:
+    core = core_of()
+    core.shard_silent(0, 2.0, "nobody answers")
+    assert not [event for event in core.events if "does not answer" in event]
+    core.shard_silent(0, 4.0, "nobody answers")
+    core.shard_silent(0, 5.0, "nobody answers")
+    assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 1
+    assert core.state is JobState.RUNNING
+    core.shard_silent(0, 61.0, "nobody answers")
+    assert (core.state, core.reason) == (JobState.FAILED, "shard-0 has not answered for 61 s: nobody answers")
+
+
+def test_a_shard_that_comes_back_with_less_ends_synchronous_rounds_only() -> None:  # P12
+    for policy, state in ((Sync(2), JobState.FAILED), (Async(), JobState.RUNNING)):
+        core = core_of(policy=policy)
+        core.leases.acknowledge("worker-0", 0, [0, 1], 0.0)
+        core.register_shard(1, life(1, 2), IntervalSet([(0, 1)]))
+        assert core.state is JobState.RUNNING
+        core.register_shard(1, life(1, 3), IntervalSet())
+        assert core.state is state
+        assert core.shard_restarts == 2

@@ -77,9 +77,10 @@ class Interleavings(RuleBasedStateMachine):
         if not listed:
             caller.held = []
         reported, failed = list(caller.unreported), list(caller.failed)
+        leased = self.core.leases.held_by(name_of(caller))
         self._believe(reported)
-        for step, _ in failed:
-            if step not in self.complete():
+        for step in dict.fromkeys(step for step, _ in failed):
+            if step in leased and step not in self.complete():  # a report made again after a lost reply counts once
                 self.failures[step] = self.failures.get(step, 0) + 1
         ended = {step for step, _ in failed} | {step.step for step in reported}
         held = [step for step in caller.held if step not in ended]

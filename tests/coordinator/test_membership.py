@@ -15,8 +15,8 @@ def workers_of(same_arithmetic: bool = False) -> Workers:
     return Workers(TTL_S, same_arithmetic=same_arithmetic)
 
 
-def join(workers: Workers, name: str = "", fingerprint: str = "x86", now_s: float = 0.0, reserved: int = 2) -> Worker:
-    return workers.register(name, fingerprint, "cpu", "host:9", now_s, reserved)
+def join(workers: Workers, name: str = "", fingerprint: str = "x86", now_s: float = 0.0) -> Worker:
+    return workers.register(name, fingerprint, "cpu", "host:9", now_s)
 
 
 def test_each_life_under_a_name_has_a_higher_incarnation() -> None:  # P3
@@ -34,9 +34,9 @@ def test_a_new_life_keeps_what_was_done_under_its_name() -> None:
 
 def test_who_brings_no_name_gets_the_lowest_free_one_after_the_launcher_s() -> None:
     workers = workers_of()
-    assert [join(workers).name for _ in range(3)] == ["worker-2", "worker-3", "worker-4"]
-    workers.by_name["worker-3"].live = False
-    assert (join(workers).name, workers.by_name["worker-3"].incarnation) == ("worker-3", 2)
+    assert [join(workers).name for _ in range(3)] == ["guest-0", "guest-1", "guest-2"]
+    workers.by_name["guest-1"].live = False
+    assert (join(workers).name, workers.by_name["guest-1"].incarnation) == ("guest-1", 2)
 
 
 def test_an_earlier_life_is_told_to_stop() -> None:  # P3

@@ -9,12 +9,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.errors import RetryLater
 from protos import coordinator_pb2 as pb
 
 DEADLINE_S = 60.0
@@ -72,7 +74,8 @@ class ClusterRun:
     def kill(self, module: str, label: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to one process, waiting until it is there."""
         pid = eventually(lambda: self.pids(module).get(label), f"{module} {label} runs")
-        os.kill(pid, number)
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
 
     def left_over(self) -> list[list[str]]:
         """Return the command lines of processes of this run, the command line tool apart."""
@@ -88,7 +91,7 @@ class ClusterRun:
         """Return how the job goes."""
         client = self.client()
         try:
-            return client.get_status()
+            return eventually(lambda: self._asked(client), "the coordinator answers")
         finally:
             client.close()
 
@@ -97,9 +100,16 @@ class ClusterRun:
         eventually((self.dir / "coordinator.json").exists, "the coordinator serves")
         client = self.client()
         try:
-            eventually(lambda: client.get_status().steps_complete >= steps, f"{steps} steps are complete")
+            eventually(lambda: self._asked(client, steps), f"{steps} steps are complete")
         finally:
             client.close()
+
+    def _asked(self, client: CoordinatorClient, steps: int = 0) -> pb.GetStatusReply | None:
+        try:
+            status = client.get_status()
+        except RetryLater:  # a busy machine
+            return None
+        return status if status.steps_complete >= steps else None
 
     def clean_up(self) -> None:
         """Kill whatever is left."""
@@ -107,7 +117,8 @@ class ClusterRun:
         self.process.wait()
         for pid, words in _command_lines():
             if str(self.dir) in " ".join(words):
-                os.kill(pid, signal.SIGKILL)
+                with suppress(ProcessLookupError):  # it may have noticed by itself that its parent is gone
+                    os.kill(pid, signal.SIGKILL)
         self._err.close()
 
 

@@ -21,3 +21,10 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
     yield start
     for run in runs:
         run.clean_up()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run clusters one at a time: each is half a dozen processes."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.xdist_group("clusters"))

@@ -108,7 +108,7 @@ def test_staleness_is_what_was_applied_between_pull_and_push() -> None:
 
 
 def test_unknown_staleness_is_counted_as_unknown() -> None:  # P16
-    shard = zeros_shard(damping=True)
+    shard = zeros_shard(damping=lambda staleness: 1.0 / (1.0 + staleness))
     push(shard, 0, 1.0)
     push(shard, 1, 1.0)
     assert (shard.record.unknown_staleness, shard.record.staleness) == (2, {})

@@ -74,6 +74,7 @@ class ScriptedLeasing:
     completions: list[pb.CompletedStep] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
     drops: list[int] = field(default_factory=list)
+    dropped_evaluations: list[int] = field(default_factory=list)
     evaluations: dict[int, tuple[dict[str, float], str]] = field(default_factory=dict)
     phases_s: dict[str, float] = field(default_factory=dict)
     view: int = 1
@@ -96,6 +97,9 @@ class ScriptedLeasing:
 
     def dropped(self, step: int) -> None:
         self.drops.append(step)
+
+    def evaluation_dropped(self, number: int) -> None:
+        self.dropped_evaluations.append(number)
 
     def evaluated(self, number: int, metrics: Mapping[str, float], error: str = "") -> None:
         self.evaluations[number] = (dict(metrics), error)
