@@ -50,6 +50,7 @@ def main() -> None:
                 flush=True,
             )
     if arguments.write:
+        RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps({"machine": described(), "rows": rows}, indent=2) + "\n")
 
 

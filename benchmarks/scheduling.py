@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30_000)
-    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} beside this file")
+    parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} under benchmarks/results")
     arguments = parser.parse_args()
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
     if arguments.work_for:
@@ -105,6 +105,7 @@ def main() -> None:
             flush=True,
         )
     if arguments.write:
+        RESULTS.parent.mkdir(exist_ok=True)
         RESULTS.write_text(json.dumps({"machine": described(), "rows": rows}, indent=2) + "\n")
 
 
