@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import sys
 import time
 from argparse import Namespace
 from pathlib import Path
@@ -38,7 +37,7 @@ from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ParashardError
 from parashard.intervals import IntervalSet
 from parashard.job.load import as_toml, load_job
-from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
+from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
 from parashard.rpc import Server, join_address
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.variables import Float32s
@@ -235,4 +234,4 @@ def _write_address(run_dir: Path, address: str, http_address: str, run_id: str) 
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -140,7 +140,7 @@ class Core:
         self.staleness_p95 = 0  # as the shards last told
         self._launcher = launcher
         self._silent_shards: set[int] = set()  # of which a warning was given
-        self._restarting: set[str] = set()  # workers whose end was seen and whose next life is not here yet
+        self._expected: set[str] = set()  # workers whose end was seen; their next life is no surprise
 
     # --- what the shell asks ---
 
@@ -204,8 +204,8 @@ class Core:
         worker = self.workers.register(name, fingerprint, device, http_address, now_s)
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
-        if worker.name in self._restarting:
-            self._restarting.discard(worker.name)
+        if worker.name in self._expected:
+            self._expected.discard(worker.name)
         elif worker.restarts:  # nobody saw the earlier life end
             self.worker_restarts += 1
         self._event(f"{worker.name} is up (incarnation {worker.incarnation}) on {device}")
@@ -338,13 +338,17 @@ class Core:
             self.fail(fatal)
         elif exit_.process.role == "worker" and exit_.process.index < self.workers_wanted:
             self.worker_restarts += 1
-            self._restarting.add(str(exit_.process))
+            self._expected.add(str(exit_.process))
+        elif exit_.process.role == "worker":  # scaled down; a later scaling up is no restart
+            self._expected.add(str(exit_.process))
 
     def _left(self, worker: Worker, why: str) -> None:
         worker.live = False
         steps = self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
         self._event(f"{worker.name} {why}; {len(steps)} steps are due again")
+        if not self.workers.live and self.state is JobState.RUNNING:
+            self._event("warning: no worker is heard of any more; the job stands still until one is")
 
     def _why_nothing(self) -> str:
         if self.leases.finished:

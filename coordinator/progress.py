@@ -9,6 +9,7 @@ RATE_WINDOW_S = 5.0
 RATE_BUCKET_S = 0.25
 LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
 RUNAWAY_FACTOR = 4.0  # the smoothed loss is this far above its best
+RUNAWAY_SHARE = 0.5  # and at least this share of the first loss: far below it, four times next to nothing is nothing
 RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
 WARNINGS_MAX = 5
 
@@ -53,6 +54,7 @@ class Progress:
         self.first_lease_s: float | None = None
         self.last_step_s: float | None = None
         self._best_loss = math.inf
+        self._first_loss = 0.0
         self._warnings = 0
         self._rate = Rate()
         self._rate_by_worker: dict[str, Rate] = {}
@@ -68,14 +70,19 @@ class Progress:
             return None
         if not math.isfinite(loss):
             return self._warning("the loss of a step is not finite")
+        if math.isnan(self.loss):
+            self._first_loss = abs(loss)
         self.loss = loss if math.isnan(self.loss) else self.loss + LOSS_SMOOTHING * (loss - self.loss)
         if self.loss < self._best_loss:
             self._best_loss = self.loss
-        elif self.steps > RUNAWAY_AFTER_STEPS and self.loss > RUNAWAY_FACTOR * abs(self._best_loss) + 0.1:
+        elif self.steps > RUNAWAY_AFTER_STEPS and self.loss > self._runaway_bound():
             warning = self._warning(f"the loss runs away: {self.loss:.3g} after a best of {self._best_loss:.3g}")
             self._best_loss = self.loss  # warn again only when it grows as much once more
             return warning
         return None
+
+    def _runaway_bound(self) -> float:
+        return max(RUNAWAY_FACTOR * abs(self._best_loss), RUNAWAY_SHARE * self._first_loss) + 0.1
 
     def examples_per_s(self, now_s: float, worker: str | None = None) -> float:
         """Return examples per second over the last seconds, of one worker or of all."""

@@ -126,7 +126,10 @@ def status(
 
 
 @app.command()
-def scale(workers: Annotated[int, typer.Option(help="Workers to keep alive, 0 to 4096.")], where: Where = None) -> None:
+def scale(
+    workers: Annotated[int, typer.Option(min=0, max=4096, help="Workers to keep alive, 0 to 4096.")],
+    where: Where = None,
+) -> None:
     """Change the number of workers of a running local cluster."""
     place = where or str(newest_run())
     reply = _coordinator(place).scale(workers, run_id_in(place))

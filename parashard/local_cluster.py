@@ -132,4 +132,5 @@ def last_words(log: Path, name: str, start_bytes: int) -> str:
     marked = [line.partition(": ")[2] for line in lines if line.startswith(f"parashard {name}: ")]
     if marked:
         return marked[-1]
-    return lines[-1][:300] if lines else ""
+    words = [line for line in lines if line.strip() and " level=info " not in line]  # what it logged is no reason
+    return words[-1][:300] if words else ""

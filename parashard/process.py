@@ -7,6 +7,7 @@ installs signal handlers or configures logging.
 from __future__ import annotations
 
 import argparse
+import ctypes
 import enum
 import ipaddress
 import logging
@@ -15,10 +16,13 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from typing import NoReturn
 
 import structlog
 
 from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 class ExitCode(enum.IntEnum):
@@ -126,6 +130,7 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
             number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
         )
     if lifeline is not None:
+        _die_with_parent()
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     log = structlog.get_logger(role)
     try:
@@ -155,6 +160,13 @@ def configure_logging(role: str) -> None:
     )
 
 
+def end_process(code: int) -> NoReturn:
+    """End with this exit code at once, past the interpreter's own slow farewell, in which a signal would still kill."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
 def _signal_name(number: int) -> str:
     return signal.Signals(number).name
 
@@ -163,6 +175,11 @@ def _end_with_thread(died: threading.ExceptHookArgs) -> None:
     """End the process when one of its threads dies: half a process would look alive and do nothing."""
     structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
     os._exit(ExitCode.FAILED)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with its parent: the lifeline's thread cannot run in one that is stopped."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _end_with_parent(descriptor: int) -> None:

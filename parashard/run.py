@@ -29,6 +29,7 @@ START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is not
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
 AWAY_MAX_S = 20.0
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
 
@@ -81,10 +82,13 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
         )
     if output is not None:
         _check_output(output)
-    (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
-    cluster = LocalCluster(run_dir)
+    try:
+        (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
+        cluster = LocalCluster(run_dir)
+    except OSError as error:
+        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
     run = _Run(loaded, run_dir, cluster, view)
-    for number in (signal.SIGTERM, signal.SIGHUP):  # as Ctrl-C: the report is written, the terminal given back
+    for number in ENDING_SIGNALS:  # as Ctrl-C: the report is written, the terminal given back
         signal.signal(number, signal.default_int_handler)
     try:
         run.start_coordinator(init)
@@ -96,9 +100,13 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
     finally:
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
         view.close()
         cluster.end()
     report = read_report(run_dir)
+    if report.get("state") == "done":  # whatever came after the end of the job
+        exit_code, reason = ExitCode.DONE, report["reason"]
     if exit_code == ExitCode.DONE and output is not None:
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
     return Outcome(int(exit_code), report, reason, run_dir)
@@ -115,6 +123,7 @@ class _Run:
         self._view = view
         self._client: CoordinatorClient | None = None
         self._run_id = ""
+        self._asked_to_end: set[tuple[str, int]] = set()
         self.failure_code = ExitCode.FAILED
 
     def start_coordinator(self, init: Path | None) -> None:
@@ -190,7 +199,10 @@ class _Run:
             else:
                 self._cluster.start(name, "worker", [*common, "--name", name])
         for process in orders.stop:
-            self._cluster.ask_to_end(f"{process.role}-{process.index}")
+            name = f"{process.role}-{process.index}"
+            if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
+                self._asked_to_end.add((name, self._cluster.pid(name)))
+                self._cluster.ask_to_end(name)
 
     def _listen(self) -> list[str]:
         insecure = ["--insecure"] if self._cluster_options.insecure else []

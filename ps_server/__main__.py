@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from argparse import Namespace
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from parashard.claims import claim_incarnation
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
+from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
 from parashard.rpc import Server, join_address
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
@@ -89,4 +88,4 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

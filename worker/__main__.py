@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
 from argparse import Namespace
@@ -24,7 +23,7 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model
 from parashard.partition import Plan
-from parashard.process import ExitCode, Stop, check_host, run_service, service_arguments
+from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
@@ -146,4 +145,4 @@ def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    end_process(main())

@@ -23,6 +23,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
         run.clean_up()
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run clusters one at a time: each is half a dozen processes."""
     for item in items:

@@ -125,7 +125,7 @@ def test_a_worker_with_other_data_is_refused(start_run: Start) -> None:  # P2
     run = start_run("examples/digits.toml", *sets(job__epochs=2000))
     run.wait_for_steps(20)
     command = [sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir), *sets(data__held_out=0.3)]
-    joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+    joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert joined.returncode == 3
     assert "data differ" in joined.stderr
     assert "Traceback" not in joined.stderr
@@ -135,6 +135,6 @@ def test_a_worker_that_would_compute_another_job_is_refused(start_run: Start) ->
     run = start_run("examples/digits.toml", *sets(job__epochs=2000))
     run.wait_for_steps(20)
     command = [sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir), *sets(job__batch_size=16)]
-    joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+    joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=60, check=False)
     assert joined.returncode == 3
     assert "job.batch_size" in joined.stderr

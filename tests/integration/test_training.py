@@ -188,7 +188,8 @@ def test_status_scale_join_and_metrics_of_a_running_job(start_run: Start) -> Non
     _command("scale", str(run.dir), "--workers", "1")
     eventually(lambda: len(run.pids("worker")) == 1, "one worker is left")
     status = run.status()
-    for address in [status.http_address, status.shards[0].http_address, status.workers[0].http_address]:
+    worker_0 = next(worker for worker in status.workers if worker.name == "worker-0")
+    for address in [status.http_address, status.shards[0].http_address, worker_0.http_address]:
         metrics = urllib.request.urlopen(f"http://{address}/metrics", timeout=5).read().decode()
         names = {family.name for family in text_string_to_metric_families(metrics)}
         assert names, address
