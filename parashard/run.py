@@ -88,8 +88,8 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
     run = _Run(loaded, run_dir, cluster, view)
-    for number in ENDING_SIGNALS:  # as Ctrl-C: the report is written, the terminal given back
-        signal.signal(number, signal.default_int_handler)
+    # As Ctrl-C: the report is written, the terminal given back.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
     try:
         run.start_coordinator(init)
         state, reason = run.until_over()
@@ -104,6 +104,8 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
             signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
         view.close()
         cluster.end()
+        for number, handler in before.items():
+            signal.signal(number, handler)
     report = read_report(run_dir)
     if report.get("state") == "done":  # whatever came after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]

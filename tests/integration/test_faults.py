@@ -73,6 +73,7 @@ def test_a_worker_that_hangs_loses_its_leases_and_may_come_back(start_run: Start
     extra = sets(job__epochs=2000, cluster__lease_ttl_s=1.0, cluster__speculate_after=0)
     run = start_run("examples/digits.toml", *extra)
     run.wait_for_steps(50)
+    eventually(lambda: any(w.name == "worker-0" and w.steps_complete for w in run.status().workers), "it computes")
     run.kill("worker", "worker-0", signal.SIGSTOP)
     eventually(lambda: any("worker-0 was silent" in event for event in run.status().events), "its leases end")
     run.kill("worker", "worker-0", signal.SIGCONT)
