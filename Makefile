@@ -5,6 +5,7 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
 .PHONY: demo test test-gpu check format protos docs lock bench clean
+.PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
@@ -14,6 +15,21 @@ test: $(READY)  ## every test that needs no GPU
 
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about half an hour
+
+chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 45 faults each
+	$(BIN)/python tests/chaos/campaigns.py --faults 45 --write
+
+chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
+	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write
+
+chaos-simulation: $(READY)  ## the pure cores in virtual time, 1,500 seeds of each of seven jobs
+	printf "0\n750\n" | PYTHONPATH=.:tests xargs -P 2 -I FIRST $(BIN)/python tests/simulation --first FIRST --seeds 750
+
+chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
+	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000
+	$(BIN)/python tests/damage/log_damage.py --flips 10000
 
 check: $(READY)  ## format, lint, types, import rules, generated code and documents
 	$(BIN)/ruff format --check .

@@ -6,95 +6,27 @@ and knows how the job stands. `coordinator.service` translates calls and holds a
 
 from __future__ import annotations
 
-import enum
+import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 
+from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall, Options
+from coordinator.draining import Answer, Draining
 from coordinator.evaluations import Evaluation, Evaluations
 from coordinator.launchers import Exit, Launcher, Orders, ProcessName
 from coordinator.leases import Grant, StepLeases
-from coordinator.membership import ShardLife, Shards, Worker, Workers
+from coordinator.membership import Shards, Worker, Workers, shown
 from coordinator.policies import LeasingPolicy
 from coordinator.progress import Progress
-from parashard.errors import ConfigurationError, JobFailed, WrongRun
-from parashard.intervals import IntervalSet
+from coordinator.rounds import RoundBook, Standing
+from coordinator.saved import Saved
+from coordinator.supervision import Supervision
+from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, WrongRun
 
 EVENTS_KEPT = 50
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
-SHARD_SILENCE_MAX_S = 60.0  # a shard that hangs for so long ends the job: nobody else has its weights
-
-
-class JobState(enum.Enum):
-    """How a job stands; the values are the wire's."""
-
-    STARTING = 1
-    RUNNING = 2
-    DRAINING = 3
-    DONE = 4
-    FAILED = 5
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the job file says about leasing and stopping."""
-
-    run_id: str
-    job_digest: str
-    steps_total: int
-    shards: int
-    workers: int
-    lease_batch: int = 16
-    lease_ttl_s: float = 10.0
-    speculate_after: float = 4.0
-    max_attempts: int = 5
-    skip_bad_steps: bool = False
-    target_accuracy: float | None = None
-    target_loss: float | None = None
-    same_arithmetic: bool = False
-    incarnation: int = 1  # of the coordinator
-
-
-@dataclass(frozen=True)
-class CompletedStep:
-    """A step that every shard acknowledged, with the lives that did (by shard)."""
-
-    step: int
-    incarnations: list[int]
-    loss: float
-    examples: int
-    skipped: bool = False
-
-
-@dataclass(frozen=True)
-class LeaseCall:
-    """A worker's report, renewal and request."""
-
-    worker: str
-    incarnation: int
-    sequence: int
-    held: Sequence[int] = ()
-    held_evaluations: Sequence[int] = ()
-    completed: Sequence[CompletedStep] = ()
-    failed: Sequence[tuple[int, str]] = ()
-    evaluated: Sequence[tuple[int, Mapping[str, float], str]] = ()
-    want: int = 0
-    leaving: bool = False
-    phases_s: Mapping[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class LeaseAnswer:
-    """What a worker gets."""
-
-    granted: Sequence[Grant]
-    evaluations: Sequence[Evaluation]
-    revoked: Sequence[int]
-    state: JobState
-    view: int
-    reason: str
-    retry_after_s: float = 0.02
+STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
 class Core:
@@ -110,9 +42,18 @@ class Core:
         When the held-out examples are judged.
     launcher : Launcher
         Who starts and stops processes.
+    rounds : RoundBook
+        Where the shards stand, in jobs with rounds.
     """
 
-    def __init__(self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher) -> None:
+    def __init__(
+        self,
+        options: Options,
+        policy: LeasingPolicy,
+        evaluations: Evaluations,
+        launcher: Launcher,
+        rounds: RoundBook,
+    ) -> None:
         self.options = options
         self.policy = policy
         self.leases = StepLeases(
@@ -122,25 +63,32 @@ class Core:
             speculate_after=options.speculate_after,
             max_attempts=options.max_attempts,
         )
-        self.workers = Workers(options.lease_ttl_s, same_arithmetic=options.same_arithmetic)
-        self.shards = Shards(options.shards)
+        self.workers = Workers(
+            options.lease_ttl_s,
+            same_arithmetic=options.same_arithmetic,
+            coordinator_incarnation=options.incarnation,
+        )
+        self.shards = Shards(options.shards, first_view=options.incarnation - 1 << 32)
+        self.rounds = rounds
+        self.draining = Draining()
+        self.decisions = 0
+        """Rises with every decision that has to be stored before it acts (P7)."""
         self.evaluations = evaluations
         self.progress = Progress()
         self.workers_wanted = options.workers
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
-        self.worker_restarts = 0
+        self.supervision = Supervision(launcher, options.silence_s)
         self.shard_restarts = 0
-        self.worker_exits = 0
         self.skipped_steps = 0
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
         self.staleness_p95 = 0  # as the shards last told
-        self._launcher = launcher
         self._silent_shards: set[int] = set()  # of which a warning was given
-        self._expected: set[str] = set()  # workers whose end was seen; their next life is no surprise
+        self._shard_seen_s: dict[int, float] = {}
+        self._acted_s = self._awake_since_s = -math.inf
 
     # --- what the shell asks ---
 
@@ -151,8 +99,25 @@ class Core:
 
     @property
     def complete(self) -> bool:
-        """Every step and every evaluation is in: the report can be written."""
-        return self.leases.finished and self.evaluations.finished and not self.over
+        """Every step and every evaluation is in: the last checkpoint and the report can be written."""
+        in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
+        return in_ and self.rounds.returning_to is None and not self.over
+
+    @property
+    def drain_target(self) -> int | None:
+        """The first step that is not leased for a drain; None while nothing is drained.
+
+        It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
+        """
+        asked = self.draining.target
+        return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
+
+    @property
+    def drained(self) -> bool:
+        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken (P8)."""
+        target = self.drain_target
+        steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
+        return target is not None and steady and self.leases.lowest_incomplete >= target
 
     def done(self) -> None:
         """Record that the report is written."""
@@ -172,43 +137,62 @@ class Core:
 
     # --- shards ---
 
-    def register_shard(self, shard: int, life: ShardLife, applied: IntervalSet) -> None:
-        """Take in a shard; what was believed of it is replaced (P3)."""
-        self.shard_restarts += self.shards.life(shard) is not None
-        self.shards.register(shard, life)
+    def announced(self, shard: int, says: Announcement, now_s: float) -> None:
+        """Take in a shard's life, and what it says of itself; a new life replaces all that was believed of it (P3)."""
+        held_stop = max((stop for _, stop in says.held.intervals()), default=0)
+        if held_stop > self.options.steps_total:
+            raise MalformedFrame(f"shard {shard} holds step {held_stop - 1}; this job has {self.options.steps_total}")
+        earlier = self.shards.life(shard)
+        is_new = self.shards.register(shard, says.life)
+        self._shard_seen_s[shard] = now_s
         self._silent_shards.discard(shard)
-        lost = self.leases.shard_registered(shard, applied)
-        self._event(f"shard-{shard} is up (incarnation {life.incarnation}) at {life.address}")
-        if lost and self.policy.round_of(0) is not None:
-            # The round that the others stand at needs weights that are gone: only a rollback would help (P12).
-            self.fail(f"shard-{shard} came back without {lost} steps that it had; synchronous rounds cannot go on")
+        self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
+        self.leases.reach(held_stop - 1)
+        if is_new:
+            self.shard_restarts += earlier is not None
+            lost = self.leases.shard_registered(shard, says.held)
+            due = f"; {lost} steps are due again" if lost else ""
+            self._event(
+                f"shard-{shard} is up (incarnation {says.life.incarnation}) at {says.life.address}, "
+                f"{says.restored or 'from the first values'}{due}"
+            )
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
+            if self.early_stop:
+                self._become(JobState.DRAINING, self.early_stop)
+        if self.rounds.look(self.leases.held_by_shard):
+            round_ = self.rounds.returning_to
+            if round_ is None:
+                self._event("every shard stands at the same round again")
+            else:
+                self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
+        self._drop_passed_evaluations()
 
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
-        """Take note of a shard that does not answer; one that is silent for too long ends the job."""
-        if silent_s > SHARD_SILENCE_MAX_S:
-            self.fail(f"shard-{shard} has not answered for {silent_s:.0f} s: {error}")
-        elif silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
+        """Take note of a shard that does not answer."""
+        if silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
             self._silent_shards.add(shard)
             self._event(f"warning: shard-{shard} does not answer; the job stands still until it does ({error})")
 
     # --- workers ---
 
-    def register_worker(self, name: str, fingerprint: str, device: str, http_address: str, now_s: float) -> Worker:
+    def register_worker(
+        self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
+    ) -> Worker:
         """Take in a worker; an earlier life under its name loses its leases."""
         if self.state is JobState.FAILED:
             raise JobFailed(f"the job has failed: {self.reason}")
         if name not in self.workers.by_name and len(self.workers.by_name) >= WORKERS_MAX:
             raise ConfigurationError(f"the job has had {WORKERS_MAX} workers of different names already")
-        worker = self.workers.register(name, fingerprint, device, http_address, now_s)
+        before = self.workers.life_of(token)
+        self.decisions += not self.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
+        worker = self.workers.register(name, fingerprint, device, http_address, now_s, token)
+        if worker is before:
+            return worker  # the same process again, which lost our answer
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
-        if worker.name in self._expected:
-            self._expected.discard(worker.name)
-        elif worker.restarts:  # nobody saw the earlier life end
-            self.worker_restarts += 1
-        self._event(f"{worker.name} is up (incarnation {worker.incarnation}) on {device}")
+        self.supervision.joined(worker.name, worker.restarts)
+        self._event(f"{worker.name} is up (incarnation {shown(worker.incarnation)}) on {device}")
         return worker
 
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
@@ -235,7 +219,9 @@ class Core:
             return self._answer([], [], revoked, "not every shard is up")
         if self.over or not want:
             return self._answer([], [], revoked, self.reason)
-        evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete)
+        evaluations: list[Evaluation] = []
+        if self.rounds.returning_to is None:
+            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete)
         if evaluations:
             return self._answer([], evaluations, revoked, "")
         granted = self.leases.grant(
@@ -243,7 +229,7 @@ class Core:
             min(want, self.options.lease_batch),
             len(self.workers.live),
             now_s,
-            self.evaluations.lease_limit(),
+            self._lease_limit(),
         )
         if granted and self.progress.first_lease_s is None:
             self.progress.first_lease_s = now_s
@@ -251,6 +237,7 @@ class Core:
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time."""
+        self._act(now_s)
         for worker in self.workers.silent(now_s):
             self._left(worker, f"was silent for {now_s - worker.last_seen_s:.1f} s")
 
@@ -272,12 +259,89 @@ class Core:
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
-        for exit_ in exits:
+        self._act(now_s)
+        for exit_ in self.supervision.unheard(exits):
             if not self.over:
                 self._exited(exit_, now_s)
         if self.over:
             return Orders()
-        return self._launcher.orders(running, self.workers_wanted, now_s)
+        orders = self.supervision.orders(running, self.workers_wanted, now_s, self._seen_s, self._awake_since_s)
+        for process in orders.kill:
+            self._event(f"{process} lives and has given no sign of it for {self.options.silence_s:.0f} s: it is killed")
+        return orders
+
+    def create_checkpoint(self, request: int) -> Answer:
+        """Ask for a drained checkpoint, or how far it is.
+
+        Raises
+        ------
+        JobFailed
+            If the job is over: its last checkpoint is there, or there will be none.
+        """
+        if self.over:
+            raise JobFailed(f"the job is {self.state.name.lower()}: {self.reason}")
+        if self.draining.target is None and not self.draining.knows(request):
+            self._event("leasing pauses for a drained checkpoint")
+        return self.draining.asked(request, self.leases.leased_so_far())
+
+    def drain_further(self, step: int) -> None:
+        """Drain at a later step: a shard has applied one that this coordinator did not know to be leased.
+
+        An early stop moves up with it: what a shard has applied, all must.
+        """
+        self.leases.reach(step - 1)
+        if step > self.leases.target:
+            self.leases.target = step
+            self.evaluations.stop_at(step)
+            self.decisions += 1
+            self._event(f"the early stop moves up to step {step}, which a shard has applied already")
+
+    def checkpoint_ended(self, answer: Answer) -> None:
+        """Lease on after a drain, whatever became of its checkpoint."""
+        self.draining.ended(answer)
+        stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps} steps on every shard"
+        self._event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
+
+    # --- what outlives this process ---
+
+    def saved(self) -> Saved:
+        """Return what a later coordinator cannot learn from the shards."""
+        return Saved(
+            target=self.leases.target,
+            early_stop=self.early_stop,
+            evaluations={
+                str(number): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+                for number, metrics in self.evaluations.results().items()
+            },
+            skips=tuple(sorted(self.leases.skips)),
+            skipped_steps=self.skipped_steps,
+            worker_restarts=self.supervision.worker_restarts,
+            shard_restarts=self.shard_restarts,
+            rollbacks=self.rounds.rollbacks,
+            workers_wanted=self.workers_wanted,
+            examples=self.progress.examples,
+            training_s=self.progress.training_s(),
+            fingerprint=self.workers.fingerprint,
+        )
+
+    def resume(self, saved: Saved) -> None:
+        """Take over what an earlier coordinator decided and counted; before any call."""
+        if saved.early_stop:
+            self.early_stop = saved.early_stop
+            self.leases.stop_at(saved.target)
+            self.evaluations.stop_at(saved.target)
+        for number, metrics in saved.evaluations.items():
+            known = {name: math.nan if value is None else value for name, value in metrics.items()}
+            self.evaluations.finish(int(number), known)
+        for step in saved.skips:
+            self.leases.skip(step)
+            self.leases.skips.add(step)
+        self.skipped_steps = saved.skipped_steps
+        self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
+        self.rounds.rollbacks = saved.rollbacks
+        self.workers_wanted = saved.workers_wanted
+        self.workers.fingerprint = saved.fingerprint
+        self.progress.resume(saved.examples, saved.training_s)
 
     # --- inside ---
 
@@ -287,7 +351,7 @@ class Core:
             return
         worker.steps_complete += 1
         self.skipped_steps += done.skipped
-        self._launcher.step_completed()
+        self.supervision.step_completed()
         loss = None if done.skipped else done.loss
         warning = self.progress.step_completed(worker.name, done.examples, loss, now_s)
         if warning:
@@ -295,7 +359,9 @@ class Core:
 
     def _failed(self, worker: Worker, step: int, reason: str) -> None:
         self._event(f"{worker.name} failed at step {step}: {reason}")
+        skips = len(self.leases.skips)
         given_up = self.leases.fail(worker.name, step, reason, skip=self.options.skip_bad_steps)
+        self.decisions += len(self.leases.skips) - skips
         if given_up:
             self.fail(given_up)
 
@@ -309,6 +375,7 @@ class Core:
         result = self.evaluations.finish(number, metrics)
         if result is None:
             return
+        self.decisions += 1
         shown = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
         self._event(f"evaluation after step {result.after_step}: {shown or 'nothing to judge'}")
         self._check_targets(metrics)
@@ -324,23 +391,17 @@ class Core:
             target = self.leases.stop_at_frontier()
             self.evaluations.stop_at(target)
             self.early_stop = reached
+            self.decisions += 1
             self._become(JobState.DRAINING, f"{reached}; finishing {target} of {self.options.steps_total} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         self._event(f"{exit_.process} ended: {exit_.reason}")
-        if exit_.process.role == "worker":
-            self.worker_exits += 1
-            worker = self.workers.by_name.get(str(exit_.process))
-            if worker is not None and worker.live:
-                self._left(worker, "ended")
-        fatal = self._launcher.exited(exit_, now_s)
+        worker = self.workers.by_name.get(str(exit_.process))
+        if worker is not None and worker.live:
+            self._left(worker, "ended")
+        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s)
         if fatal:
             self.fail(fatal)
-        elif exit_.process.role == "worker" and exit_.process.index < self.workers_wanted:
-            self.worker_restarts += 1
-            self._expected.add(str(exit_.process))
-        elif exit_.process.role == "worker":  # scaled down; a later scaling up is no restart
-            self._expected.add(str(exit_.process))
 
     def _left(self, worker: Worker, why: str) -> None:
         worker.live = False
@@ -350,10 +411,42 @@ class Core:
         if not self.workers.live and self.state is JobState.RUNNING:
             self._event("warning: no worker is heard of any more; the job stands still until one is")
 
+    def _lease_limit(self) -> int:
+        """Return the first step that must wait: for a result, for a drain, or for shards that return."""
+        drain = self.drain_target
+        limit = min(self.evaluations.lease_limit(), self.rounds.lease_limit())
+        return limit if drain is None else min(limit, drain)
+
+    def _act(self, now_s: float) -> None:
+        """Notice a pause of this process: while it stood still it could hear nobody, so nobody was silent."""
+        if now_s - self._acted_s > STALL_S:
+            self._awake_since_s = now_s
+        self._acted_s = now_s
+
+    def _seen_s(self, process: ProcessName) -> float | None:
+        """Return when a process gave its last sign of life, if it ever did."""
+        worker = self.workers.by_name.get(str(process))
+        seen_s = worker.last_seen_s if worker is not None else None
+        if process.role == "shard":
+            seen_s = self._shard_seen_s.get(process.index)
+        return seen_s
+
+    def _drop_passed_evaluations(self) -> None:
+        """Give up evaluations of rounds that every shard has left: only a store that lost its results has such."""
+        if not self.shards.all_registered or self.rounds.returning_to is not None:
+            return
+        for missed in self.evaluations.passed(self.rounds.passed()):
+            self._event(f"warning: the evaluation after step {missed.after_step} was missed: its weights are gone")
+
     def _why_nothing(self) -> str:
         if self.leases.finished:
             rest = "the report follows" if self.evaluations.finished else "an evaluation is under way"
             return f"every step is in; {rest}"
+        if self.rounds.returning_to is not None:
+            return f"the shards return to round {self.rounds.returning_to}"
+        drain = self.drain_target
+        if drain is not None and drain <= self.leases.limit():
+            return "leasing pauses for a checkpoint"
         if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
             return "waiting for an evaluation's result"
         return self.policy.reason(self.leases.lowest_incomplete)

@@ -44,6 +44,7 @@ class Evaluations:
         bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
         self._open = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]  # without a result
         self._held: dict[int, Evaluation] = {}
+        self._results: dict[int, dict[str, float]] = {}
         self._numbers = len(bounds)
         self.latest: Evaluation | None = None  # of those with a result, the one after the most steps
 
@@ -81,7 +82,7 @@ class Evaluations:
             return None
         self._free(evaluation)
         self._open.remove(evaluation)
-        evaluation.metrics = dict(metrics)
+        evaluation.metrics = self._results[number] = dict(metrics)
         if self.latest is None or evaluation.after_step > self.latest.after_step:
             self.latest = evaluation
         return evaluation
@@ -96,6 +97,18 @@ class Evaluations:
         if len(evaluation.failures) >= ATTEMPTS_MAX:
             return f"the evaluation after step {evaluation.after_step} failed {ATTEMPTS_MAX} times: {reason}"
         return None
+
+    def results(self) -> dict[int, dict[str, float]]:
+        """Return the results so far, by number."""
+        return {number: dict(metrics) for number, metrics in self._results.items()}
+
+    def passed(self, steps: int) -> list[Evaluation]:
+        """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
+        missed = [e for e in self._open if e.round is not None and e.after_step < steps]
+        for evaluation in missed:
+            self._free(evaluation)
+            self._open.remove(evaluation)
+        return missed
 
     def stop_at(self, target: int) -> None:
         """Drop what lies beyond an early stop's target, and judge the final weights there."""

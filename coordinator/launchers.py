@@ -26,11 +26,12 @@ class ProcessName:
 
 @dataclass(frozen=True)
 class Exit:
-    """A process that ended, and why in words."""
+    """A process that ended, and why in words; `number` rises with every exit that its launcher has seen."""
 
     process: ProcessName
     exit_code: int
     reason: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,7 @@ class Orders:
 
     start: tuple[ProcessName, ...] = ()
     stop: tuple[ProcessName, ...] = ()
+    kill: tuple[ProcessName, ...] = ()
 
 
 class Launcher(Protocol):
@@ -60,9 +62,9 @@ class LocalLauncher:
     Parameters
     ----------
     shards : int
-        Number of shards; one that ends takes the job with it, since its weights are gone.
+        Number of shards.
     restarts : Restarts
-        When a worker is started again.
+        When a process is started again: a shard restores its newest checkpoint, a worker joins anew.
     """
 
     def __init__(self, shards: int, restarts: Restarts) -> None:
@@ -70,21 +72,18 @@ class LocalLauncher:
         self._restarts = restarts
 
     def exited(self, exit_: Exit, now_s: float) -> str | None:
-        """A lost shard or a wrong configuration ends the job; a lost worker is started again."""
-        if exit_.process.role == "shard":
-            return f"{exit_.process} ended and its weights are gone: {exit_.reason}"
+        """A wrong configuration ends the job; any other process that ended is started again."""
         if exit_.exit_code == 2:
             return f"{exit_.process} ended: {exit_.reason}"
-        if not self._restarts.exited(exit_.process.index, now_s):
+        if not self._restarts.exited(str(exit_.process), now_s):
             return f"{exit_.process} ended too often without a step completed in between, the last time: {exit_.reason}"
         return None
 
     def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
         """Start what is missing and may start; stop workers over the wanted number, the highest first."""
         alive = set(running)
-        workers = [ProcessName("worker", i) for i in range(workers_wanted)]
-        missing = [p for p in self._shards if p not in alive]
-        missing += [p for p in workers if p not in alive and self._restarts.may_start(p.index, now_s)]
+        wanted = self._shards + [ProcessName("worker", i) for i in range(workers_wanted)]
+        missing = [p for p in wanted if p not in alive and self._restarts.may_start(str(p), now_s)]
         excess = sorted((p for p in alive if p.role == "worker" and p.index >= workers_wanted), reverse=True)
         return Orders(tuple(missing), tuple(excess))
 

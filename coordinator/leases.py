@@ -72,6 +72,7 @@ class StepLeases:
         self.complete = IntervalSet()
         self.lowest_incomplete = 0
         self.speculative_leases = 0
+        self.skips: set[int] = set()  # steps given up (P6)
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
         self._acknowledged = [IntervalSet() for _ in range(shards)]
@@ -126,7 +127,7 @@ class StepLeases:
         """Record which shards acknowledged a worker's step; return True if that completed it just now."""
         if step >= self.target:
             return False
-        self._reach(step)
+        self.reach(step)
         for shard in shards:
             self._acknowledged[shard].add(step)
         granted_s = self._granted_s.get((step, worker))
@@ -151,7 +152,7 @@ class StepLeases:
             self._release(worker, step)
         revoked = [step for step in held if step in self.complete or step >= self.target]
         for step in listed.difference(revoked) - self._held.get(worker, set()):
-            self._reach(step)
+            self.reach(step)
             self._hold(worker, step, now_s)
         return revoked
 
@@ -175,6 +176,7 @@ class StepLeases:
         given_up = len(state.failures) >= self._max_attempts
         if given_up and skip:
             state.skip = True
+            self.skips.add(step)
         self._release(worker, step)
         if given_up and not skip:
             return f"step {step} failed {len(state.failures)} times, the last time: {reason}"
@@ -203,13 +205,30 @@ class StepLeases:
             self._forget(step)
         return lost
 
+    def held_by_shard(self, shard: int) -> IntervalSet:
+        """Return the steps that a shard's present life has acknowledged."""
+        return self._acknowledged[shard].copy()
+
+    def leased_so_far(self) -> int:
+        """Return the first step that nobody has ever held, moved up to a round's end: a place to drain at (P8)."""
+        return min(self.target, self.policy.boundary(self._frontier))
+
     def stop_at_frontier(self) -> int:
         """Lower the target to what has been leased (in rounds: to the round's end); return it (P8)."""
-        reached = max(self._frontier, self.policy.boundary(self._frontier))
-        self.target = min(self.target, reached)
+        self.target = self.leased_so_far()
         return self.target
 
-    def _reach(self, step: int) -> None:
+    def stop_at(self, target: int) -> None:
+        """Lower the target, as an earlier coordinator decided."""
+        self.target = min(self.target, target)
+
+    def skip(self, step: int) -> None:
+        """Lease a step as an empty push, as an earlier coordinator decided (P6)."""
+        self.reach(step)
+        if step not in self.complete:
+            self._steps.setdefault(step, _Step()).skip = True
+
+    def reach(self, step: int) -> None:
         """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
         while self._frontier <= step:
             heapq.heappush(self._returned, self._frontier)
@@ -260,7 +279,7 @@ class StepLeases:
         if not state.holders:
             if step not in self.complete:
                 heapq.heappush(self._returned, step)
-            if not state.failures:
+            if not state.failures and not state.skip:
                 del self._steps[step]
 
     def _complete(self, step: int) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from parashard.errors import NotReady, Superseded, WrongRun
+from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
 
 PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push")
 
@@ -21,11 +21,18 @@ class Worker:
     device: str
     http_address: str
     last_seen_s: float
+    token: int = 0  # drawn by its process; 0: it has none
     live: bool = True
     sequence: int = 0
     restarts: int = 0
     steps_complete: int = 0
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
+
+
+def shown(incarnation: int) -> str:
+    """Return a worker's incarnation for people: its number, and under which coordinator if not the first."""
+    coordinator, number = (incarnation >> 32) + 1, incarnation & 0xFFFFFFFF
+    return str(number) if coordinator == 1 else f"{number} under coordinator {coordinator}"
 
 
 class Workers:
@@ -37,10 +44,13 @@ class Workers:
         A worker silent for longer is not live.
     same_arithmetic : bool
         True: a worker whose arithmetic differs from the first one's is refused (P13).
+    coordinator_incarnation : int
+        Its own life: a later coordinator, which knows no worker yet, gives greater incarnations (P3).
     """
 
-    def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool) -> None:
+    def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool, coordinator_incarnation: int = 1) -> None:
         self._lease_ttl_s = lease_ttl_s
+        self._first_incarnation = (coordinator_incarnation - 1 << 32) + 1
         self._same_arithmetic = same_arithmetic
         self.fingerprint = ""
         self.by_name: dict[str, Worker] = {}
@@ -50,10 +60,13 @@ class Workers:
         """Workers that are not known to have ended."""
         return [worker for worker in self.by_name.values() if worker.live]
 
-    def register(self, name: str, fingerprint: str, device: str, http_address: str, now_s: float) -> Worker:
+    def register(
+        self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
+    ) -> Worker:
         """Take in a worker's new life; an earlier one under the same name is superseded from now on.
 
-        Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's.
+        Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
+        because it lost the answer, keeps its life.
 
         Raises
         ------
@@ -66,33 +79,50 @@ class Workers:
                 f"reproducible (cluster.allow_mixed = true drops that promise): {fingerprint} is not {self.fingerprint}"
             )
         self.fingerprint = self.fingerprint or fingerprint
-        if not name:
+        known = self.life_of(token)
+        if known is not None:
+            known.last_seen_s, known.live = now_s, True
+            return known
+        if not name or self._is_taken_guest(name):
             index = 0
             while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
                 index += 1
             name = f"guest-{index}"
         earlier = self.by_name.get(name)
-        worker = Worker(name, earlier.incarnation + 1 if earlier else 1, device, http_address, now_s)
+        incarnation = earlier.incarnation + 1 if earlier else self._first_incarnation
+        worker = Worker(name, incarnation, device, http_address, now_s, token)
         if earlier:
             worker.restarts = earlier.restarts + 1
             worker.steps_complete = earlier.steps_complete
         self.by_name[name] = worker
         return worker
 
+    def life_of(self, token: int) -> Worker | None:
+        """Return the life of a process that joined before, unless another process has its name now."""
+        return next((worker for worker in self.by_name.values() if token and worker.token == token), None)
+
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> Worker:
         """Return the worker that a call is from, now known to live.
 
         Raises
         ------
+        Unacquainted
+            If nobody of that name has joined this coordinator: it is new, and the worker is to join again.
         Superseded
-            If a newer life has its name, or the call is older than one already answered.
+            If a newer life has its name.
+        NotReady
+            If a call with this number, or a later one, has been answered: this is a copy that a network made, or the
+            original that came after its copy. Nothing has changed; the worker asks again under another number.
         """
         worker = self.by_name.get(name)
-        if worker is None or worker.incarnation != incarnation:
-            newer = "nobody" if worker is None else f"incarnation {worker.incarnation}"
-            raise Superseded(f"{name} is {newer} now; incarnation {incarnation} must stop")
+        if worker is None:
+            raise Unacquainted(f"{name} is not known to this coordinator; it has to join again")
+        if worker.incarnation != incarnation:
+            raise Superseded(
+                f"{name} is incarnation {shown(worker.incarnation)} now; incarnation {shown(incarnation)} must stop"
+            )
         if sequence <= worker.sequence:
-            raise Superseded(f"{name}: call {sequence} comes after call {worker.sequence}")
+            raise NotReady(f"{name}: call {sequence} comes after call {worker.sequence}")
         worker.sequence = sequence
         worker.last_seen_s = now_s
         worker.live = True
@@ -102,6 +132,11 @@ class Workers:
         """Tell whether a held call is still its worker's latest: what the dead are granted is granted to nobody."""
         worker = self.by_name.get(name)
         return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence
+
+    def _is_taken_guest(self, name: str) -> bool:
+        """Tell whether a guest joins again under a name that a new coordinator gave to another one meanwhile."""
+        taken = self.by_name.get(name)
+        return name.startswith("guest-") and taken is not None and taken.live
 
     def silent(self, now_s: float) -> list[Worker]:
         """Return the live workers that have been silent for longer than the lease time."""
@@ -118,11 +153,19 @@ class ShardLife:
 
 
 class Shards:
-    """The shards of the plan; a registration replaces all that was believed of a shard (P3)."""
+    """The shards of the plan; a registration replaces all that was believed of a shard (P3).
 
-    def __init__(self, count: int) -> None:
+    Parameters
+    ----------
+    count : int
+        How many the plan has.
+    first_view : int
+        Number of the empty view: a later coordinator begins with a greater one, so that its workers ask.
+    """
+
+    def __init__(self, count: int, first_view: int = 0) -> None:
         self._lives: list[ShardLife | None] = [None] * count
-        self.view = 0
+        self.view = first_view
 
     @property
     def all_registered(self) -> bool:
@@ -146,8 +189,8 @@ class Shards:
             raise NotReady(f"waiting for shard {', '.join(missing)} to register")
         return [life for life in self._lives if life is not None]
 
-    def register(self, shard: int, life: ShardLife) -> None:
-        """Replace a shard's life.
+    def register(self, shard: int, life: ShardLife) -> bool:
+        """Replace a shard's life; return whether it is another one than before.
 
         Raises
         ------
@@ -164,7 +207,8 @@ class Shards:
                 f"shard {shard}: incarnation {present.incarnation} is registered, {life.incarnation} is older"
             )
         self._lives[shard] = life
-        self.view += 1
+        self.view += present != life
+        return present is None or present.incarnation != life.incarnation
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         """Return the shards whose registered life gave a receipt; others do not count (P3)."""

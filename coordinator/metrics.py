@@ -41,9 +41,11 @@ class CoordinatorCollector(Collector):
         )
         yield _gauge("workers_live", "Workers heard of within their lease time.", live)
         yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
-        yield _counter("worker_restarts", "Workers that joined again under their name.", core.worker_restarts)
+        restarts = core.supervision.worker_restarts
+        yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
+        yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)
         yield _counter("shard_restarts", "Shards that registered again.", core.shard_restarts)
-        yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.worker_exits)
+        yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.supervision.worker_exits)
         yield _gauge("loss", "Smoothed training loss.", status.loss if status.HasField("loss") else math.nan)
         yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
         yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)

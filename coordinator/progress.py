@@ -53,11 +53,16 @@ class Progress:
         self.loss = math.nan
         self.first_lease_s: float | None = None
         self.last_step_s: float | None = None
+        self._earlier_s = 0.0
         self._best_loss = math.inf
         self._first_loss = 0.0
         self._warnings = 0
         self._rate = Rate()
         self._rate_by_worker: dict[str, Rate] = {}
+
+    def resume(self, examples: int, training_s: float) -> None:
+        """Go on from what earlier coordinators counted; the time in which none lived is not in it."""
+        self.examples, self._earlier_s = examples, training_s
 
     def step_completed(self, worker: str, examples: int, loss: float | None, now_s: float) -> str | None:
         """Count a step; return a warning when its loss is not finite or the smoothed loss runs away."""
@@ -93,13 +98,13 @@ class Progress:
 
     def elapsed_s(self, now_s: float) -> float:
         """Return the time since the first lease."""
-        return now_s - self.first_lease_s if self.first_lease_s is not None else 0.0
+        return self._earlier_s + (now_s - self.first_lease_s if self.first_lease_s is not None else 0.0)
 
     def training_s(self) -> float:
         """Return the time from the first lease to the last completed step."""
         if self.first_lease_s is None or self.last_step_s is None:
-            return 0.0
-        return self.last_step_s - self.first_lease_s
+            return self._earlier_s
+        return self._earlier_s + self.last_step_s - self.first_lease_s
 
     def _warning(self, text: str) -> str | None:
         self._warnings += 1

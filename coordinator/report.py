@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import os
@@ -19,18 +18,10 @@ from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from parashard.intervals import IntervalSet
 from parashard.models.base import Audited
-from parashard.variables import Float32s
+from parashard.variables import Float32s, values_sha256
 
 WEIGHTS_FILE = "weights.safetensors"
 REPORT_FILE = "report.json"
-
-
-def weights_sha256(variables: Mapping[str, Float32s]) -> str:
-    """Return SHA-256 (hex) over the float32 little-endian values of all variables, in name order."""
-    digest = hashlib.sha256()
-    for name in sorted(variables):
-        digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
-    return digest.hexdigest()
 
 
 def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:
@@ -65,15 +56,21 @@ def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) 
             "max": max(staleness, default=0),
         },
         "step_lag": {"max": max((r.step_lag_max for r in records.values()), default=0)},
-        "worker_restarts": core.worker_restarts,
+        "worker_restarts": core.supervision.worker_restarts,
         "shard_restarts": core.shard_restarts,
         "coordinator_restarts": core.options.incarnation - 1,
+        "rollbacks": core.rounds.rollbacks,
+        "checkpoints": {
+            "stored": sum(r.checkpoints for r in records.values()),
+            "failed": sum(r.failed_checkpoints for r in records.values()),
+            "stall_s": max((r.checkpoint_stall_s for r in records.values()), default=0.0),
+        },
     }
 
 
 def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
     """Return the digest of final weights, and what the model's own audit finds in them."""
-    found: dict[str, Any] = {"weights_sha256": weights_sha256(variables)}
+    found: dict[str, Any] = {"weights_sha256": values_sha256(variables)}
     if isinstance(resolved.model, Audited):
         found.update(resolved.model.audit(variables, resolved.job.job.epochs))
     return found

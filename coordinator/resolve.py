@@ -5,8 +5,10 @@ Here a job's promises meet what is on the disk; whatever does not fit is a Confi
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -15,14 +17,14 @@ from safetensors.numpy import load_file, save_file
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.errors import BadData, ConfigurationError
-from parashard.job.digest import job_digest
+from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
-from parashard.models import build_model
+from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
 from parashard.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.steps import StepPlan
-from parashard.variables import Float32s, Variable
+from parashard.variables import Float32s, Variable, values_sha256
 
 INITIAL_FILE = "initial.safetensors"
 
@@ -36,8 +38,10 @@ class ResolvedJob:
     model: Model
     plan: Plan
     steps: StepPlan
+    identity: dict[str, Any]
     digest: str
     initial_file: Path | None
+    initial_sha256: str
 
 
 def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path | None) -> ResolvedJob:
@@ -50,7 +54,7 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
     model_folder : Path, optional
         Where a user's own model is looked up.
     run_dir : Path
-        Where arrays that a model starts from are written for the shards.
+        Where the first values are kept for the shards, if they are not drawn from the seed.
     init_file : Path, optional
         A safetensors file with every variable's first values.
 
@@ -64,17 +68,23 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
     model = build_model(job.model, spec, job.job.seed, model_folder)
     declared, arrays = _declared(model)
     variables = apply_settings(declared, job.variables)
-    initial_file = None
-    if init_file is not None:
-        initial_file = init_file.absolute()
-        _check_file(initial_file, variables)
-    elif arrays:
-        initial_file = (run_dir / INITIAL_FILE).absolute()
-        save_file(arrays, initial_file)
+    kept = (run_dir / INITIAL_FILE).absolute()
+    if kept.exists():  # the run has begun: its first values are these, whatever a model draws anew
+        arrays = _checked_file(kept, variables, whole=False)
+    else:
+        if init_file is not None:
+            arrays = _checked_file(init_file, variables)
+        if arrays:
+            _save_whole(arrays, kept)
+    initial_file, initial_sha256 = (kept, values_sha256(arrays)) if arrays else (None, "")
+    identity = job_identity(
+        job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
+    )
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_round_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
-    return ResolvedJob(job, spec, model, plan, steps, job_digest(job, spec, variables), initial_file)
+    digest = identity_digest(identity)
+    return ResolvedJob(job, spec, model, plan, steps, identity, digest, initial_file, initial_sha256)
 
 
 def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
@@ -100,13 +110,21 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
     return declared, arrays
 
 
-def _check_file(path: Path, variables: dict[str, Variable]) -> None:
+def _save_whole(arrays: dict[str, Float32s], path: Path) -> None:
+    """Write arrays as safetensors, whole or not at all: shards may be reading what an earlier coordinator wrote."""
+    temporary = path.with_suffix(".tmp")
+    save_file(arrays, temporary)
+    os.replace(temporary, path)
+
+
+def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:
+    """Return the values in a file; with `whole` it must have every variable's."""
     try:
         stored = load_file(path)
     except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
         raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
-    if missing or extra:
+    if extra or (missing and whole):
         raise BadData(
             f"{path}: does not hold this model's variables; missing: {', '.join(missing) or 'none'}; "
             f"unknown: {', '.join(extra) or 'none'}"
@@ -119,6 +137,7 @@ def _check_file(path: Path, variables: dict[str, Variable]) -> None:
             )
         if not np.isfinite(array).all():
             raise BadData(f"{path}: the values of variable {name!r} are not all finite")
+    return stored
 
 
 def _check_round_memory(job: Job, plan: Plan) -> None:

@@ -1,7 +1,8 @@
-"""Restarts: when a process of the local cluster that ended is started again.
+"""Restarts: when a shard or a worker of the local cluster that ended is started again.
 
-Pure: `now_s` is an argument. Back-off doubles with every exit in a row; a completed step of the job resets it and the
-budget, so a job that makes progress is never given up, however often its workers are killed.
+Pure: `now_s` is an argument. The first exit is taken for a preemption: no pause. From the second in a row on there is
+one, which doubles. A completed step of the job resets pause and budget, so a job that makes progress is never given up,
+however often its processes are killed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,18 @@ from __future__ import annotations
 BACKOFF_MAX_S = 5.0
 
 
+def backoff_s(first_s: float, exits: int) -> float:
+    """Return the pause after so many exits in a row: none after the first, then doubling from `first_s`."""
+    return 0.0 if exits <= 1 else min(BACKOFF_MAX_S, first_s * 2.0 ** min(exits - 2, 30))
+
+
 class Restarts:
-    """Back-off and budget of the workers of one job.
+    """Back-off and budget of the processes of one job, by name.
 
     Parameters
     ----------
     backoff_s : float
-        Pause before the first restart.
+        Pause after the second exit in a row.
     budget : int
         Exits in a row, without a completed step in between, after which the job is given up.
     """
@@ -23,20 +29,20 @@ class Restarts:
     def __init__(self, backoff_s: float, budget: int) -> None:
         self._backoff_s = backoff_s
         self._budget = budget
-        self._exits_in_a_row: dict[int, int] = {}
-        self._not_before_s: dict[int, float] = {}
+        self._exits_in_a_row: dict[str, int] = {}
+        self._not_before_s: dict[str, float] = {}
 
     def step_completed(self) -> None:
-        """Reset back-off and budget of every worker."""
+        """Reset back-off and budget of every process."""
         if self._exits_in_a_row:
             self._exits_in_a_row.clear()
 
-    def exited(self, index: int, now_s: float) -> bool:
+    def exited(self, process: str, now_s: float) -> bool:
         """Record an exit; return False when the budget is spent."""
-        count = self._exits_in_a_row[index] = self._exits_in_a_row.get(index, 0) + 1
-        self._not_before_s[index] = now_s + min(BACKOFF_MAX_S, self._backoff_s * 2.0 ** min(count - 1, 30))
+        count = self._exits_in_a_row[process] = self._exits_in_a_row.get(process, 0) + 1
+        self._not_before_s[process] = now_s + backoff_s(self._backoff_s, count)
         return count <= self._budget
 
-    def may_start(self, index: int, now_s: float) -> bool:
-        """Tell whether a worker that does not run may be started now."""
-        return now_s >= self._not_before_s.get(index, now_s)
+    def may_start(self, process: str, now_s: float) -> bool:
+        """Tell whether a process that does not run may be started now."""
+        return now_s >= self._not_before_s.get(process, now_s)

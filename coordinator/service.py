@@ -13,10 +13,13 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.core import CompletedStep, Core, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.core import Core
+from coordinator.draining import Answer
 from coordinator.launchers import Exit, ProcessName
 from coordinator.membership import PHASES, ShardLife
 from coordinator.status import StatusView
+from parashard import failpoints
 from parashard.contracts import intervals_from
 from parashard.errors import ConfigurationError
 from parashard.rpc import SERVER_THREADS, Server
@@ -45,16 +48,24 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         Renders the core for people.
     clock : callable
         Monotonic seconds.
+    on_decision : callable
+        Stores the core's decisions before anybody hears of them (P7).
     """
 
     def __init__(
-        self, core: Core, job: pb.GetJobReply, status: StatusView, clock: Callable[[], float] = time.monotonic
+        self,
+        core: Core,
+        job: pb.GetJobReply,
+        status: StatusView,
+        clock: Callable[[], float] = time.monotonic,
+        on_decision: Callable[[Core], None] = lambda core: None,
     ) -> None:
         self.changed = threading.Condition()
         self._core = core
         self._job = job
         self._status = status
         self._clock = clock
+        self._on_decision = on_decision
         self._waiters = 0
 
     def add_to(self, server: Server) -> None:
@@ -62,11 +73,14 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
 
     def run(self, call: Callable[[Core, float], _Result]) -> _Result:
-        """Run a call on the core alone, then log what it decided and wake who waits."""
+        """Run a call on the core alone, then store and log what it decided and wake who waits."""
         with self.changed:
+            decisions = self._core.decisions
             try:
                 return call(self._core, self._clock())
             finally:
+                if self._core.decisions != decisions:
+                    self._on_decision(self._core)
                 self._announce()
 
     # --- everybody ---
@@ -85,16 +99,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     # --- shards ---
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
-        """Take in a shard."""
-        life = ShardLife(request.incarnation, request.address, request.http_address)
-        applied = intervals_from(request.applied)
+        """Take in a shard, or what a known one says of itself."""
+        says = Announcement(
+            ShardLife(request.incarnation, request.address, request.http_address),
+            applied=intervals_from(request.applied),
+            held=intervals_from(request.held or request.applied),
+            returnable=frozenset(request.checkpoint_rounds),
+            restored=request.restored,
+        )
 
-        def register(core: Core, now_s: float) -> None:
+        def register(core: Core, now_s: float) -> int | None:
             core.check_run(request.run_id, request.job_digest)
-            core.register_shard(request.shard, life, applied)
+            core.announced(request.shard, says, now_s)
+            return core.rounds.common_cut()
 
-        self.run(register)
-        return pb.RegisterShardReply(coordinator_incarnation=self._core.options.incarnation)
+        cut_round = self.run(register)
+        failpoints.hit("coordinator.register_shard")
+        return pb.RegisterShardReply(coordinator_incarnation=self._core.options.incarnation, cut_round=cut_round)
 
     # --- workers ---
 
@@ -106,7 +127,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
             core.check_run(request.run_id, request.job_digest)
             worker = core.register_worker(
-                request.name, request.fingerprint, request.device, request.http_address, now_s
+                request.name, request.fingerprint, request.device, request.http_address, now_s, request.token
             )
             return pb.RegisterWorkerReply(
                 name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
@@ -132,6 +153,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         answer = self.run(first)
         if request.want and request.wait_s > 0 and _nothing(answer):
             answer = self._wait_for_work(request, answer)
+        failpoints.hit("coordinator.lease.decided")
         return lease_reply(answer)
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
@@ -169,7 +191,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
         """Take note of processes that ended; say what to start and stop."""
-        exits = [Exit(_process(e.process), e.exit_code, e.reason) for e in request.exits]
+        exits = [Exit(_process(e.process), e.exit_code, e.reason, e.number) for e in request.exits]
         running = [_process(p) for p in request.running]
 
         def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
@@ -180,11 +202,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             return pb.SuperviseReply(
                 start=_processes(orders.start),
                 stop=_processes(orders.stop),
+                kill=_processes(orders.kill),
                 state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
                 reason=core.reason,
             )
 
         return self.run(supervise)
+
+    def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
+        """Take a request for a drained checkpoint, or say how far it is."""
+
+        def ask(core: Core, now_s: float) -> Answer:
+            if request.run_id:
+                core.check_run(request.run_id)
+            return core.create_checkpoint(request.request)
+
+        answer = self.run(ask)
+        return pb.CreateCheckpointReply(checkpoint=answer.checkpoint, error=answer.error, steps=answer.steps)
 
     def _announce(self) -> None:
         for event in self._core.new_events:

@@ -74,6 +74,7 @@ class StatusView:
             events_total=core.events_total,
             consistency=self._consistency,
             http_address=self.http_address,
+            rollbacks=core.rounds.rollbacks,
         )
 
     def _worker(self, core: Core, worker: Worker, now_s: float) -> pb.WorkerStatus:

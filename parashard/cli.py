@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`.
+"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; `checkpoint` and `chaos` from their files.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -20,13 +20,15 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard import __version__
+from parashard.cli_chaos import chaos
+from parashard.cli_checkpoint import checkpoint
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
-from parashard.errors import ParashardError, Unreachable, WrongRun
+from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
 from parashard.process import ExitCode, exit_code_of
-from parashard.run import Outcome, new_run_dir, newest_run, read_report, run_job
+from parashard.run import Outcome, new_run_dir, newest_run, read_report, resumed_run_dir, run_job
 
 app = typer.Typer(
     help="A parameter server for training on machines that come and go.",
@@ -34,6 +36,8 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(checkpoint, name="checkpoint")
+app.command()(chaos)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 Sets = Annotated[
@@ -57,16 +61,22 @@ def run(
     device: DeviceName = None,
     set_: Sets = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped: --run-dir, or this job's newest one.")
+    ] = False,
     init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to copy the final weights.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
     loaded = _load(job, shards, workers, consistency, device, set_)
-    folder = new_run_dir(run_dir, loaded.job.job.name)
+    if resume and init is not None:
+        raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
+    name = loaded.job.job.name
+    folder = resumed_run_dir(run_dir, name) if resume else new_run_dir(run_dir, name)
     console = Console(stderr=json_)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
-    outcome = run_job(loaded, folder, view, init=init, output=output)
+    outcome = run_job(loaded, folder, view, init=init, output=output, resume=resume)
     if outcome.exit_code != ExitCode.DONE:
         _complain(f"{outcome.reason}; logs are in {_short(outcome.run_dir / 'logs')}")
     elif not json_:

@@ -16,7 +16,7 @@ from typing import TypeVar
 import numpy as np
 import tenacity
 
-from parashard import rpc, wire
+from parashard import failpoints, rpc, wire
 from parashard.errors import (
     MalformedFrame,
     RetryLater,
@@ -24,6 +24,7 @@ from parashard.errors import (
     StaleIncarnation,
     UnknownAttempt,
     UnknownVariable,
+    Unreachable,
 )
 from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushChunk, PushResult, Receipt, Slice, Target
 from parashard.partition import ELEMENT_BYTES, Placed, Plan
@@ -77,6 +78,17 @@ class Pushed:
     incarnations: tuple[int, ...]
 
 
+class _StopWhenAway(tenacity.stop.stop_base):
+    """Retry no more once nobody has answered for so long."""
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+
+    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
+        nobody = retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), Unreachable)
+        return nobody and (retry_state.seconds_since_start or 0.0) >= self._budget_s
+
+
 class ShardClient:
     """A connection to all shards of a job.
 
@@ -89,7 +101,9 @@ class ShardClient:
     worker : str
         Who asks; for the shards' logs.
     retry_budget_s : float
-        How long one operation may wait and retry on one shard.
+        How long one message may be sent again while a shard asks for patience.
+    away_budget_s : float
+        How long it may be sent again while nobody answers: the shard may live elsewhere by now, as a newer view says.
     giving_up : Event, optional
         Once set, nothing is retried any more.
     connect : callable
@@ -104,6 +118,7 @@ class ShardClient:
         worker: str,
         *,
         retry_budget_s: float = 30.0,
+        away_budget_s: float = 30.0,
         giving_up: threading.Event | None = None,
         connect: Callable[[str], Transport] = GrpcTransport,
     ) -> None:
@@ -112,6 +127,8 @@ class ShardClient:
         self._plan = plan
         self._worker = worker
         self._retry_budget_s = retry_budget_s
+        self._away_budget_s = away_budget_s
+        self._viewing = threading.Lock()
         self._giving_up = giving_up or threading.Event()
         self._connect = connect
         self._transports: dict[str, Transport] = {}
@@ -119,13 +136,16 @@ class ShardClient:
         self.view = View(0, (), ())
 
     def use(self, view: View) -> None:
-        """Send to these shards from now on; connections to others are closed."""
-        for address in set(self._transports) - set(view.addresses):
-            self._transports.pop(address).close()
-        for address in view.addresses:
-            if address not in self._transports:
-                self._transports[address] = self._connect(address)
-        self.view = view
+        """Send to these shards from now on, unless a newer view is in use; connections to others are closed."""
+        with self._viewing:
+            if view.number < self.view.number:
+                return
+            for address in set(self._transports) - set(view.addresses):
+                self._transports.pop(address).close()
+            for address in view.addresses:
+                if address not in self._transports:
+                    self._transports[address] = self._connect(address)
+            self.view = view
 
     def close(self) -> None:
         """Close every connection."""
@@ -195,7 +215,11 @@ class ShardClient:
         # Shards are settled in index order by everybody: with any other order two workers could each hold the last room
         # of one shard's queue and wait for the other's.
         pushes = [self._prepare(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.addresses))]
-        replies = [self._push(push.chunk(0), view) for push in pushes]
+        replies: list[Reply] = []
+        for push in pushes:
+            if replies:
+                failpoints.hit("worker.push.between_shards")
+            replies.append(self._push(push.chunk(0), view))
         receipts = tuple(self._finish(push, reply, view) for push, reply in zip(pushes, replies, strict=True))
         return Pushed(receipts, view.incarnations)
 
@@ -275,13 +299,17 @@ class ShardClient:
         receipt = self._receipt(push.chunk(0), first, view)
         if receipt.result is not PushResult.PENDING:
             return receipt
-        chunks = (push.chunk(i) for i in range(1, push.chunks))
-        frames = self._in_flight(chunks, lambda chunk: self._push(chunk, view))
+        frames = self._in_flight(self._rest(push), lambda chunk: self._push(chunk, view))
         receipts = [wire.decode_receipt(frame) for _, frame in frames]
         done = [r for r in receipts if r.result is not PushResult.PENDING]
         if not done:
             raise UnknownAttempt(f"step {push.step}: every chunk is in and the push is not")
         return next((r for r in done if r.result is not PushResult.DUPLICATE), done[0])
+
+    def _rest(self, push: ShardPush) -> Iterator[PushChunk]:
+        for index in range(1, push.chunks):
+            failpoints.hit("worker.push.between_chunks")
+            yield push.chunk(index)
 
     def _receipt(self, chunk: PushChunk, reply: Reply, view: View) -> Receipt:
         return wire.decode_receipt(self._settled(reply, lambda: self._push(chunk, view)))
@@ -313,7 +341,9 @@ class ShardClient:
                 retry=tenacity.retry_if_exception_type(RetryLater),
                 wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
                 sleep=tenacity.sleep_using_event(self._giving_up),
-                stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+                stop=tenacity.stop_after_delay(self._retry_budget_s)
+                | tenacity.stop_when_event_set(self._giving_up)
+                | _StopWhenAway(self._away_budget_s),
                 reraise=True,
             )
             return retrying(lambda: again().result())

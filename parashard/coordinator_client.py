@@ -39,10 +39,21 @@ class CoordinatorClient:
         How long one call may be sent again.
     giving_up : Event, optional
         Once set, nothing is sent again any more.
+    where : str
+        A run directory, if the address is from there: a coordinator that was started again has another one.
     """
 
-    def __init__(self, address: str, *, retry_budget_s: float = 30.0, giving_up: threading.Event | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry_budget_s: float = 60.0,
+        giving_up: threading.Event | None = None,
+        where: str = "",
+    ) -> None:
         self.address = address
+        self._where = where
+        self._moving = threading.Lock()
         self._channel = rpc.connect(address)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self._retry_budget_s = retry_budget_s
@@ -54,19 +65,19 @@ class CoordinatorClient:
 
     def get_job(self) -> pb.GetJobReply:
         """Return everything that defines the job."""
-        return self._patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
+        return self.patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
 
     def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
-        """Announce a shard that listens."""
-        return self._patiently(lambda: self._call("RegisterShard", request, pb.RegisterShardReply))
+        """Announce a shard that listens, without retries: it is announced again by and by."""
+        return self._call("RegisterShard", request, pb.RegisterShardReply)
 
     def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:
         """Join the job."""
-        return self._patiently(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
+        return self.patiently(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
 
     def get_view(self, run_id: str) -> pb.GetViewReply:
-        """Return the shards' addresses, waiting until every shard has registered."""
-        return self._patiently(lambda: self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply))
+        """Return the shards' addresses, without retries; NotReady until every shard has registered."""
+        return self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply)
 
     def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
         """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them.
@@ -87,15 +98,34 @@ class CoordinatorClient:
         """Tell of processes that ended, and learn which to start, without retries."""
         return self._call("Supervise", request, pb.SuperviseReply, deadline_s)
 
+    def create_checkpoint(self, request: pb.CreateCheckpointRequest) -> pb.CreateCheckpointReply:
+        """Ask for a drained checkpoint, or how far it is."""
+        return self._call("CreateCheckpoint", request, pb.CreateCheckpointReply)
+
     def _call(
         self, name: str, request: object, reply: type[_Reply], deadline_s: float = rpc.CONTROL_DEADLINE_S
     ) -> _Reply:
-        with rpc.our_errors(self.address):
-            answer = getattr(self._stub, name)(request, timeout=deadline_s)
+        try:
+            with rpc.our_errors(self.address):
+                answer = getattr(self._stub, name)(request, timeout=deadline_s)
+        except Unreachable:
+            self._follow()
+            raise
         assert isinstance(answer, reply)
         return answer
 
-    def _patiently(self, call: Callable[[], _Reply]) -> _Reply:
+    def _follow(self) -> None:
+        """Connect to where the run directory says that the coordinator is now, if that is somewhere else."""
+        address = address_in(Path(self._where)) if self._where else None
+        with self._moving:
+            if address is None or address == self.address:
+                return
+            self.address = address  # the old channel is left to calls under way, and goes with the last of them
+            self._channel = rpc.connect(address)
+            self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def patiently(self, call: Callable[[], _Reply]) -> _Reply:
+        """Make a call until it is answered, within the budget; an error that waiting does not mend comes at once."""
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),
@@ -110,6 +140,14 @@ class CoordinatorClient:
         """Say that we wait, once a call: silence looks like a hang."""
         if attempt.attempt_number == 1 and attempt.outcome is not None:
             log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self._retry_budget_s)
+
+
+def address_in(folder: Path) -> str | None:
+    """Return the address of the coordinator in a run directory; None if there is none that can be read."""
+    try:
+        return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def run_id_in(where: str) -> str:

@@ -11,7 +11,8 @@
     │   ├── StalePlan               the request names another plan version
     │   ├── StaleIncarnation        the request names a shard's earlier (or later) life
     │   ├── StaleRound              a synchronous request names a round that is not the current one
-    │   └── UnknownAttempt          a chunk of a push whose assembly is gone
+    │   ├── UnknownAttempt          a chunk of a push whose assembly is gone
+    │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
     │   ├── Superseded              a newer incarnation took over
     │   └── WrongRun                the run id, the job's digest or the machine's arithmetic differs
@@ -21,6 +22,10 @@
     │   └── Unreachable             no answer from the peer before the deadline
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   └── BadData                 fix the data: a file that is missing, damaged or of another format
+    ├── StoreFailed             the checkpoint store gave an error; what was asked for has not happened
+    │   ├── AlreadyStored           a conditional create found something under that name
+    │   ├── NotStored               there is nothing under that name
+    │   └── DamagedCheckpoint       stored bytes are not what was written: truncated, changed or of another format
     ├── PeerFailed              the peer broke while answering: its log says more
     └── JobFailed               the job cannot go on; the message says why
 
@@ -111,6 +116,10 @@ class UnknownAttempt(Redo, code="unknown-attempt"):
     """A later chunk of a push whose assembly is not here; send the push again whole."""
 
 
+class Unacquainted(Redo, code="unacquainted"):
+    """A coordinator that was started again does not know this worker: join again, and keep what is held."""
+
+
 class Fenced(ParashardError):
     """A newer process has this identity, or this is another run: stop."""
 
@@ -145,6 +154,22 @@ class ConfigurationError(ParashardError, code="configuration"):
 
 class BadData(ConfigurationError, code="bad-data"):
     """Fix the data: a file that is missing, damaged or of another format."""
+
+
+class StoreFailed(ParashardError, code="store-failed"):
+    """The checkpoint store gave an error; what was asked for has not happened."""
+
+
+class AlreadyStored(StoreFailed, code="already-stored"):
+    """A conditional create found something under that name."""
+
+
+class NotStored(StoreFailed, code="not-stored"):
+    """There is nothing under that name."""
+
+
+class DamagedCheckpoint(StoreFailed, code="damaged-checkpoint"):
+    """Stored bytes are not what was written: truncated, changed or of another format."""
 
 
 class PeerFailed(ParashardError, code="peer-failed"):

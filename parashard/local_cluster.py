@@ -34,6 +34,7 @@ class Ended:
     name: str
     exit_code: int
     reason: str
+    number: int  # rises with every child that ended
 
 
 class LocalCluster:
@@ -50,6 +51,7 @@ class LocalCluster:
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._log_starts: dict[str, int] = {}  # where the present life's log begins, in bytes
+        self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
 
     @property
@@ -88,7 +90,8 @@ class LocalCluster:
             code = child.poll()
             if code is not None:
                 del self._children[name]
-                ended.append(Ended(name, code, self._reason(name, code)))
+                self._ended += 1
+                ended.append(Ended(name, code, self._reason(name, code), self._ended))
         return ended
 
     def ask_to_end(self, name: str) -> None:
@@ -97,10 +100,16 @@ class LocalCluster:
         if child is not None:
             child.send_signal(signal.SIGTERM)
 
+    def kill(self, name: str) -> None:
+        """Send SIGKILL to a child, if it still runs."""
+        child = self._children.get(name)
+        if child is not None:
+            child.kill()
+
     def end(self, grace_s: float = END_GRACE_S) -> None:
         """End every child: workers first, since they need the others to finish; SIGKILL for what outlives the grace."""
-        deadline_s = time.monotonic() + grace_s
         for role in ("worker", ""):
+            deadline_s = time.monotonic() + grace_s
             for name in self.running:
                 if name.startswith(role):
                     self.ask_to_end(name)

@@ -10,16 +10,19 @@ import argparse
 import ctypes
 import enum
 import ipaddress
+import json
 import logging
 import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 import structlog
 
+from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -80,6 +83,13 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--http-port", type=port, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
     )
+    parser.add_argument(
+        "--advertise",
+        type=address,
+        metavar="HOST:PORT",
+        help="address to tell others, where it is not the one we listen on",
+    )
+    parser.add_argument("--address-file", type=Path, help="file to write the address we listen on into, as JSON")
     parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
     return parser
 
@@ -90,6 +100,50 @@ def port(text: str) -> int:
     if not 0 <= number < 65536:
         raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
     return number
+
+
+def address(text: str) -> str:
+    """Read host:port from the command line."""
+    host, _, number = text.rpartition(":")
+    if not host or not number.isdecimal() or not port(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
+    return text
+
+
+def told_address(arguments: argparse.Namespace, listening: str) -> str:
+    """Write where a service listens into its address file, if it has one; return the address that it tells others.
+
+    Parameters
+    ----------
+    arguments : Namespace
+        With `advertise` and `address_file`, as `service_arguments` reads them.
+    listening : str
+        host:port, once the service listens there.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be written.
+    """
+    if arguments.address_file is not None:
+        write_address(arguments.address_file, {"address": listening})
+    return arguments.advertise or listening
+
+
+def write_address(path: Path, content: dict[str, str | int]) -> None:
+    """Write an address file whole: whoever reads it finds the old content or the new.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be written.
+    """
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.write_text(json.dumps(content))
+        os.replace(temporary, path)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def check_host(host: str, insecure: bool) -> None:
@@ -134,6 +188,7 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
     log = structlog.get_logger(role)
     try:
+        failpoints.arm(os.environ)
         code = serve(stop)
     except ParashardError as error:
         if stop.asked and isinstance(error, RetryLater):

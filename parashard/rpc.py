@@ -52,6 +52,7 @@ _STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
     (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
     (errors.RetryLater, grpc.StatusCode.UNAVAILABLE),
     (errors.ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.StoreFailed, grpc.StatusCode.UNAVAILABLE),
     (errors.PeerFailed, grpc.StatusCode.INTERNAL),
     (errors.JobFailed, grpc.StatusCode.FAILED_PRECONDITION),
 ]

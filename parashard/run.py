@@ -28,7 +28,7 @@ RUNS = Path("runs")
 START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is noticed at once
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
-AWAY_MAX_S = 20.0
+BACKOFF_MAX_S = 5.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -61,7 +61,37 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
     return path.absolute()
 
 
-def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | None, output: Path | None) -> Outcome:
+def resumed_run_dir(asked: Path | None, name: str) -> Path:
+    """Return the directory of a run that was stopped: the one that was asked for, or the job's newest under `runs/`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or its coordinator still lives.
+    """
+    found = [asked] if asked is not None else sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
+    kept = [path for path in found if (path / JOB_FILE).is_file()]
+    if not kept:
+        raise ConfigurationError(
+            f"--resume: {asked or f'no directory of a run of {name!r} under {RUNS}/'} has no {JOB_FILE} of a run"
+        )
+    path = kept[-1].absolute()
+    pid = _coordinator_in(path).get("pid")
+    if isinstance(pid, int) and str(path) in _command_line(pid):
+        raise ConfigurationError(f"--resume: the run in {path} has not ended: its coordinator is process {pid}")
+    return path
+
+
+def run_job(
+    loaded: LoadedJob,
+    run_dir: Path,
+    view: JobView,
+    *,
+    init: Path | None,
+    output: Path | None,
+    resume: bool = False,
+    cluster: LocalCluster | None = None,
+) -> Outcome:
     """Run a job to its end on this machine; when this returns, no process of it is left.
 
     Parameters
@@ -69,11 +99,15 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     loaded : LoadedJob
         The job, and where its file lies (a user's model is looked up beside it).
     run_dir : Path
-        Empty; gets the resolved job file, logs, history, report and weights.
+        Gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`.
     view : JobView
         Where to show how it goes.
     init, output : Path, optional
         Weights to start from; where to copy the final weights.
+    resume : bool
+        True: take up the run in `run_dir` where its checkpoints end.
+    cluster : LocalCluster, optional
+        Who starts processes; by default an ordinary one.
     """
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
@@ -83,27 +117,29 @@ def run_job(loaded: LoadedJob, run_dir: Path, view: JobView, *, init: Path | Non
     if output is not None:
         _check_output(output)
     try:
+        for name in (REPORT_FILE, ADDRESS_FILE):  # of an earlier start of this run
+            (run_dir / name).unlink(missing_ok=True)
         (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
-        cluster = LocalCluster(run_dir)
+        cluster = cluster or LocalCluster(run_dir)
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
     run = _Run(loaded, run_dir, cluster, view)
     # As Ctrl-C: the report is written, the terminal given back.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
     try:
-        run.start_coordinator(init)
+        run.start_coordinator(init, resume=resume)
         state, reason = run.until_over()
         exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
     except KeyboardInterrupt:
         run.tell_stop("interrupted")
-        exit_code, reason = INTERRUPTED, "interrupted"
+        exit_code, reason = INTERRUPTED, "interrupted; --resume goes on from the checkpoints"
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
     finally:
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
         view.close()
-        cluster.end()
+        cluster.end(loaded.job.cluster.grace_s)
         for number, handler in before.items():
             signal.signal(number, handler)
     report = read_report(run_dir)
@@ -125,44 +161,58 @@ class _Run:
         self._view = view
         self._client: CoordinatorClient | None = None
         self._run_id = ""
+        self._arguments: list[str] = []
+        self._coordinator_exits = 0  # in a row, without a step completed in between
+        self._coordinator_due_s: float | None = None  # when to start it again
+        self._steps_complete = 0
+        self._heard_s = 0.0
         self._asked_to_end: set[tuple[str, int]] = set()
         self.failure_code = ExitCode.FAILED
 
-    def start_coordinator(self, init: Path | None) -> None:
+    def start_coordinator(self, init: Path | None, *, resume: bool) -> None:
         """Start the coordinator and wait until it serves."""
-        arguments = ["--job", str(self._run_dir / JOB_FILE), "--run-dir", str(self._run_dir)]
-        arguments += [*self._listen(), "--model-folder", str(self._model_folder)]
+        self._arguments = ["--job", str(self._run_dir / JOB_FILE), "--run-dir", str(self._run_dir)]
+        self._arguments += [*self._listen(), "--model-folder", str(self._model_folder)]
         if init is not None:
-            arguments += ["--init", str(init.absolute())]
-        self._cluster.start("coordinator", "coordinator", arguments)
-        path, deadline_s = self._run_dir / ADDRESS_FILE, time.monotonic() + START_DEADLINE_S
-        while not path.exists():
-            self._check_coordinator(self._cluster.reap())
+            self._arguments += ["--init", str(init.absolute())]
+        first = ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        while not (where := _coordinator_in(self._run_dir)):
+            for child in self._cluster.reap():
+                self._coordinator_ended(child)
+                if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
+                    raise JobFailed(f"the coordinator ended: {child.reason}")
+            self._start_coordinator_again(first)
             if time.monotonic() > deadline_s:
                 raise JobFailed(f"the coordinator did not serve within {START_DEADLINE_S:.0f} s")
             time.sleep(SUPERVISE_S)
-        where = json.loads(path.read_text())
-        self._run_id = where["run_id"]
-        self._client = CoordinatorClient(where["address"])
+        self._run_id = str(where["run_id"])
+        self._arguments += ["--run-id", self._run_id]
+        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir))
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
         unheard: list[Ended] = []
-        heard_s, next_show_s = time.monotonic(), 0.0
+        next_show_s = 0.0
+        self._heard_s = time.monotonic()
         while True:
-            ended = self._cluster.reap()
-            self._check_coordinator(ended)
-            unheard += ended
+            for child in self._cluster.reap():
+                if child.name == "coordinator":
+                    self._coordinator_ended(child)
+                else:
+                    unheard.append(child)
+            self._start_coordinator_again([])
             try:
                 orders = self._supervise(unheard)
-            except RetryLater as error:
-                if time.monotonic() - heard_s > AWAY_MAX_S:
-                    raise JobFailed(f"the coordinator has not answered for {AWAY_MAX_S:.0f} s: {error}") from None
+            except RetryLater:
+                self._check_silence()
                 time.sleep(SUPERVISE_S)
                 continue
-            heard_s = time.monotonic()
+            self._heard_s = time.monotonic()
             for child in unheard:
-                self._note(child, orders.state)
+                if child.exit_code == ExitCode.CONFIGURATION:
+                    self.failure_code = ExitCode.CONFIGURATION
             unheard = []
             if time.monotonic() >= next_show_s:
                 next_show_s = time.monotonic() + SHOW_S
@@ -172,6 +222,41 @@ class _Run:
                 return orders.state, orders.reason
             self._obey(orders)
             time.sleep(SUPERVISE_S)
+
+    def _coordinator_ended(self, child: Ended) -> None:
+        """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
+        self._check_exit(child)
+        options = self._cluster_options
+        again = self._coordinator_exits - 2  # the first exit is taken for a preemption: no pause
+        pause_s = min(BACKOFF_MAX_S, options.restart_backoff_s * 2.0 ** min(again, 30)) if again >= 0 else 0.0
+        self._coordinator_due_s = time.monotonic() + pause_s
+        self._view.say(f"the coordinator ended: {child.reason}; it is started again")
+
+    def _start_coordinator_again(self, first: list[str]) -> None:
+        if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
+            self._coordinator_due_s = None
+            self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+
+    def _check_exit(self, child: Ended) -> None:
+        """Give up where to start the coordinator again would not help."""
+        if child.exit_code == ExitCode.CONFIGURATION:
+            self.failure_code = ExitCode.CONFIGURATION
+            raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
+        self._coordinator_exits += 1
+        if self._coordinator_exits > self._cluster_options.max_restarts:
+            raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
+
+    def _check_silence(self) -> None:
+        """Kill a coordinator that serves and does not answer; one that is starting has more time."""
+        silent_s = time.monotonic() - self._heard_s
+        serves = _coordinator_in(self._run_dir).get("pid") == self._coordinator_pid()
+        if silent_s > (self._cluster_options.silence_s if serves else START_DEADLINE_S):
+            self._view.say(f"the coordinator has not answered for {silent_s:.0f} s; it is killed")
+            self._cluster.kill("coordinator")
+            self._heard_s = time.monotonic()
+
+    def _coordinator_pid(self) -> int:
+        return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1
 
     def tell_stop(self, reason: str) -> None:
         """Let the coordinator write its report before it is ended, if it still answers."""
@@ -185,7 +270,10 @@ class _Run:
 
     def _supervise(self, ended: list[Ended]) -> pb.SuperviseReply:
         assert self._client is not None
-        exits = [pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason) for e in ended]
+        exits = [
+            pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason, number=e.number)
+            for e in ended
+        ]
         running = [_process(name) for name in self._cluster.running if name != "coordinator"]
         return self._client.supervise(
             pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=5.0
@@ -196,8 +284,7 @@ class _Run:
             name = f"{process.role}-{process.index}"
             common = ["--connect", str(self._run_dir), *self._listen()]
             if process.role == "shard":
-                state = ["--index", str(process.index), "--state", str(self._run_dir / "claims")]
-                self._cluster.start(name, "ps_server", [*common, *state])
+                self._cluster.start(name, "ps_server", [*common, "--index", str(process.index)])
             else:
                 self._cluster.start(name, "worker", [*common, "--name", name])
         for process in orders.stop:
@@ -205,31 +292,23 @@ class _Run:
             if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
                 self._asked_to_end.add((name, self._cluster.pid(name)))
                 self._cluster.ask_to_end(name)
+        for process in orders.kill:
+            self._cluster.kill(f"{process.role}-{process.index}")
 
     def _listen(self) -> list[str]:
         insecure = ["--insecure"] if self._cluster_options.insecure else []
         return ["--host", self._cluster_options.host, *insecure]
 
-    def _note(self, child: Ended, state: pb.JobState) -> None:
-        if state != pb.JOB_STATE_DONE and child.exit_code != 0:
-            self._view.say(f"{child.name} ended: {child.reason}")
-        if child.exit_code == ExitCode.CONFIGURATION:
-            self.failure_code = ExitCode.CONFIGURATION
-
     def _show(self) -> None:
         assert self._client is not None
         try:
-            self._view.show(self._client.get_status())
+            status = self._client.get_status()
         except RetryLater:
             return  # the next look comes soon; `until_over` counts how long nobody answers
-
-    def _check_coordinator(self, ended: list[Ended]) -> None:
-        for child in ended:
-            if child.name == "coordinator":
-                if child.exit_code == ExitCode.CONFIGURATION:
-                    self.failure_code = ExitCode.CONFIGURATION
-                    raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
-                raise JobFailed(f"the coordinator ended: {child.reason}")
+        self._view.show(status)
+        if status.steps_complete > self._steps_complete:
+            self._coordinator_exits = 0  # it makes progress, however often it is killed
+        self._steps_complete = status.steps_complete
 
     def _wait_for_report(self, state: pb.JobState) -> None:
         """A failed job's report is written just after its end; a done job's just before."""
@@ -250,6 +329,22 @@ def _check_output(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(f"--output {output}: cannot be written: {error.strerror}") from None
+
+
+def _coordinator_in(run_dir: Path) -> dict[str, Any]:
+    """Return what the coordinator wrote about itself in a run directory; empty if it has not yet."""
+    try:
+        where: dict[str, Any] = json.loads((run_dir / ADDRESS_FILE).read_text())
+    except (OSError, ValueError):
+        return {}
+    return where
+
+
+def _command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+    except OSError:
+        return ""
 
 
 def _process(name: str) -> pb.ProcessName:

@@ -136,6 +136,14 @@ def initial_rows(variable: Variable, seed: int, row_start: int, row_stop: int) -
     return values.reshape(row_stop - row_start, *variable.shape[1:])
 
 
+def values_sha256(variables: Mapping[str, Float32s]) -> str:
+    """Return SHA-256 (hex) over the float32 little-endian values of all variables, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(variables):
+        digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
 def _variable_key(seed: int, name: str) -> int:
     text = f"parashard initial values\0{seed}\0{name}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")

@@ -28,7 +28,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobReply(_message.Message):
-    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "initial_file", "steps_total", "data_fingerprint")
+    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "initial_file", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
@@ -37,6 +37,9 @@ class GetJobReply(_message.Message):
     INITIAL_FILE_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     job_toml: str
@@ -45,7 +48,10 @@ class GetJobReply(_message.Message):
     initial_file: str
     steps_total: int
     data_fingerprint: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., initial_file: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ...) -> None: ...
+    checkpoint_url: str
+    source: str
+    initial_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., initial_file: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("version", "variables", "shards")
@@ -92,7 +98,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +106,9 @@ class RegisterShardRequest(_message.Message):
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -107,29 +116,36 @@ class RegisterShardRequest(_message.Message):
     address: str
     http_address: str
     applied: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    checkpoint_rounds: _containers.RepeatedScalarFieldContainer[int]
+    restored: str
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
-    __slots__ = ("coordinator_incarnation",)
+    __slots__ = ("coordinator_incarnation", "cut_round")
     COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_ROUND_FIELD_NUMBER: _ClassVar[int]
     coordinator_incarnation: int
-    def __init__(self, coordinator_incarnation: _Optional[int] = ...) -> None: ...
+    cut_round: int
+    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "name", "fingerprint", "http_address", "device")
+    __slots__ = ("run_id", "job_digest", "name", "fingerprint", "http_address", "device", "token")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     name: str
     fingerprint: str
     http_address: str
     device: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ...) -> None: ...
+    token: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., token: _Optional[int] = ...) -> None: ...
 
 class RegisterWorkerReply(_message.Message):
     __slots__ = ("name", "incarnation", "lease_ttl_s")
@@ -287,7 +303,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total")
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +333,7 @@ class GetStatusReply(_message.Message):
     CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -339,7 +356,8 @@ class GetStatusReply(_message.Message):
     consistency: str
     http_address: str
     events_total: int
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ...) -> None: ...
+    rollbacks: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")
@@ -402,14 +420,16 @@ class ProcessName(_message.Message):
     def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
 
 class ProcessExit(_message.Message):
-    __slots__ = ("process", "exit_code", "reason")
+    __slots__ = ("process", "exit_code", "reason", "number")
     PROCESS_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     process: ProcessName
     exit_code: int
     reason: str
-    def __init__(self, process: _Optional[_Union[ProcessName, _Mapping]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    number: int
+    def __init__(self, process: _Optional[_Union[ProcessName, _Mapping]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SuperviseRequest(_message.Message):
     __slots__ = ("run_id", "exits", "running", "stop_reason")
@@ -424,13 +444,33 @@ class SuperviseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., exits: _Optional[_Iterable[_Union[ProcessExit, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class SuperviseReply(_message.Message):
-    __slots__ = ("start", "stop", "state", "reason")
+    __slots__ = ("start", "stop", "state", "reason", "kill")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[ProcessName]
     stop: _containers.RepeatedCompositeFieldContainer[ProcessName]
     state: JobState
     reason: str
-    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ...) -> None: ...
+    kill: _containers.RepeatedCompositeFieldContainer[ProcessName]
+    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ...) -> None: ...
+
+class CreateCheckpointRequest(_message.Message):
+    __slots__ = ("run_id", "request")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request: int
+    def __init__(self, run_id: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
+
+class CreateCheckpointReply(_message.Message):
+    __slots__ = ("checkpoint", "error", "steps")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    error: str
+    steps: int
+    def __init__(self, checkpoint: _Optional[str] = ..., error: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...

@@ -74,6 +74,11 @@ class CoordinatorStub:
                 request_serializer=protos_dot_coordinator__pb2.SuperviseRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.SuperviseReply.FromString,
                 _registered_method=True)
+        self.CreateCheckpoint = channel.unary_unary(
+                '/parashard.v1.Coordinator/CreateCheckpoint',
+                request_serializer=protos_dot_coordinator__pb2.CreateCheckpointRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.CreateCheckpointReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -135,6 +140,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def CreateCheckpoint(self, request, context):
+        """Pauses leasing until all shards have the same steps, and stores a drained checkpoint (P8); asked until it is there.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -177,6 +189,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.Supervise,
                     request_deserializer=protos_dot_coordinator__pb2.SuperviseRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.SuperviseReply.SerializeToString,
+            ),
+            'CreateCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.CreateCheckpoint,
+                    request_deserializer=protos_dot_coordinator__pb2.CreateCheckpointRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.CreateCheckpointReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -395,6 +412,33 @@ class Coordinator:
             '/parashard.v1.Coordinator/Supervise',
             protos_dot_coordinator__pb2.SuperviseRequest.SerializeToString,
             protos_dot_coordinator__pb2.SuperviseReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def CreateCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/parashard.v1.Coordinator/CreateCheckpoint',
+            protos_dot_coordinator__pb2.CreateCheckpointRequest.SerializeToString,
+            protos_dot_coordinator__pb2.CreateCheckpointReply.FromString,
             options,
             channel_credentials,
             insecure,

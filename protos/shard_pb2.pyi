@@ -29,7 +29,7 @@ class StalenessCount(_message.Message):
     def __init__(self, staleness: _Optional[int] = ..., pushes: _Optional[int] = ...) -> None: ...
 
 class InspectReply(_message.Message):
-    __slots__ = ("shard", "incarnation", "version", "applied", "buffered_steps", "duplicate_pushes", "skipped_steps", "refused_pushes", "staleness", "unknown_staleness", "step_lag_max", "variable_bytes", "slot_bytes", "push_bytes", "pull_bytes", "queue_bytes_max")
+    __slots__ = ("shard", "incarnation", "version", "applied", "buffered_steps", "duplicate_pushes", "skipped_steps", "refused_pushes", "staleness", "unknown_staleness", "step_lag_max", "variable_bytes", "slot_bytes", "push_bytes", "pull_bytes", "queue_bytes_max", "held", "checkpoint_rounds", "checkpoints", "failed_checkpoints", "checkpoint_error", "checkpoint_bytes", "checkpoint_s", "checkpoint_stall_s", "log_records", "log_syncs", "log_error")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -46,6 +46,17 @@ class InspectReply(_message.Message):
     PUSH_BYTES_FIELD_NUMBER: _ClassVar[int]
     PULL_BYTES_FIELD_NUMBER: _ClassVar[int]
     QUEUE_BYTES_MAX_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    FAILED_CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ERROR_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_S_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_STALL_S_FIELD_NUMBER: _ClassVar[int]
+    LOG_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LOG_SYNCS_FIELD_NUMBER: _ClassVar[int]
+    LOG_ERROR_FIELD_NUMBER: _ClassVar[int]
     shard: int
     incarnation: int
     version: int
@@ -62,4 +73,59 @@ class InspectReply(_message.Message):
     push_bytes: int
     pull_bytes: int
     queue_bytes_max: int
-    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ...) -> None: ...
+    held: _containers.RepeatedCompositeFieldContainer[Interval]
+    checkpoint_rounds: _containers.RepeatedScalarFieldContainer[int]
+    checkpoints: int
+    failed_checkpoints: int
+    checkpoint_error: str
+    checkpoint_bytes: int
+    checkpoint_s: float
+    checkpoint_stall_s: float
+    log_records: int
+    log_syncs: int
+    log_error: str
+    def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[int] = ..., failed_checkpoints: _Optional[int] = ..., checkpoint_error: _Optional[str] = ..., checkpoint_bytes: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., checkpoint_stall_s: _Optional[float] = ..., log_records: _Optional[int] = ..., log_syncs: _Optional[int] = ..., log_error: _Optional[str] = ...) -> None: ...
+
+class TakeCheckpointRequest(_message.Message):
+    __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round", "ahead")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    AHEAD_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    incarnation: int
+    coordinator_incarnation: int
+    round: int
+    ahead: bool
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., coordinator_incarnation: _Optional[int] = ..., round: _Optional[int] = ..., ahead: _Optional[bool] = ...) -> None: ...
+
+class TakeCheckpointReply(_message.Message):
+    __slots__ = ("folder", "manifest_bytes", "manifest_sha256", "applied")
+    FOLDER_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    folder: str
+    manifest_bytes: int
+    manifest_sha256: str
+    applied: _containers.RepeatedCompositeFieldContainer[Interval]
+    def __init__(self, folder: _Optional[str] = ..., manifest_bytes: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
+
+class RollbackRequest(_message.Message):
+    __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    incarnation: int
+    coordinator_incarnation: int
+    round: int
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., coordinator_incarnation: _Optional[int] = ..., round: _Optional[int] = ...) -> None: ...
+
+class RollbackReply(_message.Message):
+    __slots__ = ("incarnation",)
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    incarnation: int
+    def __init__(self, incarnation: _Optional[int] = ...) -> None: ...

@@ -39,6 +39,16 @@ class ShardStub:
                 request_serializer=protos_dot_shard__pb2.InspectRequest.SerializeToString,
                 response_deserializer=protos_dot_shard__pb2.InspectReply.FromString,
                 _registered_method=True)
+        self.TakeCheckpoint = channel.unary_unary(
+                '/parashard.v1.Shard/TakeCheckpoint',
+                request_serializer=protos_dot_shard__pb2.TakeCheckpointRequest.SerializeToString,
+                response_deserializer=protos_dot_shard__pb2.TakeCheckpointReply.FromString,
+                _registered_method=True)
+        self.Rollback = channel.unary_unary(
+                '/parashard.v1.Shard/Rollback',
+                request_serializer=protos_dot_shard__pb2.RollbackRequest.SerializeToString,
+                response_deserializer=protos_dot_shard__pb2.RollbackReply.FromString,
+                _registered_method=True)
 
 
 class ShardServicer:
@@ -51,6 +61,20 @@ class ShardServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def TakeCheckpoint(self, request, context):
+        """Saves the shard's state and answers when it is stored; refused from an older coordinator (P3).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Rollback(self, request, context):
+        """Takes the shard back to a round that it has a checkpoint of, under a new incarnation (P12).
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ShardServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -58,6 +82,16 @@ def add_ShardServicer_to_server(servicer, server):
                     servicer.Inspect,
                     request_deserializer=protos_dot_shard__pb2.InspectRequest.FromString,
                     response_serializer=protos_dot_shard__pb2.InspectReply.SerializeToString,
+            ),
+            'TakeCheckpoint': grpc.unary_unary_rpc_method_handler(
+                    servicer.TakeCheckpoint,
+                    request_deserializer=protos_dot_shard__pb2.TakeCheckpointRequest.FromString,
+                    response_serializer=protos_dot_shard__pb2.TakeCheckpointReply.SerializeToString,
+            ),
+            'Rollback': grpc.unary_unary_rpc_method_handler(
+                    servicer.Rollback,
+                    request_deserializer=protos_dot_shard__pb2.RollbackRequest.FromString,
+                    response_serializer=protos_dot_shard__pb2.RollbackReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -87,6 +121,60 @@ class Shard:
             '/parashard.v1.Shard/Inspect',
             protos_dot_shard__pb2.InspectRequest.SerializeToString,
             protos_dot_shard__pb2.InspectReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TakeCheckpoint(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/parashard.v1.Shard/TakeCheckpoint',
+            protos_dot_shard__pb2.TakeCheckpointRequest.SerializeToString,
+            protos_dot_shard__pb2.TakeCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Rollback(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/parashard.v1.Shard/Rollback',
+            protos_dot_shard__pb2.RollbackRequest.SerializeToString,
+            protos_dot_shard__pb2.RollbackReply.FromString,
             options,
             channel_credentials,
             insecure,

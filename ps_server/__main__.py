@@ -1,26 +1,41 @@
-"""Starts a shard: claim an incarnation, ask for the job, fill the variables, listen, register, serve."""
+"""Starts a shard: ask for the job, claim an incarnation, restore, listen, and announce the shard once a second.
+
+The announcement is also how a coordinator that was started again learns of the shard. SIGTERM: accept nothing more,
+save, exit 0; whoever starts the shard again loses nothing.
+"""
 
 from __future__ import annotations
 
+import threading
+import time
 from argparse import Namespace
-from pathlib import Path
 
 import structlog
 
-from parashard.claims import claim_incarnation
+from parashard import failpoints
+from parashard.checkpoints.catalogue import Catalogue
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
+from parashard.errors import ParashardError, RetryLater
+from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments, told_address
 from parashard.rpc import Server, join_address
+from parashard.store import open_store
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
-from ps_server.build import build_shard
+from ps_server.build import ShardBuilder
+from ps_server.cadence import Cadence
+from ps_server.checkpointing import Checkpointer
+from ps_server.lives import Lives
 from ps_server.metrics import ShardCollector
-from ps_server.owner import Owner
+from ps_server.restoring import Restorer
+from ps_server.served import Served
 from ps_server.service import ShardService
+from ps_server.shard import Shard
 
-WAIT_S = 3600.0
+ANNOUNCE_S = 1.0
+ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
+LOOK_S = 0.05
 
 log = structlog.get_logger("shard")
 
@@ -30,7 +45,6 @@ def main() -> int:
     parser = service_arguments("One parashard shard: holds variables and applies pushes.")
     parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
     parser.add_argument("--index", required=True, type=int, help="which shard of the plan this is")
-    parser.add_argument("--state", required=True, type=Path, help="folder where lives are claimed")
     arguments = parser.parse_args()
     return run_service(f"shard-{arguments.index}", arguments.lifeline, lambda stop: serve(arguments, stop))
 
@@ -38,53 +52,138 @@ def main() -> int:
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Serve one shard until asked to stop."""
     check_host(arguments.host, arguments.insecure)
-    incarnation = claim_incarnation(arguments.state, f"shard-{arguments.index}")  # P3
-    coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
+    coordinator = CoordinatorClient(
+        find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event, where=arguments.connect
+    )
     reply = coordinator.get_job()
-    shard, job = build_shard(reply, arguments.index, incarnation)
+    store = open_store(reply.checkpoint_url)
+    catalogue = Catalogue(store)
+    builder = ShardBuilder(reply, arguments.index)
+    options = builder.job.checkpoint
+    rounds = builder.round_steps is not None
+    restorer = Restorer(catalogue, reply, builder.plan, arguments.index, builder.optimizer.slots, rounds=rounds)
+    lives = Lives(builder, restorer, store, options)
+    served = lives.first()
     limit_threads(1)
-    service = ShardService(shard, Owner(job.cluster.queue_pushes))
+    cadence = Cadence(
+        every_s=options.every_s,
+        every_steps=options.every_steps,
+        round_steps=builder.round_steps,
+        steps=len(served.shard.ingest.applied),
+        now_s=time.monotonic(),
+    )
+    checkpointer = Checkpointer(
+        served, catalogue, cadence, options, lives.known, on_cut=lives.rolled, on_collected=lives.collected
+    )
+    lives.follow(checkpointer)
+    service = ShardService(served, checkpointer, lives)
     server = Server(join_address(arguments.host, arguments.port))
     service.add_to(server)
     registry = new_registry("shard")
-    registry.register(ShardCollector(shard))
-    registered = False
+    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
+    announced = False
     http = HttpPort(
         arguments.host,
         arguments.http_port,
         registry,
-        lambda: "" if registered else "not registered with the coordinator",
+        lambda: "" if announced else "not registered with the coordinator",
     )
     server.start()
     http.start()
-    coordinator.register_shard(
-        pb.RegisterShardRequest(
-            run_id=reply.run_id,
-            job_digest=reply.job_digest,
-            shard=arguments.index,
-            incarnation=incarnation,
-            address=server.address,
-            http_address=http.address,
-            applied=interval_messages(shard.ingest.applied),
-        )
-    )
-    registered = True
-    log.info(
-        "serving",
-        address=server.address,
-        http=http.address,
-        incarnation=incarnation,
-        partitions=len(shard.storage.layout),
-        elements=shard.storage.elements,
-    )
-    while not stop.wait(WAIT_S):
-        pass
+    address = told_address(arguments, server.address)
+    announcer = _Announcer(coordinator, reply, served, checkpointer, lives, service, address, http.address)
+    coordinator.patiently(announcer.announce)
+    announced = True
+    failpoints.hit("shard.boot.registered")
+    checkpointer.start()
+    log.info("serving", address=address, http=http.address, elements=served.shard.storage.elements)
+    announcer.run(stop)
     log.info("stopping", reason=stop.reason)
     service.draining = True
+    _end_in_time(builder.job.cluster.grace_s)
+    failpoints.hit("shard.stop.saving")
+    checkpointer.stop()
+    try:
+        checkpointer.take()
+    except ParashardError as error:
+        log.warning("not-saved", error=str(error))  # the last checkpoint counts; what it lacks is computed again
     server.stop()
     http.stop()
+    lives.close()
     coordinator.close()
     return ExitCode.DONE
+
+
+def _end_in_time(grace_s: float) -> None:
+    """End the process when saving takes longer than it may: the last checkpoint counts then."""
+    late = threading.Timer(grace_s, end_process, (ExitCode.RETRY,))
+    late.daemon = True
+    late.start()
+
+
+class _Announcer:
+    """Tells the coordinator what the shard holds, and learns what all shards have saved."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        job: pb.GetJobReply,
+        served: Served,
+        checkpointer: Checkpointer,
+        lives: Lives,
+        service: ShardService,
+        address: str,
+        http_address: str,
+    ) -> None:
+        self._coordinator = coordinator
+        self._job = job
+        self._served = served
+        self._checkpointer = checkpointer
+        self._lives = lives
+        self._service = service
+        self._address = address
+        self._http_address = http_address
+
+    def announce(self) -> None:
+        """Announce once."""
+        reply = self._coordinator.register_shard(self._served.alone(self._request))
+        self._checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
+        self._service.coordinator_incarnation = max(
+            self._service.coordinator_incarnation, reply.coordinator_incarnation
+        )
+
+    def run(self, stop: Stop) -> None:
+        """Announce once a second, and a new life at once, until a stop is asked for.
+
+        Raises
+        ------
+        Fenced
+            If a newer life of the shard, or another run, has this one's place.
+        """
+        next_s = time.monotonic() + ANNOUNCE_S
+        while not stop.asked:
+            if self._served.changed.wait(LOOK_S) or time.monotonic() >= next_s:
+                self._served.changed.clear()
+                next_s = time.monotonic() + ANNOUNCE_S
+                try:
+                    self.announce()
+                except RetryLater:
+                    next_s = time.monotonic() + ANNOUNCE_AGAIN_S
+
+    def _request(self, shard: Shard) -> pb.RegisterShardRequest:
+        mine = shard.identity
+        return pb.RegisterShardRequest(
+            run_id=self._job.run_id,
+            job_digest=self._job.job_digest,
+            shard=mine.shard,
+            incarnation=mine.incarnation,
+            address=self._address,
+            http_address=self._http_address,
+            applied=interval_messages(shard.ingest.applied),
+            held=interval_messages(shard.ingest.held),
+            checkpoint_rounds=self._lives.returnable(),
+            restored=self._served.restored,
+        )
 
 
 if __name__ == "__main__":

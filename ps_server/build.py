@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from parashard.checkpoints.state import ShardState
 from parashard.contracts import plan_from
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
-from parashard.partition import Plan
+from parashard.partition import Partition, Plan
 from parashard.variables import Float32s, Variable
 from protos import coordinator_pb2 as pb
 from ps_server.assembly import Assemblies
@@ -26,34 +27,80 @@ PULLED_COPIES_MAX = 64
 """Steps whose pulled weights a shard with delay compensation remembers, if `cluster.queue_bytes` has room for them."""
 
 
-def build_shard(reply: pb.GetJobReply, index: int, incarnation: int) -> tuple[Shard, Job]:
-    """Return a shard with its initial values, ready to serve, and the job that it belongs to.
+class ShardBuilder:
+    """Builds the lives of one shard of a job.
+
+    Parameters
+    ----------
+    reply : GetJobReply
+        What the coordinator says of the job.
+    index : int
+        Which shard of its plan.
 
     Raises
     ------
     ConfigurationError
-        If the plan has no such shard, or a file of initial values does not fit.
+        If the plan has no such shard.
     """
-    job = job_from_toml(reply.job_toml)
-    plan = plan_from(reply.plan)
-    if not 0 <= index < len(plan.shards):
-        raise ConfigurationError(f"the job has shards 0..{len(plan.shards) - 1}; this process was started as {index}")
-    spec = job.optimizer.resolved(_updates(job, reply.steps_total))
-    optimizer = Optimizer(spec)
-    optimizer.warm_up()  # compile before the first push, not during it
-    storage = Storage(plan, index, optimizer, initial_values(plan, job.job.seed, reply.initial_file))
-    identity = Target(reply.run_id, reply.job_digest, plan.version, index, incarnation)
-    compensated = job.optimizer.delay_compensation > 0
-    shard = Shard(
-        identity,
-        reply.steps_total,
-        storage,
-        _ingest(job, storage, reply.steps_total),
-        Assemblies(job.cluster.queue_bytes),
-        pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
-        compensation=job.optimizer.delay_compensation,
-    )
-    return shard, job
+
+    def __init__(self, reply: pb.GetJobReply, index: int) -> None:
+        self.job = job_from_toml(reply.job_toml)
+        self.plan = plan_from(reply.plan)
+        self.index = index
+        self._reply = reply
+        if not 0 <= index < len(self.plan.shards):
+            last = len(self.plan.shards) - 1
+            raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
+        self.optimizer = Optimizer(self.job.optimizer.resolved(_updates(self.job, reply.steps_total)))
+        self.optimizer.warm_up()  # compile before the first push, not during it
+
+    @property
+    def round_steps(self) -> int | None:
+        """N in `sync:N`, else None."""
+        policy = self.job.consistency.policy
+        return policy.bound if policy.kind == "sync" else None
+
+    def build(self, incarnation: int, state: ShardState | None) -> Shard:
+        """Return a shard with the state of a checkpoint, or with its first values, ready to serve.
+
+        Raises
+        ------
+        ConfigurationError
+            If a file of first values does not fit.
+        """
+        job, plan, reply = self.job, self.plan, self._reply
+        values = initial_values(plan, job.job.seed, reply.initial_file) if state is None else stored_values(state)
+        storage = Storage(plan, self.index, self.optimizer, values)
+        if state is not None:
+            storage.restore_slots(state.slots)
+        identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
+        compensated = job.optimizer.delay_compensation > 0
+        return Shard(
+            identity,
+            reply.steps_total,
+            storage,
+            self._ingest(storage, state),
+            Assemblies(job.cluster.queue_bytes),
+            pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
+            compensation=job.optimizer.delay_compensation,
+        )
+
+    def _ingest(self, storage: Storage, state: ShardState | None) -> Ingest:
+        if self.round_steps is None:
+            applied = None if state is None else state.applied.copy()
+            return Immediate(storage, damping=self.job.optimizer.damping, applied=applied)
+        return Rounds(
+            storage,
+            round_steps=self.round_steps,
+            steps_total=self._reply.steps_total,
+            mean=self.job.consistency.reduce == "mean",
+            round_=0 if state is None else state.round or 0,
+        )
+
+
+def stored_values(state: ShardState) -> InitialRows:
+    """Return the source of a checkpoint's values, by the partitions of its plan."""
+    return lambda variable, start, stop: state.variables[Partition(variable.name, start, stop)]
 
 
 def initial_values(plan: Plan, seed: int, file: str) -> InitialRows:
@@ -90,11 +137,3 @@ def _updates(job: Job, steps_total: int) -> int:
     """Return how often the weights will move: the unit of learning-rate schedules (P15)."""
     policy = job.consistency.policy
     return -(-steps_total // policy.bound) if policy.kind == "sync" else steps_total
-
-
-def _ingest(job: Job, storage: Storage, steps_total: int) -> Ingest:
-    policy = job.consistency.policy
-    if policy.kind == "sync":
-        mean = job.consistency.reduce == "mean"
-        return Rounds(storage, round_steps=policy.bound, steps_total=steps_total, mean=mean)
-    return Immediate(storage, damping=job.optimizer.damping)

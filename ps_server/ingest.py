@@ -26,6 +26,14 @@ class Ingest(Protocol):
     """Steps whose gradients are in the weights."""
 
     @property
+    def round(self) -> int | None:
+        """The round that the weights start, in sync mode; None where there are no rounds."""
+
+    @property
+    def held(self) -> IntervalSet:
+        """Steps that have been acknowledged: in the weights, or held for the current round."""
+
+    @property
     def version(self) -> int:
         """How often the weights have moved."""
 
@@ -55,12 +63,26 @@ class Immediate:
         What moves.
     damping : callable, optional
         From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0 (P16).
+    applied : IntervalSet, optional
+        The steps in the storage's weights, where these come from a checkpoint.
     """
 
-    def __init__(self, storage: Storage, *, damping: Callable[[int], float] | None = None) -> None:
+    round = None
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        damping: Callable[[int], float] | None = None,
+        applied: IntervalSet | None = None,
+    ) -> None:
         self._storage = storage
         self._damping = damping
-        self.applied = IntervalSet()
+        self.applied = IntervalSet() if applied is None else applied
+
+    @property
+    def held(self) -> IntervalSet:
+        return self.applied
 
     @property
     def version(self) -> int:
@@ -107,18 +129,27 @@ class Rounds:
         S; the last round may be short.
     mean : bool
         True: a round's gradient is the mean over its own steps; False: the sum.
+    round_ : int
+        The round that the storage's weights start; not 0 where they come from a checkpoint.
     """
 
-    def __init__(self, storage: Storage, *, round_steps: int, steps_total: int, mean: bool) -> None:
+    def __init__(self, storage: Storage, *, round_steps: int, steps_total: int, mean: bool, round_: int = 0) -> None:
         self._storage = storage
         self._round_steps = round_steps
         self._steps_total = steps_total
         self._mean = mean
-        self.applied = IntervalSet()
-        self.round = 0
+        self.round = round_
+        self._next_fold = self._first(round_)
+        self.applied = IntervalSet([(0, self._next_fold)])
         self._sum: Float32s = np.zeros(storage.elements, np.float32)
-        self._next_fold = 0
         self._early: dict[int, Float32s] = {}
+
+    @property
+    def held(self) -> IntervalSet:
+        held = IntervalSet([(0, self._next_fold)])
+        for step in self._early:
+            held.add(step)
+        return held
 
     @property
     def version(self) -> int:

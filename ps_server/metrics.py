@@ -2,26 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ps_server.shard import Shard
+from ps_server.checkpointing import CheckpointRecord
+from ps_server.push_log.log import PushLog
+from ps_server.served import Served
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
 
 
 class ShardCollector(Collector):
-    """Translates a shard's record."""
+    """Translates the records of a shard, of its checkpoints and of its log."""
 
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-        self._index = str(shard.identity.shard)
+    def __init__(
+        self, served: Served, checkpoints: CheckpointRecord, log: Callable[[], PushLog | None] = lambda: None
+    ) -> None:
+        self._served = served
+        self._log = log
+        self._checkpoints = checkpoints
+        self._index = str(served.shard.identity.shard)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        shard, record = self._shard, self._shard.record
+        shard = self._served.shard
+        record, saved = shard.record, self._checkpoints
         pushes = CounterMetricFamily(
             "parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"]
         )
@@ -44,10 +51,21 @@ class ShardCollector(Collector):
         yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
         yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
         yield self._gauge("queue_bytes", "Memory that pushes in progress hold.", shard.assemblies.held_bytes)
+        yield self._gauge("incarnation", "The life that is served.", shard.identity.incarnation)
+        yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
+        yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
+        yield self._gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
+        yield self._gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
+        yield self._gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
+        log = self._log()
+        if log is not None:
+            yield self._counter("log_bytes", "Bytes appended to the log of pushes.", log.bytes)
+            yield self._counter("log_syncs", "Times that the log was brought to the disk.", log.fsyncs)
+            yield self._counter("log_failures", "Times that the log could not be written.", log.failures)
         yield self._staleness()
 
     def _staleness(self) -> HistogramMetricFamily:
-        counts = dict(self._shard.record.staleness)
+        counts = dict(self._served.shard.record.staleness)
         buckets = [
             (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
             for bound in STALENESS_BUCKETS

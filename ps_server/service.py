@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from parashard import wire
+from parashard import failpoints, wire
 from parashard.contracts import interval_messages
-from parashard.errors import NotReady, WrongRun
+from parashard.errors import MalformedFrame, NotReady, StaleIncarnation, Superseded, WrongRun
 from parashard.messages import Receipt
 from parashard.rpc import DATA_DEADLINE_S, Server, raw_handlers
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
-from ps_server.owner import Owner
+from ps_server.checkpointing import Checkpointer
+from ps_server.lives import Lives
+from ps_server.served import Served
 from ps_server.shard import Shard
 
 
@@ -23,15 +26,28 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     Parameters
     ----------
-    shard : Shard
-        The pure core; touched only through `owner`.
-    owner : Owner
-        Lets one request at a time touch it.
+    served : Served
+        The pure core and its owner.
+    checkpointer : Checkpointer
+        Looks after each request whether the state is to be saved.
+    lives : Lives
+        Gives the shard another life for a rollback, and knows the log.
+    clock : callable
+        Monotonic seconds.
     """
 
-    def __init__(self, shard: Shard, owner: Owner) -> None:
-        self._shard = shard
-        self._owner = owner
+    def __init__(
+        self,
+        served: Served,
+        checkpointer: Checkpointer,
+        lives: Lives,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._served = served
+        self._checkpointer = checkpointer
+        self._lives = lives
+        self._clock = clock
+        self.coordinator_incarnation = 0
         self.draining = False
 
     def add_to(self, server: Server) -> None:
@@ -40,39 +56,102 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         server.grpc.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Push": self.push, "Pull": self.pull}),))
 
     def push(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a chunk of a push."""
-        if self.draining:
-            raise NotReady(f"shard {self._shard.identity.shard} is stopping")
+        """Take a chunk of a push; its receipt leaves once the log has it, where there is one."""
+        self._check_open()
         chunk = wire.decode_push(frame)
 
-        def take() -> Receipt:
-            started_s = time.monotonic()
+        def take() -> tuple[Receipt, int]:
+            started_s = self._clock()
+            shard = self._served.shard
             try:
-                return self._shard.push(chunk, started_s)
+                receipt = shard.push(chunk, started_s)
+                self._checkpointer.look(shard)
+                return receipt, self._lives.log_position
             finally:
-                self._shard.record.push_s += time.monotonic() - started_s
+                shard.record.push_s += self._clock() - started_s
 
-        return wire.encode_receipt(self._owner.run(take, _time_left_s(context)))
+        failpoints.hit("shard.push.received")
+        receipt, position = self._served.owner.run(take, _time_left_s(context))
+        self._lives.wait_durable(position, _time_left_s(context))
+        failpoints.hit("shard.push.applied")
+        return wire.encode_receipt(receipt)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer with a run of the weights, copied while nobody moves them."""
+        self._check_open()
         run = wire.decode_pull(frame)
 
         def read() -> bytes:
-            started_s = time.monotonic()
+            started_s = self._clock()
+            shard = self._served.shard
             try:
-                return wire.encode_weights(self._shard.pull(run))
+                weights = wire.encode_weights(shard.pull(run))
+                self._checkpointer.look(shard)
+                return weights
             finally:
-                self._shard.record.pull_s += time.monotonic() - started_s
+                shard.record.pull_s += self._clock() - started_s
 
-        return self._owner.run(read, _time_left_s(context))
+        weights = self._served.owner.run(read, _time_left_s(context))
+        failpoints.hit("shard.pull.read")
+        return weights
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
-        mine = self._shard.identity.run_id
-        if request.run_id != mine:
-            raise WrongRun(f"this shard is of run {mine}, the call names {request.run_id or '(none)'}")
-        return self._owner.run(lambda: inspection(self._shard), _time_left_s(context))
+        self._check_run(request.run_id)
+        reply = self._served.owner.run(lambda: inspection(self._served.shard), _time_left_s(context))
+        counted = self._checkpointer.record
+        reply.checkpoint_rounds.extend(self._lives.returnable())
+        reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
+        reply.checkpoint_error, reply.checkpoint_bytes = counted.error, counted.bytes
+        reply.checkpoint_s, reply.checkpoint_stall_s = counted.seconds, counted.stall_s
+        self._lives.describe_log(reply)
+        return reply
+
+    def TakeCheckpoint(self, request: shard_pb2.TakeCheckpointRequest, context: Any) -> shard_pb2.TakeCheckpointReply:
+        """Save the shard's state, or note a round to save."""
+        self._check_command(request.run_id, request.incarnation, request.coordinator_incarnation)
+        round_ = request.round if request.HasField("round") else None
+        if request.ahead:
+            if round_ is None:
+                raise MalformedFrame("a checkpoint that is asked for ahead of time names no round")
+            self._checkpointer.name_ahead(round_)
+            return shard_pb2.TakeCheckpointReply()
+        stored = self._checkpointer.take(round_)
+        return shard_pb2.TakeCheckpointReply(
+            folder=stored.id.folder,
+            manifest_bytes=stored.manifest_bytes,
+            manifest_sha256=stored.manifest_sha256,
+            applied=interval_messages(stored.applied),
+        )
+
+    def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:
+        """Go back to a round under a new incarnation (P12)."""
+        self._check_command(request.run_id, request.incarnation, request.coordinator_incarnation)
+        return shard_pb2.RollbackReply(incarnation=self._lives.roll_back(request.round, request.incarnation))
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise NotReady(f"shard {self._served.shard.identity.shard} is stopping")
+
+    def _check_run(self, run_id: str) -> None:
+        mine = self._served.shard.identity.run_id
+        if run_id != mine:
+            raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
+
+    def _check_command(self, run_id: str, incarnation: int, coordinator_incarnation: int) -> None:
+        """Refuse a command of another run, to another life, or from a coordinator that has a successor (P3)."""
+        self._check_run(run_id)
+        if coordinator_incarnation < self.coordinator_incarnation:
+            raise Superseded(
+                f"this shard obeys incarnation {self.coordinator_incarnation} of the coordinator, "
+                f"not {coordinator_incarnation}"
+            )
+        mine = self._served.shard.identity
+        if incarnation != mine.incarnation:
+            raise StaleIncarnation(
+                f"the command names incarnation {incarnation} of shard {mine.shard}; this is {mine.incarnation}"
+            )
+        self.coordinator_incarnation = coordinator_incarnation
 
 
 def inspection(shard: Shard) -> shard_pb2.InspectReply:
@@ -98,6 +177,7 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         push_bytes=record.push_bytes,
         pull_bytes=record.pull_bytes,
         queue_bytes_max=shard.assemblies.held_bytes_max,
+        held=interval_messages(shard.ingest.held),
     )
 
 

@@ -7,6 +7,11 @@ that raises has changed nothing but counters.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
 from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
@@ -15,6 +20,7 @@ from parashard.errors import (
     StalePlan,
     WrongRun,
 )
+from parashard.intervals import IntervalSet
 from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
 from parashard.partition import ELEMENT_BYTES
 from parashard.variables import Float32s
@@ -23,7 +29,31 @@ from ps_server.ingest import Ingest
 from ps_server.kernels import fused
 from ps_server.pulled_weights import PulledWeights
 from ps_server.record import Record
+from ps_server.snapshot import Snapshot
 from ps_server.storage import Storage
+
+NOTED_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shard's state at one moment: the steps in its weights, and those weights as soon as they are copied (P1)."""
+
+    identity: Target
+    applied: IntervalSet
+    version: int
+    round: int | None
+    replay_from: int | None  # the first record of the journal that is not in it
+    snapshot: Snapshot
+
+
+class Journal(Protocol):
+    """Where applied pushes are noted, so that a later life can replay them (P18)."""
+
+    position: int
+
+    def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
+        """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
 
 
 class Shard:
@@ -60,6 +90,8 @@ class Shard:
         self.ingest = ingest
         self.assemblies = assemblies
         self.record = Record()
+        self.journal: Journal | None = None
+        self._noted: dict[int, int] = {}  # in sync mode: buffered steps -> their positions in the journal
         self._pulled = pulled
         self._compensation = compensation
 
@@ -106,6 +138,44 @@ class Shard:
         self.record.pull_bytes += values.nbytes
         return Weights(self.ingest.version, values.data.cast("B"))
 
+    def replay(
+        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+    ) -> bool:
+        """Push again what an earlier life has logged; return False if it is in already (P18).
+
+        Raises
+        ------
+        StaleRound
+            If the step is of a round that this shard does not stand at.
+        """
+        if self.ingest.holds(step):
+            return False
+        self.ingest.admit(step)
+        zero = np.zeros(self.storage.elements, np.float32)
+        self._note(step, position)
+        self.ingest.take(step, zero if gradient is None else gradient, staleness)
+        self.record.skipped_steps += skipped
+        return True
+
+    def replay_from(self) -> int | None:
+        """Return the position of the first journal record that the weights lack; None without a journal."""
+        if self.journal is None:
+            return None
+        self._noted = {step: at for step, at in self._noted.items() if step not in self.ingest.applied}
+        return min(self._noted.values(), default=self.journal.position)
+
+    def cut(self) -> Cut:
+        """Begin a checkpoint: what the weights are now, however they move from here on."""
+        ingest = self.ingest
+        return Cut(
+            self.identity,
+            ingest.applied.copy(),
+            ingest.version,
+            ingest.round,
+            self.replay_from(),
+            self.storage.snapshot(),
+        )
+
     def _push(self, chunk: PushChunk, now_s: float) -> Receipt:
         self._check_target(chunk.target)
         if not 0 <= chunk.step < self.steps_total:
@@ -138,6 +208,10 @@ class Shard:
         lag = push.step - self.ingest.applied.lowest_missing()
         if self._pulled is not None:
             gradient = self._compensated(push, gradient)
+        if self.journal is not None:
+            logged = gradient if push.slices else None
+            position = self.journal.append(push.step, logged, staleness=staleness, skipped=push.skipped)
+            self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant, and the owner ends the process.
         result = self.ingest.take(push.step, gradient, staleness)
         if self._pulled is not None:
@@ -150,6 +224,13 @@ class Shard:
         else:
             self.record.buffered_pushes += 1
         return Receipt(result, self.ingest.version, staleness)
+
+    def _note(self, step: int, position: int) -> None:
+        if self.ingest.round is None:
+            return  # it is in the weights at once
+        if len(self._noted) > NOTED_MAX:
+            self._noted = {s: at for s, at in self._noted.items() if s not in self.ingest.applied}
+        self._noted[step] = position
 
     def _compensated(self, push: Assembly, gradient: Float32s) -> Float32s:
         assert self._pulled is not None

@@ -6,7 +6,7 @@ Pure but for memory. Knows partitions and the optimizer; knows no step, round or
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from parashard.messages import Slice
 from parashard.partition import Partition, Placed, Plan
 from parashard.variables import Float32s, Variable, initial_rows
 from ps_server.optimizer import Optimizer
+from ps_server.snapshot import Snapshot
 
 InitialRows = Callable[[Variable, int, int], Float32s]
 """From (variable, row_start, row_stop) to the first values of these rows."""
@@ -48,7 +49,7 @@ class Storage:
     """
 
     def __init__(self, plan: Plan, shard: int, optimizer: Optimizer, initial: InitialRows) -> None:
-        self._variables = plan.variables
+        self.variables = plan.variables
         self._optimizer = optimizer
         self.layout: tuple[Placed, ...] = plan.layouts[shard]
         self._placed = {placed.partition: placed for placed in self.layout}
@@ -61,6 +62,20 @@ class Storage:
         self.slots: dict[str, Float32s] = {
             name: np.full(self.elements, value, np.float32) for name, value in optimizer.initial_values.items()
         }
+        self._snapshot: Snapshot | None = None
+
+    def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
+        """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
+        for name, slot in self.slots.items():
+            for placed in self.layout:
+                slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
+
+    def snapshot(self) -> Snapshot:
+        """Begin a snapshot of this moment; an earlier one is completed first, since somebody may still be saving it."""
+        while self._snapshot is not None and self._snapshot.save_next():
+            pass
+        self._snapshot = Snapshot(self.layout, self.weights, self.slots)
+        return self._snapshot
 
     @property
     def slot_bytes(self) -> int:
@@ -84,7 +99,7 @@ class Storage:
                 where = "comes twice" if p in seen else "is not on this shard"
                 raise UnknownVariable(f"rows [{p.row_start}, {p.row_stop}) of variable {p.variable!r}: {where}")
             seen.add(p)
-            variable = self._variables[p.variable]
+            variable = self.variables[p.variable]
             if variable.frozen:
                 raise UnknownVariable(f"variable {p.variable!r} is frozen; no gradient is taken for it")
             if piece.row_elements != variable.row_elements:
@@ -122,8 +137,13 @@ class Storage:
         damping : float
             Multiplies the learning rate (staleness damping).
         """
+        snapshot = self._snapshot
+        if snapshot is not None and not snapshot.missing:
+            snapshot = self._snapshot = None  # it is whole: let its memory go with its owner
         for placed in self.layout:
             run = slice(placed.offset, placed.stop)
+            if snapshot is not None:
+                snapshot.save(placed)
             self._optimizer.update(
                 self.weights[run],
                 gradient[run],
@@ -131,5 +151,5 @@ class Storage:
                 t=t,
                 scale=scale,
                 damping=damping,
-                variable=self._variables[placed.partition.variable],
+                variable=self.variables[placed.partition.variable],
             )

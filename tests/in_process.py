@@ -66,7 +66,7 @@ def shard_of(
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:
     """Return the slices of a whole push: every partition that is not frozen."""
-    variables = shard.storage._variables
+    variables = shard.storage.variables
     return tuple(
         Slice(placed.partition, variables[placed.partition.variable].row_elements)
         for placed in shard.storage.layout

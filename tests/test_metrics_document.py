@@ -18,9 +18,13 @@ from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher
 from coordinator.metrics import CoordinatorCollector
 from coordinator.policies import Async
+from coordinator.rounds import NoRounds
 from coordinator.status import StatusView
 from parashard.telemetry.http import new_registry
+from ps_server.checkpointing import CheckpointRecord
 from ps_server.metrics import ShardCollector
+from ps_server.owner import Owner
+from ps_server.served import Served
 from worker.loop import StepLoop
 from worker.metrics import WorkerCollector
 
@@ -46,7 +50,7 @@ def exported() -> Iterator[Told]:
 
 def _coordinator() -> CollectorRegistry:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
-    core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher())
+    core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds())
     view = StatusView("job", "async", 1)
     registry = new_registry("coordinator")
     registry.register(CoordinatorCollector(core, lambda: view.message(core, 0.0)))
@@ -55,7 +59,9 @@ def _coordinator() -> CollectorRegistry:
 
 def _shard() -> CollectorRegistry:
     registry = new_registry("shard")
-    registry.register(ShardCollector(shard_of(plan_of(WEIGHT_AND_BIAS))))
+    served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
+    log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
+    registry.register(ShardCollector(served, CheckpointRecord(), lambda: log))
     return registry
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import threading
 import time
 from argparse import Namespace
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from parashard import failpoints
 from parashard.client import ShardClient, View
 from parashard.compute import limit_threads, threads_for
 from parashard.contracts import plan_from
@@ -21,7 +23,7 @@ from parashard.job.digest import changed_keys, identity_digest, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
-from parashard.models import build_model
+from parashard.models import build_model, code_sha256
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
 from parashard.steps import StepPlan
@@ -33,7 +35,7 @@ from worker.loop import StepLoop, Task
 from worker.metrics import WorkerCollector
 
 LEAVE_S = 2.0  # for the last report
-GRACE_S = 3.0  # for the step in the works, once a stop is asked for
+AWAY_BUDGET_S = 0.3  # a shard that does not answer for so long may live elsewhere: look where
 
 log = structlog.get_logger("worker")
 
@@ -54,7 +56,9 @@ def main() -> int:
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
     check_host(arguments.host, arguments.insecure)
-    coordinator = CoordinatorClient(find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event)
+    coordinator = CoordinatorClient(
+        find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event, where=arguments.connect
+    )
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
     policy = job.consistency.policy
@@ -69,8 +73,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
             f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
         )
     plan = plan_from(reply.plan)
-    _check_identity(job, source.spec, plan, reply)
     folder = arguments.model_folder or reply.model_folder
+    _check_identity(job, source.spec, plan, reply, Path(folder) if folder else None)
     task = Task(
         model=build_model(job.model, source.spec, job.job.seed, Path(folder) if folder else None),
         source=source,
@@ -84,36 +88,57 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     joined = False
     http = HttpPort(arguments.host, arguments.http_port, registry, lambda: "" if joined else "not in the job yet")
     http.start()
-    membership = coordinator.register_worker(
-        pb.RegisterWorkerRequest(
-            run_id=reply.run_id,
-            job_digest=reply.job_digest,
-            name=arguments.name,
-            fingerprint=device.fingerprint(),
-            http_address=http.address,
-            device=device.name,
+    token = secrets.randbits(64)
+
+    def join(name: str) -> Joined:
+        member = coordinator.register_worker(
+            pb.RegisterWorkerRequest(
+                run_id=reply.run_id,
+                job_digest=reply.job_digest,
+                name=name,
+                fingerprint=device.fingerprint(),
+                http_address=http.address,
+                device=device.name,
+                token=token,
+            )
         )
-    )
-    joined = True
-    structlog.contextvars.bind_contextvars(worker=membership.name, incarnation=membership.incarnation)
-    log.info("joined", device=device.name, threads=threads, http=http.address)
-    leasing = Leasing(
-        coordinator,
-        Joined(reply.run_id, membership.name, membership.incarnation, membership.lease_ttl_s),
-        batch=job.cluster.lease_batch,
-        ahead=job.cluster.pipeline_depth,
-        step_timeout_s=job.cluster.step_timeout_s,
-    )
+        return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
 
     def refresh() -> View:
         view = coordinator.get_view(reply.run_id)
         return View(view.view, tuple(s.address for s in view.shards), tuple(s.incarnation for s in view.shards))
 
-    client = ShardClient(reply.run_id, reply.job_digest, plan, membership.name, giving_up=stop.event)
-    loop = StepLoop(task, client, leasing, refresh, depth=job.cluster.pipeline_depth)
-    registry.register(WorkerCollector(loop, membership.name))
+    member = join(arguments.name)
+    joined = True
+    failpoints.hit("worker.boot.joined")
+    structlog.contextvars.bind_contextvars(worker=member.name, incarnation=member.incarnation)
+    log.info("joined", device=device.name, threads=threads, http=http.address)
+    cluster = job.cluster
+    leasing = Leasing(
+        coordinator,
+        member,
+        batch=cluster.lease_batch,
+        ahead=cluster.pipeline_depth,
+        step_timeout_s=cluster.step_timeout_s,
+        join=lambda: join(member.name),
+        patience_s=cluster.retry_budget_s,
+    )
+    client = ShardClient(
+        reply.run_id, reply.job_digest, plan, member.name, away_budget_s=AWAY_BUDGET_S, giving_up=stop.event
+    )
+    client.use(coordinator.patiently(refresh))
+    loop = StepLoop(
+        task,
+        client,
+        leasing,
+        refresh,
+        depth=cluster.pipeline_depth,
+        patience_s=cluster.retry_budget_s,
+        giving_up=stop.event,
+    )
+    registry.register(WorkerCollector(loop, member.name))
     leasing.start()
-    threading.Thread(target=_leave_in_time, args=(stop, leasing), name="leaving", daemon=True).start()
+    threading.Thread(target=_leave_in_time, args=(stop, leasing, cluster.grace_s), name="leaving", daemon=True).start()
     try:
         loop.run(lambda: stop.asked)
     finally:
@@ -126,21 +151,23 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     return ExitCode.FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
 
 
-def _leave_in_time(stop: Stop, leasing: Leasing) -> None:
+def _leave_in_time(stop: Stop, leasing: Leasing, grace_s: float) -> None:
     """End the process soon after a stop is asked for, however long the step in the works takes: it is leased again."""
     stop.event.wait()
-    time.sleep(GRACE_S)
+    time.sleep(max(0.0, grace_s - LEAVE_S))
     leasing.leave(LEAVE_S)
     log.info("left", reason=f"{stop.reason}; the step in the works was given back")
     os._exit(ExitCode.DONE)
 
 
-def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply) -> None:
+def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply, folder: Path | None) -> None:
     """Refuse to work on steps that are not the job's: --set may say where things are, not what is computed (P2)."""
-    mine = job_identity(job, spec, plan.variables)
+    first, code = reply.initial_sha256, code_sha256(job.model, folder)
+    mine = job_identity(job, spec, plan.variables, initial_sha256=first, model_sha256=code)
     if identity_digest(mine) != reply.job_digest:
-        theirs = job_identity(job_from_toml(reply.job_toml), spec, plan.variables)
-        changed = ", ".join(changed_keys(theirs, mine)) or "none; is this another version of parashard?"
+        told = job_from_toml(reply.job_toml)
+        theirs = job_identity(told, spec, plan.variables, initial_sha256=first, model_sha256=code)
+        changed = ", ".join(changed_keys(theirs, mine)) or "none; another version of parashard or of the model's code?"
         raise WrongRun(f"this worker would compute another job than the coordinator's; keys that differ: {changed}")
 
 

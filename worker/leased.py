@@ -11,11 +11,10 @@ from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from parashard.errors import Fenced, ParashardError, RetryLater
+from parashard.errors import Fenced, ParashardError, RetryLater, Unacquainted
 from protos import coordinator_pb2 as pb
 
 IDLE_WAIT_S = 1.0  # how long the coordinator may hold a call of an idle worker
-PATIENCE_S = 60.0  # how long the coordinator may be away before the worker gives up
 RETRY_PAUSE_S = 0.1
 BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a slow worker hoards none
 SMOOTHING = 0.2
@@ -51,13 +50,25 @@ class LeasedWork:
         leaves, and `hung` says why; the step loop itself will not notice.
     now_s : float
         When the worker joined.
+    patience_s : float
+        How long the coordinator may be away before the worker gives up.
     """
 
-    def __init__(self, joined: Joined, *, batch: int, ahead: int, step_timeout_s: float, now_s: float) -> None:
+    def __init__(
+        self,
+        joined: Joined,
+        *,
+        batch: int,
+        ahead: int,
+        step_timeout_s: float,
+        now_s: float,
+        patience_s: float = 60.0,
+    ) -> None:
         self._joined = joined
         self._batch = batch
         self._ahead = ahead
         self._step_timeout_s = step_timeout_s
+        self._patience_s = patience_s
         self._queue: deque[Work] = deque()
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
@@ -80,6 +91,8 @@ class LeasedWork:
         self.reason = ""
         self.failure: ParashardError | None = None
         self.hung = ""
+        self.stranger = False
+        """The coordinator does not know this worker: it has to join again before the next call."""
 
     @property
     def over(self) -> bool:
@@ -207,16 +220,24 @@ class LeasedWork:
     def lost(self, error: ParashardError, now_s: float) -> None:
         """Take note of a call without an answer, or of one that was refused.
 
-        One that found nobody is made again after a pause, for PATIENCE_S; whoever leaves waits for nobody. Any other
-        error is the worker's end.
+        One that found nobody is made again after a pause, within the patience; whoever leaves waits for nobody. A
+        coordinator that does not know the worker is a new one: it is joined again. Any other error is the worker's end.
         """
-        if isinstance(error, RetryLater) and not self._leaving and now_s - self._silent_since_s <= PATIENCE_S:
+        stranger = isinstance(error, Unacquainted)
+        self.stranger = stranger and not self._leaving
+        patient = now_s - self._silent_since_s <= self._patience_s
+        if (isinstance(error, RetryLater) or stranger) and not self._leaving and patient:
             self._unanswered = True
             self._called_s = now_s
         elif self._leaving and not isinstance(error, Fenced):
             self._left = True
         else:
             self.failure = error
+
+    def joined_again(self, joined: Joined) -> None:
+        """Go on as a member of a coordinator that is new; what is held and what is to be reported stays."""
+        self._joined = joined
+        self.stranger = False
 
     @property
     def _idle(self) -> bool:

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import structlog
 
+from parashard import failpoints
 from parashard.coordinator_client import CoordinatorClient
 from parashard.errors import ParashardError
 from parashard.process import ExitCode
@@ -44,6 +45,10 @@ class Leasing:
         Who asks.
     batch, ahead, step_timeout_s
         See `LeasedWork`.
+    join : callable
+        Joins the job again, at a coordinator that was started anew.
+    patience_s : float
+        See `LeasedWork`.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
 
@@ -61,12 +66,22 @@ class Leasing:
         batch: int,
         ahead: int,
         step_timeout_s: float,
+        join: Callable[[], Joined],
+        patience_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
     ) -> None:
         self._client = client
+        self._join = join
         self._on_hung = on_hung or end_process
         self._changed = threading.Condition()
-        self._work = LeasedWork(joined, batch=batch, ahead=ahead, step_timeout_s=step_timeout_s, now_s=time.monotonic())
+        self._work = LeasedWork(
+            joined,
+            batch=batch,
+            ahead=ahead,
+            step_timeout_s=step_timeout_s,
+            now_s=time.monotonic(),
+            patience_s=patience_s,
+        )
         self.phases_s: dict[str, float] = {}
         self._reply_deadline_s = max(
             REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
@@ -171,7 +186,14 @@ class Leasing:
                 if self._work.hung:
                     self._on_hung(self._work.hung)
                 return
+            failpoints.hit("worker.lease.reporting")
             try:
+                if self._work.stranger:
+                    joined = self._join()
+                    log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
+                    with self._changed:
+                        self._work.joined_again(joined)
+                    continue  # the request named who this was before
                 reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))
@@ -179,6 +201,8 @@ class Leasing:
                     self._work.lost(error, time.monotonic())
                     self._changed.notify_all()
             else:
+                if reply.granted:
+                    failpoints.hit("worker.lease.granted")
                 with self._changed:
                     self._work.accept(request, reply, time.monotonic())
                     self._changed.notify_all()

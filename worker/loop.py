@@ -7,6 +7,7 @@ it does.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -16,16 +17,21 @@ from typing import TypeVar
 
 import numpy as np
 import structlog
+import tenacity
 
+from parashard import failpoints
 from parashard.client import Pulled, ShardClient, View
 from parashard.data.base import Array, Batch, DataSource
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
     NonFiniteGradient,
+    NotReady,
     ParashardError,
     Redo,
     RetryLater,
+    StaleIncarnation,
+    Unreachable,
 )
 from parashard.models.base import Model
 from parashard.partition import Plan
@@ -36,6 +42,8 @@ from worker.device import Device
 from worker.leasing import Leasing
 
 POLL_S = 0.2
+RIDING_PAUSE_S = 0.02
+RIDING_PAUSE_MAX_S = 0.5
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
 
 _Result = TypeVar("_Result")
@@ -91,19 +99,33 @@ class StepLoop:
     leasing : Leasing
         Where steps come from and reports go.
     refresh : callable
-        Returns the shards' present view.
+        Returns the shards' present view, or raises RetryLater.
     depth : int
         Steps pulled ahead, and pushes that may be under way, while a gradient is computed.
+    patience_s : float
+        How long a pull or a push waits for a shard that is away, or for its next life.
+    giving_up : Event, optional
+        Once set, nothing is waited for any more.
     """
 
     def __init__(
-        self, task: Task, client: ShardClient, leasing: Leasing, refresh: Callable[[], View], *, depth: int
+        self,
+        task: Task,
+        client: ShardClient,
+        leasing: Leasing,
+        refresh: Callable[[], View],
+        *,
+        depth: int,
+        patience_s: float = 60.0,
+        giving_up: threading.Event | None = None,
     ) -> None:
         self._task = task
         self._client = client
         self._leasing = leasing
         self._refresh = refresh
         self._depth = depth
+        self._patience_s = patience_s
+        self._giving_up = giving_up or threading.Event()
         self._transfers: Executor = ThreadPoolExecutor(2 * depth, "transfer") if depth else Inline()
         self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
@@ -114,7 +136,6 @@ class StepLoop:
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
-        self._client.use(self._refresh())
         while not stopping():
             self._fill()
             if self._pulling:
@@ -152,9 +173,13 @@ class StepLoop:
 
     def _pull(self, grant: pb.Grant) -> Pulled | None:
         """Pull after the lease (P9); a step to skip needs no weights."""
+        if self._leasing.view > self._client.view.number:
+            self._refresh_view()  # receipts of a shard's earlier life, which may not know that it is over, do not count
         if grant.skip:
             return None
-        return self._client.pull(step=grant.step, round_=self._round(grant.step))
+        pulled = self._riding(lambda: self._client.pull(step=grant.step, round_=self._round(grant.step)))
+        failpoints.hit("worker.pull.done")
+        return pulled
 
     def _compute(self, grant: pb.Grant, pulling: Future[Pulled | None]) -> None:
         started_s = time.perf_counter()
@@ -177,6 +202,7 @@ class StepLoop:
             return
         finally:
             self.phases_s["compute"] += time.perf_counter() - started_s
+        failpoints.hit("worker.compute.done")
         while len(self._pushing) >= max(1, self._depth):
             self._settle()
         computed = _Computed(grant.step, loss, examples, grant.skip)
@@ -187,7 +213,9 @@ class StepLoop:
             self._settle()
 
     def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
-        return self._client.push(grant.step, gradients, pulled, skipped=grant.skip).incarnations
+        pushed = self._riding(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
+        failpoints.hit("worker.push.done")
+        return pushed.incarnations
 
     def _settle(self) -> None:
         """Wait for the oldest push and report its step."""
@@ -224,9 +252,26 @@ class StepLoop:
         else:
             raise error
 
+    def _riding(self, operation: Callable[[], _Result]) -> _Result:
+        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again.
+
+        The whole operation: shards that have a push already say so, and the step is its identity (P1).
+        """
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation)),
+            wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
+            stop=tenacity.stop_after_delay(self._patience_s) | tenacity.stop_when_event_set(self._giving_up),
+            sleep=tenacity.sleep_using_event(self._giving_up),
+            before_sleep=lambda _: self._refresh_view(),
+            reraise=True,
+        )
+        return retrying(operation)
+
     def _refresh_view(self) -> None:
-        if self._leasing.view != self._client.view.number:
+        try:
             self._client.use(self._refresh())
+        except RetryLater as error:
+            log.info("no-view", error=str(error))  # whoever needs one asks again
 
     # --- arithmetic ---
 
@@ -270,7 +315,8 @@ class StepLoop:
         totals: dict[str, float] = {}
         examples = task.source.spec.held_out
         try:
-            pulled = self._client.pull(round_=grant.round if grant.for_round else None)
+            round_ = grant.round if grant.for_round else None
+            pulled = self._riding(lambda: self._client.pull(round_=round_))
             variables = task.device.variables_from_host(pulled.variables)
             for start in range(0, examples, EVALUATION_EXAMPLES):
                 stop = min(examples, start + EVALUATION_EXAMPLES)

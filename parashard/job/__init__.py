@@ -1,6 +1,6 @@
 """The job file: its schema, its loading with the origin of each value, and the digest that identifies a job."""
 
-from parashard.job.digest import changed_keys, identity_digest, job_digest, job_identity
+from parashard.job.digest import changed_keys, identity_digest, job_identity
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, as_toml, describe, load_job
 from parashard.job.policy import Policy
@@ -18,7 +18,6 @@ __all__ = [
     "changed_keys",
     "describe",
     "identity_digest",
-    "job_digest",
     "job_identity",
     "load_job",
     "parse_set",

@@ -19,8 +19,15 @@ from parashard.job.schema import Job
 from parashard.variables import Variable, in_name_order
 
 
-def job_identity(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) -> dict[str, Any]:
-    """Return the canonical mapping that `job_digest` hashes, made of the types of JSON.
+def job_identity(
+    job: Job,
+    spec: DataSpec,
+    variables: Mapping[str, Variable],
+    *,
+    initial_sha256: str = "",
+    model_sha256: str = "",
+) -> dict[str, Any]:
+    """Return the canonical mapping that `identity_digest` hashes, made of the types of JSON.
 
     It leaves out the job's name, every path, the evaluation and the cluster: none of them changes what a step is or
     what its push does. The data counts by its content, the variables as the model and the job's settings make them.
@@ -32,8 +39,12 @@ def job_identity(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) ->
         Of the job's data, with the fingerprint of its content.
     variables : mapping of str to Variable
         After `apply_settings`.
+    initial_sha256 : str
+        Of the first values, where they are not drawn from the seed (`parashard.variables.values_sha256`).
+    model_sha256 : str
+        Of the code of a user's own model (`parashard.models.code_sha256`).
     """
-    identity = {
+    identity: dict[str, Any] = {
         "job": job.job.model_dump(include={"seed", "epochs", "batch_size", "on_bad_step"}),
         "data": _data(spec),
         "model": _options(job.model),
@@ -41,17 +52,16 @@ def job_identity(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) ->
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }
+    if initial_sha256:
+        identity["initial"] = {"sha256": initial_sha256}
+    if model_sha256:
+        identity["code"] = {"sha256": model_sha256}
     canonical: dict[str, Any] = plain(identity)
     return canonical
 
 
-def job_digest(job: Job, spec: DataSpec, variables: Mapping[str, Variable]) -> str:
-    """Return the SHA-256 of the job's identity, 64 hex digits: equal on every machine that computes the same job."""
-    return identity_digest(job_identity(job, spec, variables))
-
-
 def identity_digest(identity: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of an identity that was kept, as `job_digest` computes it."""
+    """Return the SHA-256 of a job's identity, 64 hex digits: equal on every machine that computes the same job."""
     text = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 

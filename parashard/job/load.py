@@ -108,7 +108,8 @@ def _validated(layers: Layers, folder: Path) -> Job:
         job = Job.model_validate_json(json.dumps(layers.table), strict=True)
     except ValidationError as error:
         raise configuration_error(error, Job, layers) from None
-    return _with_absolute_paths(job, (), layers, folder)
+    job = _with_absolute_paths(job, (), layers, folder)
+    return _with_absolute_store(job, layers, folder)
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -148,6 +149,16 @@ def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Laye
         elif isinstance(value, BaseModel):
             changed[name] = _with_absolute_paths(value, parts, layers, folder)
     return options.model_copy(update=changed)
+
+
+def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
+    """Make a checkpoint folder's path absolute; a URL is absolute as it is."""
+    url, parts = job.checkpoint.url, ("checkpoint", "url")
+    if not url or "://" in url:
+        return job
+    from_file = layers.origin(parts) == layers.file
+    path = _absolute(Path(url), folder if from_file else Path.cwd(), parts, layers)
+    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"url": str(path)})})
 
 
 def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:

@@ -45,7 +45,7 @@ class Contradictions(ValueError):
 
 def contradictions(job: Job) -> Iterator[Contradiction]:
     """Yield every relation that the job breaks."""
-    for key, other, allowed in (*_consistency(job), *_optimizer(job), *_listening(job)):
+    for key, other, allowed in (*_consistency(job), *_optimizer(job), *_listening(job), *_checkpoint(job)):
         yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
 
 
@@ -59,6 +59,14 @@ def _listening(job: Job) -> Iterator[_Relation]:
             "cluster.insecure",
             "a loopback address, or insecure = true on a network where everyone is trusted (there is no TLS yet)",
         )
+
+
+def _checkpoint(job: Job) -> Iterator[_Relation]:
+    options, url = job.checkpoint, job.checkpoint.url
+    if options.durability == "log" and not (options.every_s or options.every_steps):
+        yield "checkpoint.durability", "checkpoint.every_s", '"checkpoint" where none is taken: the log would only grow'
+    if options.durability == "log" and "://" in url and not url.startswith("file://"):
+        yield "checkpoint.durability", "checkpoint.url", '"checkpoint" with an object store: a log needs a local disk'
 
 
 def _consistency(job: Job) -> Iterator[_Relation]:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from parashard.data import DataOptions
 from parashard.job.relations import Contradictions, contradictions
 from parashard.job.settings import VariableSettings
-from parashard.job.tables import ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
+from parashard.job.tables import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
 from parashard.models import ModelOptions
 from parashard.optimizers import OptimizerOptions
 
@@ -39,6 +39,9 @@ class Job(BaseModel):
     )
     evaluation: EvaluationOptions = Field(
         default_factory=EvaluationOptions, description="When the held-out split is measured."
+    )
+    checkpoint: CheckpointOptions = Field(
+        default_factory=CheckpointOptions, description="Where and how often the shards' state is saved."
     )
     cluster: ClusterOptions = Field(
         default_factory=ClusterOptions, description="Which processes there are and how they share the work."

@@ -1,4 +1,4 @@
-"""The tables of a job file that belong to no other package: job, consistency, evaluation, cluster.
+"""The tables of a job file that belong to no other package: job, consistency, evaluation, checkpoint, cluster.
 
 Owns their keys, bounds and defaults; each key's description is what `parashard config` prints. Relations between keys
 are in `relations`, the whole in `schema`. Knows nothing of files, flags or the environment.
@@ -89,6 +89,34 @@ class EvaluationOptions(Table):
     target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
 
 
+class CheckpointOptions(Table):
+    """`[checkpoint]`: where and how often the shards' state is saved, and what a killed shard loses."""
+
+    url: str = Field(
+        default="",
+        max_length=1000,
+        description="Folder or URL (s3://BUCKET/PATH) of the store; empty: `checkpoints` in the run directory.",
+    )
+    every_s: float = Field(
+        default=30.0, ge=0, le=86400, description="Seconds between two checkpoints of a shard; 0: not by time."
+    )
+    every_steps: int = Field(
+        default=0,
+        ge=0,
+        le=10**12,
+        description="Applied steps between two checkpoints (in sync:N up to the next round's end); 0: not by steps.",
+    )
+    keep: int = Field(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
+    keep_every: int = Field(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
+    durability: Literal["checkpoint", "log"] = Field(
+        default="checkpoint",
+        description="What a killed shard does: compute again what its checkpoint lacks, or replay a log of pushes.",
+    )
+    log_fsync: bool = Field(
+        default=True, description="Whether the log of pushes survives the machine (fsync), or the process only."
+    )
+
+
 class MinimumSize(Table):
     """Cut into at most one range per shard, none smaller than `min_bytes`."""
 
@@ -158,6 +186,24 @@ class ClusterOptions(Table):
         le=86400,
         description="Seconds of work on one step after which its worker is hung: the step has failed.",
     )
+    grace_s: float = Field(
+        default=10.0,
+        ge=0.5,
+        le=3600,
+        description="Seconds that a process which is asked to end may take to finish, save and give back.",
+    )
+    silence_s: float = Field(
+        default=30.0,
+        ge=1,
+        le=86400,
+        description="Seconds without a sign of life after which a running process is killed and started again.",
+    )
+    retry_budget_s: float = Field(
+        default=60.0,
+        ge=1,
+        le=86400,
+        description="Seconds for which a process waits for a shard or a coordinator that is away.",
+    )
     speculate_after: float = Field(
         default=4.0,
         ge=0,
@@ -192,7 +238,7 @@ class ClusterOptions(Table):
         default=0.2,
         ge=0,
         le=5,
-        description="Seconds before a worker is first started again; doubles with each exit in a row, up to 5.",
+        description="Seconds before a process that ended twice in a row is started again; doubles up to 5.",
     )
     queue_pushes: int = Field(
         default=64,

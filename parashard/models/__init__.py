@@ -18,7 +18,7 @@ from parashard.models.ledger import Ledger, LedgerOptions
 from parashard.models.mlp import MlpOptions, MultilayerPerceptron
 from parashard.models.softmax import SoftmaxOptions, SoftmaxRegression
 from parashard.models.torn import Torn, TornOptions
-from parashard.models.user import UserOptions, load_user_model
+from parashard.models.user import UserOptions, load_user_model, user_code_sha256
 
 __all__ = [
     "Audited",
@@ -31,6 +31,7 @@ __all__ = [
     "TornOptions",
     "UserOptions",
     "build_model",
+    "code_sha256",
 ]
 
 _USER_TAG = "module:factory"  # what an error message that lists the kinds shows
@@ -85,3 +86,8 @@ def build_model(options: ModelOptions, spec: DataSpec, seed: int, folder: Path |
             return Torn(options)
         case UserOptions():
             return load_user_model(options, spec, folder)
+
+
+def code_sha256(options: ModelOptions, folder: Path | None) -> str:
+    """Return SHA-256 (hex) of the code of a user's own model; "" for a built-in one, which the version stands for."""
+    return user_code_sha256(options, folder) if isinstance(options, UserOptions) else ""

@@ -6,6 +6,7 @@ what the model computes. Called by `parashard.models.build_model`.
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import sys
 from collections.abc import Callable
@@ -65,6 +66,23 @@ def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -
             f"{', '.join(lacking)}; a model has {', '.join(_METHODS)}"
         )
     return cast(Model, model)
+
+
+def user_code_sha256(options: UserOptions, folder: Path | None) -> str:
+    """Return SHA-256 (hex) of the source of the module that has the factory; modules that it imports are not in it.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such module, or its source cannot be read.
+    """
+    module = _imported(options.kind, options.kind.partition(":")[0], folder)
+    if module.__file__ is None:
+        return ""
+    try:
+        return hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+    except OSError as error:
+        raise ConfigurationError(f"model kind {options.kind!r}: {module.__file__}: {error.strerror}") from None
 
 
 def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.core import CompletedStep, Core, LeaseAnswer, LeaseCall, Options
+from coordinator.calls import Announcement, CompletedStep, LeaseAnswer, LeaseCall, Options
+from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher, Launcher
 from coordinator.membership import ShardLife, Worker
-from coordinator.policies import Async, LeasingPolicy
+from coordinator.policies import Async, LeasingPolicy, Sync
+from coordinator.rounds import NoRounds, RoundBook, Rounds
 from parashard.intervals import IntervalSet
 
 RUN, DIGEST = "run-1", "d" * 64
@@ -32,11 +34,34 @@ def core_of(
     policy = policy or Async()
     chosen = replace(OPTIONS, **options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
-    core = Core(chosen, policy, evaluations, launcher or ExternalLauncher())
+    rounds: RoundBook = NoRounds()
+    if isinstance(policy, Sync):
+        rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
+    core = Core(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds)
     if registered:
         for shard in range(chosen.shards):
-            core.register_shard(shard, life(shard), IntervalSet())
+            announce(core, shard)
     return core
+
+
+def announce(
+    core: Core,
+    shard: int,
+    incarnation: int = 1,
+    applied: Iterable[tuple[int, int]] = (),
+    *,
+    held: Iterable[tuple[int, int]] = (),
+    returnable: Iterable[int] = (0,),
+    restored: str = "",
+    now_s: float = 0.0,
+) -> None:
+    """Announce a life of a shard that has applied these intervals of steps and holds those beside them."""
+    in_weights = IntervalSet(applied)
+    both = in_weights.copy()
+    for start, stop in held:
+        both.add_range(start, stop)
+    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored)
+    core.announced(shard, says, now_s)
 
 
 def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, skipped: bool = False) -> Any:
@@ -47,13 +72,18 @@ def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, s
 class Caller:
     """One life of a worker: numbers its calls and remembers what it holds."""
 
-    def __init__(self, core: Core, name: str = "", now_s: float = 0.0) -> None:
-        self.core = core
-        self.worker: Worker = core.register_worker(name, "arithmetic", "cpu", "host:9", now_s)
-        self.name = self.worker.name
+    def __init__(self, core: Core, name: str = "", now_s: float = 0.0, token: int = 0) -> None:
+        self.token = token
+        self.join(core, name, now_s)
         self.held: list[int] = []
         self.evaluating: list[int] = []
         self.sequence = 0
+
+    def join(self, core: Core, name: str, now_s: float = 0.0) -> None:
+        """Join a coordinator, perhaps another one than before; what is held stays."""
+        self.core = core
+        self.worker: Worker = core.register_worker(name, "arithmetic", "cpu", "host:9", now_s, self.token)
+        self.name = self.worker.name
 
     def call(self, now_s: float = 0.0, *, lost: bool = False, **report: Any) -> LeaseAnswer:
         """Report, renew what is held and ask; with `lost` the reply never arrives."""

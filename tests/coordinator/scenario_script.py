@@ -23,9 +23,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coordinator_cases import Caller, core_of, done, life
+from coordinator_cases import Caller, announce, core_of, done
 
-from coordinator.core import Core, LeaseAnswer
+from coordinator.calls import LeaseAnswer
+from coordinator.core import Core
 from coordinator.launchers import Exit, LocalLauncher, ProcessName
 from coordinator.policies import leasing_policy
 from coordinator.restarts import Restarts
@@ -44,6 +45,7 @@ class Scenario:
         self.now_s = 0.0
         self.callers: dict[str, Caller] = {}
         self.lives = [1] * SHARDS
+        self.exits = 0
         self.core: Core
 
     def answer(self, command: str) -> list[str]:
@@ -94,8 +96,8 @@ class Scenario:
 
     def _shard_returns(self, shard: int, words: list[str]) -> list[str]:
         self.lives[shard] += 1
-        applied = IntervalSet((step, step + 1) for step in _numbers(words[2:]))
-        self.core.register_shard(shard, life(shard, self.lives[shard]), applied)
+        applied = [(step, step + 1) for step in _numbers(words[2:])]
+        announce(self.core, shard, self.lives[shard], applied, restored="restored")
         return []
 
     def _worker_joins(self, name: str, words: list[str]) -> list[str]:
@@ -123,7 +125,8 @@ class Scenario:
 
     def _worker_dies(self, name: str, words: list[str]) -> list[str]:
         process = ProcessName("worker", int(name.removeprefix("worker-")))
-        self.core.supervise([Exit(process, -9, "killed by signal 9")], [], self.now_s)
+        self.exits += 1
+        self.core.supervise([Exit(process, -9, "killed by signal 9", self.exits)], [], self.now_s)
         return []
 
 

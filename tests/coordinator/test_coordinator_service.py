@@ -8,10 +8,21 @@ import pytest
 from coordinator_cases import DIGEST, RUN, core_of
 from served_core import DEADLINE_S, Served, lease_request, served, shard_request, worker_request
 
-from coordinator.core import WORKERS_MAX, JobState
+from coordinator.calls import JobState
+from coordinator.core import WORKERS_MAX
+from coordinator.draining import Answer
 from coordinator.launchers import LocalLauncher
+from coordinator.policies import Sync
 from coordinator.restarts import Restarts
-from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, Superseded, WrongRun
+from parashard.errors import (
+    ConfigurationError,
+    JobFailed,
+    MalformedFrame,
+    NotReady,
+    Superseded,
+    Unacquainted,
+    WrongRun,
+)
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 
@@ -58,6 +69,48 @@ def test_a_shard_s_applied_steps_are_taken_in(it: Served) -> None:
     assert it.core.leases.lowest_incomplete == 5
 
 
+def test_a_shard_learns_whom_it_obeys_and_what_all_have_saved() -> None:  # P3, P12
+    core = core_of(Sync(4), registered=False, incarnation=3)
+    with served(core) as it:
+        first = it.client.register_shard(shard_request(0, checkpoint_rounds=[0, 1, 2]))
+        assert (first.coordinator_incarnation, first.HasField("cut_round")) == (3, False)
+        assert it.client.register_shard(shard_request(1, checkpoint_rounds=[0, 1])).cut_round == 1
+
+
+def test_what_a_shard_holds_beside_what_it_has_applied_is_taken_in(it: Served) -> None:  # P5
+    applied, held = [shard_pb2.Interval(start=0, stop=4)], [shard_pb2.Interval(start=0, stop=6)]
+    for shard in range(2):
+        it.client.register_shard(shard_request(shard, applied=applied, held=held, restored="restored p1/s0/i1/c1"))
+    assert it.core.leases.lowest_incomplete == 6
+    assert any("host:1, restored p1/s0/i1/c1" in event for event in it.core.events)
+
+
+def test_a_worker_is_told_that_a_new_coordinator_does_not_know_it(it: Served) -> None:  # P3
+    with pytest.raises(Unacquainted, match="worker-0 is not known to this coordinator"):
+        it.client.lease(lease_request(want=1))
+
+
+def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None:  # P8
+    start(it)
+    it.client.lease(lease_request(want=1))
+    request = pb.CreateCheckpointRequest(run_id=RUN, request=1 << 63)
+    assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(steps=1)
+    it.service.run(lambda core, _: core.checkpoint_ended(Answer(checkpoint="j1", steps=1)))
+    assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(checkpoint="j1", steps=1)
+
+
+def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
+    start(it)
+    stored: list[dict[str, dict[str, float | None]]] = []
+    it.service._on_decision = lambda core: stored.append(core.saved().evaluations)
+    it.client.lease(lease_request(want=1))
+    it.client.lease(lease_request(sequence=2, held=[0]))
+    assert stored == [], "nothing was decided"
+    result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
+    it.client.lease(lease_request(sequence=3, held=[0], evaluated=[result]))
+    assert stored == [{"0": {"accuracy": 0.5}}]
+
+
 def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3
     it.client.register_shard(shard_request(0, 2))
     with pytest.raises(Superseded, match="incarnation 2 is registered, 1 is older"):
@@ -70,10 +123,22 @@ def test_intervals_that_are_none_are_refused(it: Served) -> None:
     assert it.core.shards.life(0) is None
 
 
+@pytest.mark.parametrize("key", ["applied", "held"])
+def test_steps_that_the_job_does_not_have_are_refused_before_they_are_counted(it: Served, key: str) -> None:
+    beyond = [shard_pb2.Interval(start=40, stop=1 << 62)]
+    with pytest.raises(MalformedFrame, match="this job has 40"):
+        it.client.register_shard(shard_request(0, **{key: beyond}))
+    assert it.core.shards.life(0) is None
+
+
 def test_a_worker_joins_and_learns_its_name_life_and_lease_time(it: Served) -> None:
-    first = it.client.register_worker(worker_request("", http_address="host:9"))
+    first = it.client.register_worker(worker_request("", token=7, http_address="host:9"))
     assert (first.name, first.incarnation, first.lease_ttl_s) == ("guest-0", 1, 10.0)
-    assert it.client.register_worker(worker_request("guest-0")).incarnation == 2
+    assert it.client.register_worker(worker_request("", token=7)) == first, "its first answer was lost"
+    other = it.client.register_worker(worker_request("guest-0", token=8))
+    assert (other.name, other.incarnation) == ("guest-1", 1), "an earlier coordinator called it so; the name is taken"
+    named = [it.client.register_worker(worker_request("worker-0", token=token)).incarnation for token in (1, 2)]
+    assert named == [1, 2]
 
 
 def test_a_name_has_a_bound(it: Served) -> None:
@@ -112,7 +177,7 @@ def test_a_lease_there_and_back(it: Served) -> None:
 def test_a_late_call_is_fenced(it: Served) -> None:
     start(it)
     it.client.lease(lease_request(sequence=7))
-    with pytest.raises(Superseded, match="call 6 comes after call 7"):
+    with pytest.raises(NotReady, match="call 6 comes after call 7"):
         it.client.lease(lease_request(sequence=6, want=1))
 
 
@@ -143,7 +208,8 @@ def test_supervise_tells_what_to_start_and_stop(it: Served) -> None:
 def test_supervise_hears_of_exits(it: Served) -> None:
     start(it)
     it.client.lease(lease_request(want=1))
-    ended = pb.ProcessExit(process=pb.ProcessName(role="worker", index=0), exit_code=-9, reason="killed by signal 9")
+    process = pb.ProcessName(role="worker", index=0)
+    ended = pb.ProcessExit(process=process, exit_code=-9, reason="killed by signal 9", number=1)
     it.client.supervise(pb.SuperviseRequest(run_id=RUN, exits=[ended]), DEADLINE_S)
     assert it.core.leases.leased == 0
     assert "worker-0 ended: killed by signal 9" in it.core.events

@@ -7,7 +7,8 @@ import math
 import pytest
 from coordinator_cases import Caller, core_of, done
 
-from coordinator.core import Core, JobState
+from coordinator.calls import JobState
+from coordinator.core import Core
 from coordinator.evaluations import ATTEMPTS_MAX
 from coordinator.policies import Sync
 

@@ -159,7 +159,7 @@ def test_work_that_becomes_due_between_two_looks_is_not_missed(it: Served) -> No
 
 
 def test_a_worker_that_ended_while_it_waited_is_granted_nothing(it: Served) -> None:
-    ended = Exit(ProcessName("worker", 0), -9, "killed by signal 9")
+    ended = Exit(ProcessName("worker", 0), -9, "killed by signal 9", number=1)
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()

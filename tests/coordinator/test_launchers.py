@@ -28,8 +28,10 @@ def test_what_runs_is_left_alone() -> None:
     assert local().orders([shard(0), worker(1), shard(1), worker(0)], 2, 0.0) == Orders()
 
 
-def test_a_worker_that_ended_is_started_again_after_its_pause() -> None:
+def test_a_worker_that_ended_twice_is_started_again_after_its_pause() -> None:
     launcher = local()
+    assert launcher.exited(Exit(worker(1), -9, "killed by signal 9"), 5.0) is None
+    assert launcher.orders([shard(0), shard(1), worker(0)], 2, 5.0) == Orders((worker(1),)), "at once"
     assert launcher.exited(Exit(worker(1), -9, "killed by signal 9"), 10.0) is None
     assert launcher.orders([shard(0), shard(1), worker(0)], 2, 10.9) == Orders()
     assert launcher.orders([shard(0), shard(1), worker(0)], 2, 11.0) == Orders((worker(1),))
@@ -41,23 +43,27 @@ def test_scaling_down_stops_the_highest() -> None:
     assert local().orders(running, 0, 0.0).stop[0] == worker(11)
 
 
-def test_a_shard_that_ended_ends_the_job() -> None:
-    assert local().exited(Exit(shard(1), -9, "killed by signal 9"), 0.0) == (
-        "shard-1 ended and its weights are gone: killed by signal 9"
-    )
+def test_a_shard_that_ended_twice_is_started_again_after_its_pause() -> None:
+    launcher, rest = local(), [shard(0), worker(0), worker(1)]
+    assert launcher.exited(Exit(shard(1), -9, "killed by signal 9"), 5.0) is None
+    assert launcher.orders(rest, 2, 5.0) == Orders((shard(1),)), "at once"
+    assert launcher.exited(Exit(shard(1), -9, "killed by signal 9"), 10.0) is None
+    assert launcher.orders(rest, 2, 10.9) == Orders()
+    assert launcher.orders(rest, 2, 11.0) == Orders((shard(1),))
 
 
-def test_a_wrong_configuration_ends_the_job() -> None:
-    fatal = local().exited(Exit(worker(0), 2, "there is no GPU"), 0.0)
-    assert fatal == "worker-0 ended: there is no GPU"
+@pytest.mark.parametrize("process", [shard(1), worker(0)], ids=str)
+def test_a_wrong_configuration_ends_the_job(process: ProcessName) -> None:
+    assert local().exited(Exit(process, 2, "there is no GPU"), 0.0) == f"{process} ended: there is no GPU"
 
 
-def test_the_job_ends_when_a_worker_s_budget_is_spent() -> None:
+@pytest.mark.parametrize("process", [shard(1), worker(0)], ids=str)
+def test_the_job_ends_when_a_process_s_budget_is_spent(process: ProcessName) -> None:
     launcher = local(budget=2)
-    ended = Exit(worker(0), 1, "broken")
+    ended = Exit(process, 1, "broken")
     assert [launcher.exited(ended, 0.0) for _ in range(2)] == [None, None]
     assert launcher.exited(ended, 0.0) == (
-        "worker-0 ended too often without a step completed in between, the last time: broken"
+        f"{process} ended too often without a step completed in between, the last time: broken"
     )
 
 

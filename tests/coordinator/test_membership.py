@@ -6,7 +6,7 @@ import pytest
 from coordinator_cases import life
 
 from coordinator.membership import Shards, Worker, Workers
-from parashard.errors import NotReady, Superseded, WrongRun
+from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
 
 TTL_S = 10.0
 
@@ -48,8 +48,8 @@ def test_an_earlier_life_is_told_to_stop() -> None:  # P3
     assert workers.heard("worker-0", 2, 1, 0.0).incarnation == 2
 
 
-def test_a_worker_that_never_joined_is_told_to_stop() -> None:
-    with pytest.raises(Superseded, match="stray is nobody now"):
+def test_a_worker_that_nobody_knows_is_told_to_join_again() -> None:
+    with pytest.raises(Unacquainted, match="stray is not known to this coordinator; it has to join again"):
         workers_of().heard("stray", 1, 1, 0.0)
 
 
@@ -58,7 +58,7 @@ def test_a_late_or_repeated_call_is_refused(late: int) -> None:
     workers = workers_of()
     join(workers, "worker-0")
     workers.heard("worker-0", 1, 5, 1.0)
-    with pytest.raises(Superseded, match=f"call {late} comes after call 5"):
+    with pytest.raises(NotReady, match=f"call {late} comes after call 5"):
         workers.heard("worker-0", 1, late, 9.0)
     assert workers.by_name["worker-0"].last_seen_s == 1.0
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 from pathlib import Path
@@ -13,7 +12,7 @@ from safetensors import safe_open
 from shard_records import record_of
 
 from coordinator.core import Core
-from coordinator.report import REPORT_FILE, audited, report, save_report, save_weights, weights_sha256
+from coordinator.report import REPORT_FILE, audited, report, save_report, save_weights
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.status import StatusView
 from parashard.job.load import job_from_toml
@@ -88,20 +87,6 @@ def test_a_loss_that_is_not_finite_is_none(tmp_path: Path) -> None:
     core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
     figures = report(core, ledger(tmp_path), seen(), 4.0)
     assert (figures["loss"], figures["accuracy"]) == (None, None)
-
-
-def test_the_digest_is_of_the_values_in_name_order() -> None:
-    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7.0, 8.0], np.float32)
-    expected = hashlib.sha256(b"".join(np.float32(v).astype("<f4").tobytes() for v in [*range(6), 7, 8])).hexdigest()
-    assert weights_sha256({"a": a, "b": b}) == expected
-    assert weights_sha256({"b": b, "a": a}) == expected, "whatever the order"
-    assert weights_sha256({"a": np.asfortranarray(a), "b": b}) == expected, "however they lie in memory"
-    assert weights_sha256({"a": a.astype(">f4"), "b": b}) == expected, "on any machine"
-    assert weights_sha256({"a": b, "b": a}) != expected
-
-
-def test_one_bit_changes_the_digest() -> None:
-    assert weights_sha256({"a": np.array([0.0], np.float32)}) != weights_sha256({"a": np.array([-0.0], np.float32)})
 
 
 def test_weights_are_written_whole(tmp_path: Path) -> None:

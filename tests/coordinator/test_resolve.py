@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from coordinator.resolve import INITIAL_FILE, ResolvedJob, resolve
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.load import job_from_toml
+from parashard.variables import values_sha256
 
 JOB = """
 job = {{ name = "small", epochs = 3, batch_size = 8 }}
@@ -128,16 +129,47 @@ def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> N
         resolved(tmp_path, user_model(tmp_path, initial))
 
 
-def test_a_file_with_first_values_fits(tmp_path: Path) -> None:
+def test_a_file_with_first_values_is_kept_with_the_run(tmp_path: Path) -> None:
     file = stored(tmp_path)
-    assert resolved(tmp_path, init_file=file).initial_file == file
+    job = resolved(tmp_path, init_file=file)
+    assert job.initial_file == tmp_path / INITIAL_FILE
+    np.testing.assert_equal(load_file(job.initial_file), load_file(file))
+    assert job.initial_sha256 == values_sha256(load_file(file))
 
 
 def test_a_file_goes_before_the_model_s_own_arrays(tmp_path: Path) -> None:
     kind = user_model(tmp_path, '{"a": np.zeros(2)}')
     save_file({"a": np.ones(2, np.float32)}, tmp_path / "first.safetensors")
-    assert resolved(tmp_path, kind, tmp_path / "first.safetensors").initial_file == tmp_path / "first.safetensors"
-    assert not (tmp_path / INITIAL_FILE).exists()
+    job = resolved(tmp_path, kind, tmp_path / "first.safetensors")
+    assert job.initial_file is not None
+    assert load_file(job.initial_file)["a"].tolist() == [1.0, 1.0]
+
+
+def test_a_run_that_has_begun_keeps_its_first_values_whatever_a_model_draws_anew(tmp_path: Path) -> None:  # P2
+    kind = user_model(tmp_path, '{"a": np.random.default_rng().normal(size=4)}')
+    first, again = resolved(tmp_path, kind), resolved(tmp_path, kind)
+    assert (again.digest, again.initial_sha256) == (first.digest, first.initial_sha256)
+    assert first.initial_sha256 == values_sha256(load_file(tmp_path / INITIAL_FILE))
+
+
+def test_first_values_and_a_model_s_code_define_the_job(tmp_path: Path) -> None:  # P2
+    digests = set()
+    for values, code in (("[1.0]", ""), ("[2.0]", ""), ("[1.0]", "# another version\n")):
+        folder = tmp_path / f"run-{len(digests)}"
+        folder.mkdir()
+        kind = user_model(folder, f'{{"a": np.array({values})}}')
+        (folder / "mine.py").write_text(code + (folder / "mine.py").read_text())
+        digests.add(resolved(folder, kind).digest)
+        sys.modules.pop("mine")
+    assert len(digests) == 3
+
+
+def test_a_run_s_first_values_that_were_damaged_are_told(tmp_path: Path) -> None:
+    kind = user_model(tmp_path, '{"a": np.zeros(2)}')
+    resolved(tmp_path, kind)
+    (tmp_path / INITIAL_FILE).write_bytes(b"torn")
+    with pytest.raises(BadData, match=INITIAL_FILE):
+        resolved(tmp_path, kind)
 
 
 def named(folder: Path, shape: tuple[int, ...]) -> str:

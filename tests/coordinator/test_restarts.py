@@ -19,7 +19,7 @@ def test_a_worker_that_never_ended_may_start() -> None:
 
 def test_the_pause_doubles_up_to_a_bound() -> None:
     restarts = Restarts(0.5, 1000)
-    assert [pause_s(restarts) for _ in range(5)] == [0.5, 1.0, 2.0, 4.0, BACKOFF_MAX_S]
+    assert [pause_s(restarts) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, 4.0]
     for _ in range(200):
         restarts.exited(0, 0.0)
     assert pause_s(restarts) == BACKOFF_MAX_S
@@ -29,7 +29,7 @@ def test_each_worker_has_a_pause_of_its_own() -> None:
     restarts = Restarts(0.5, 10)
     restarts.exited(0, 100.0)
     restarts.exited(0, 100.0)
-    assert pause_s(restarts, 1) == 0.5
+    assert pause_s(restarts, 1) == 0.0
 
 
 def test_a_completed_step_resets_the_pause() -> None:
@@ -37,7 +37,7 @@ def test_a_completed_step_resets_the_pause() -> None:
     for _ in range(4):
         restarts.exited(0, 0.0)
     restarts.step_completed()
-    assert pause_s(restarts) == 0.5
+    assert pause_s(restarts) == 0.0
 
 
 @pytest.mark.parametrize("budget", [0, 3])

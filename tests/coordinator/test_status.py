@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 
-from coordinator_cases import Caller, core_of, done, life
+from coordinator_cases import Caller, announce, core_of, done
 from shard_records import record_of
 
 from coordinator.status import StatusView
-from parashard.intervals import IntervalSet
 from protos import coordinator_pb2 as pb
 
 
@@ -18,7 +17,7 @@ def view() -> StatusView:
 
 def test_a_job_that_waits_for_its_shards() -> None:
     core = core_of(registered=False)
-    core.register_shard(1, life(1), IntervalSet())
+    announce(core, 1)
     status = view().message(core, 5.0)
     assert (status.run_id, status.job, status.consistency) == ("run-1", "digits", "ssp:8")
     assert (status.state, status.reason) == (pb.JOB_STATE_STARTING, "waiting for the shards")

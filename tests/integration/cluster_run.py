@@ -85,7 +85,7 @@ class ClusterRun:
 
     def client(self) -> CoordinatorClient:
         """Return a client of the run's coordinator, once it serves."""
-        return CoordinatorClient(find_coordinator(str(self.dir), wait_s=DEADLINE_S))
+        return CoordinatorClient(find_coordinator(str(self.dir), wait_s=DEADLINE_S), where=str(self.dir))
 
     def status(self) -> pb.GetStatusReply:
         """Return how the job goes."""

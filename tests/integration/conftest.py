@@ -11,11 +11,14 @@ from cluster_run import ROOT, ClusterRun
 
 @pytest.fixture
 def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
-    """Return a function that starts `parashard run` with arguments; its processes end with the test."""
+    """Return a function that starts `parashard run` with arguments; its processes end with the test.
+
+    `run_dir` is the directory of an earlier run that is to go on.
+    """
     runs: list[ClusterRun] = []
 
-    def start(*arguments: str, cwd: Path = ROOT) -> ClusterRun:
-        runs.append(ClusterRun(tmp_path / f"run-{len(runs)}", list(arguments), cwd))
+    def start(*arguments: str, cwd: Path = ROOT, run_dir: Path | None = None) -> ClusterRun:
+        runs.append(ClusterRun(run_dir or tmp_path / f"run-{len(runs)}", list(arguments), cwd))
         return runs[-1]
 
     yield start

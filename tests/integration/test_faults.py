@@ -92,18 +92,6 @@ def test_a_worker_asked_to_leave_gives_its_leases_back_and_exits_0(start_run: St
     assert any("guest-0 gave its leases back" in event for event in run.status().events)
 
 
-@pytest.mark.parametrize("module", ["ps_server", "coordinator"])
-def test_a_dead_shard_or_coordinator_ends_the_job_and_is_named(start_run: Start, module: str) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=2000))
-    run.wait_for_steps(20)
-    run.kill(module, "1" if module == "ps_server" else "coordinator")
-    run.wait()
-    assert run.process.returncode == 1
-    assert ("shard-1" if module == "ps_server" else "coordinator") in run.complaint()
-    assert "SIGKILL" in run.complaint()
-    assert not run.left_over()
-
-
 def test_ctrl_c_ends_every_process(start_run: Start) -> None:
     run = start_run("examples/digits.toml", *sets(job__epochs=2000))
     run.wait_for_steps(20)

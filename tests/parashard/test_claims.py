@@ -1,51 +1,90 @@
 """Incarnations: each is claimed once, whoever asks at the same time, and whatever became of earlier ones (P3)."""
 
+from __future__ import annotations
+
+import os
+import socket
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
 from parashard import claims
-from parashard.claims import claim_incarnation
-from parashard.errors import ConfigurationError
+from parashard.claims import claim_incarnation, newest_claim
+from parashard.errors import ConfigurationError, StoreFailed
+from parashard.store.local import LocalStore
 
 
-def test_the_first_life_is_1_and_each_next_one_is_higher(tmp_path):  # P3
-    folder = tmp_path / "made" / "when needed"
-    assert [claim_incarnation(folder, "shard-0") for _ in range(4)] == [1, 2, 3, 4]
+@pytest.fixture
+def store(tmp_path: Path) -> LocalStore:
+    return LocalStore(tmp_path / "made" / "when needed")
 
 
-def test_names_do_not_share_numbers(tmp_path):
+def test_the_first_life_is_1_and_each_next_one_is_higher(store):  # P3
+    assert newest_claim(store, "shard-0") == 0
+    for life in (1, 2, 3):
+        assert claim_incarnation(store, "shard-0") == life
+        assert newest_claim(store, "shard-0") == life
+
+
+def test_a_claim_tells_people_who_made_it(store):
+    claim_incarnation(store, "shard-0")
+    assert store.names("claims/shard-0") == ["00000001"]
+    assert store.read("claims/shard-0/00000001", 1000).decode() == f"{socket.gethostname()} {os.getpid()}\n"
+
+
+def test_names_do_not_share_numbers(store):
     names = ["shard-1", "shard-10", "shard-1.5", "coordinator"]
-    assert [claim_incarnation(tmp_path, name) for name in names for _ in range(2)] == [1, 2] * 4
+    assert [claim_incarnation(store, name) for name in names for _ in range(2)] == [1, 2] * 4
 
 
-def test_no_number_is_given_twice_however_many_ask_at_once(tmp_path):  # P3
+def test_no_number_is_given_twice_however_many_ask_at_once(store):  # P3
     with ThreadPoolExecutor(8) as threads:
-        claimed = list(threads.map(lambda _: claim_incarnation(tmp_path, "shard-0"), range(100)))
-    assert sorted(claimed) == list(range(1, 101))
+        claimed = list(threads.map(lambda _: claim_incarnation(store, "shard-0"), range(40)))
+    assert sorted(claimed) == list(range(1, 41))
 
 
-def test_a_number_whose_file_was_lost_is_not_given_again_while_a_higher_one_is_there(tmp_path):
+def test_a_number_that_another_takes_after_the_list_was_read_is_passed_over(store, monkeypatch):  # P3
     for _ in range(3):
-        claim_incarnation(tmp_path, "shard-0")
-    (tmp_path / "shard-0.2").unlink()
-    assert claim_incarnation(tmp_path, "shard-0") == 4
+        claim_incarnation(store, "shard-0")
+    monkeypatch.setattr(store, "names", lambda folder: ["00000001"])
+    assert claim_incarnation(store, "shard-0") == 4
 
 
-@pytest.mark.parametrize("stranger", ["shard-0.txt", "shard-0.", "shard-0", "shard-0.7x", "shard-0.²", "x.9"])
-def test_other_files_in_the_folder_do_not_count(tmp_path, stranger):
-    (tmp_path / stranger).touch()
-    assert claim_incarnation(tmp_path, "shard-0") == 1
+def test_a_number_whose_file_was_lost_is_not_given_again_while_a_higher_one_is_there(store):  # P3
+    for _ in range(3):
+        claim_incarnation(store, "shard-0")
+    store.delete("claims/shard-0/00000002")
+    assert newest_claim(store, "shard-0") == 3
+    assert claim_incarnation(store, "shard-0") == 4
 
 
-def test_a_folder_that_cannot_be_is_the_users_to_fix(tmp_path):
+@pytest.mark.parametrize("stranger", ["note.txt", "00000007x", "x9", "9.0", "-3"])
+def test_other_files_in_the_folder_do_not_count(store, stranger):
+    store.create(f"claims/shard-0/{stranger}", b"")
+    assert claim_incarnation(store, "shard-0") == 1
+
+
+def test_a_store_that_ignores_the_condition_is_refused(store, monkeypatch):  # P3
+    monkeypatch.setattr(store, "create", store.replace)
+    with pytest.raises(ConfigurationError, match=r"created claims/shard-0/00000001 twice: .* conditional create"):
+        claim_incarnation(store, "shard-0")
+
+
+def test_a_store_that_fails_gives_no_number(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(ConfigurationError, match="cannot claim an incarnation of shard-0"):
-        claim_incarnation(tmp_path / "file" / "below", "shard-0")
+    with pytest.raises(StoreFailed, match="cannot create claims/shard-0/00000001"):
+        claim_incarnation(LocalStore(tmp_path / "file" / "below"), "shard-0")
 
 
-def test_lives_have_a_bound(tmp_path, monkeypatch):
+@pytest.mark.parametrize("name", ["", "../shard-0", "shard 0", ".shard"])
+def test_a_name_that_the_store_does_not_take_is_refused(store, name):
+    with pytest.raises(ConfigurationError, match="store name"):
+        claim_incarnation(store, name)
+
+
+def test_lives_have_a_bound(store, monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS_MAX", 3)
-    assert [claim_incarnation(tmp_path, "shard-0") for _ in range(2)] == [1, 2]
+    assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
     with pytest.raises(ConfigurationError, match="has had 3 lives"):
-        claim_incarnation(tmp_path, "shard-0")
+        claim_incarnation(store, "shard-0")

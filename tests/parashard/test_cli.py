@@ -77,7 +77,7 @@ def assert_refused(ran: Ran, *parts: str) -> None:
 
 MISTAKES = {
     "unknown key": (["--set", "job.epoch=3"], ["job.epoch", "unknown key", "did you mean job.epochs?"]),
-    "unknown table": (["--set", "checkpoint.every=3"], ["checkpoint", "unknown key"]),
+    "unknown table": (["--set", "checkpoints.every_s=3"], ["checkpoints", "unknown key", "did you mean checkpoint?"]),
     "wrong type": (["--set", "job.epochs=two"], ["--set", "job.epochs", '"two"', "an integer"]),
     "text that looks like a number": (["--set", 'job.epochs="2"'], ["job.epochs", "an integer"]),
     "out of range": (["--set", "job.batch_size=0"], ["job.batch_size", "0", ">"]),
@@ -264,7 +264,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             cli,
             "run_job",
-            lambda loaded, folder, view, *, init, output: Outcome(exit_code, report, reason, folder),
+            lambda loaded, folder, view, *, init, output, resume: Outcome(exit_code, report, reason, folder),
         )
 
     return play

@@ -122,6 +122,12 @@ def coordinator(_coordinator: tuple[Scripted, str]) -> Scripted:
 
 
 @pytest.fixture
+def address(_coordinator: tuple[Scripted, str]) -> str:
+    """Return where it listens."""
+    return _coordinator[1]
+
+
+@pytest.fixture
 def client(_coordinator: tuple[Scripted, str]) -> Iterator[CoordinatorClient]:
     """Return a client of it."""
     client = CoordinatorClient(_coordinator[1], retry_budget_s=2.0)
@@ -134,18 +140,23 @@ CALLS: dict[str, tuple[Callable[[CoordinatorClient], Any], Any, bool]] = {
     "RegisterShard": (
         lambda c: c.register_shard(pb.RegisterShardRequest()),
         pb.RegisterShardReply(coordinator_incarnation=1),
-        True,
+        False,  # it is announced again by and by
     ),
     "RegisterWorker": (
         lambda c: c.register_worker(pb.RegisterWorkerRequest()),
         pb.RegisterWorkerReply(name="worker-0"),
         True,
     ),
-    "GetView": (lambda c: c.get_view("x"), pb.GetViewReply(view=2), True),
+    "GetView": (lambda c: c.get_view("x"), pb.GetViewReply(view=2), False),
     "Lease": (lambda c: c.lease(pb.LeaseRequest()), pb.LeaseReply(view=2), False),
     "GetStatus": (lambda c: c.get_status(), pb.GetStatusReply(job="digits"), False),
     "Scale": (lambda c: c.scale(3), pb.ScaleReply(workers_wanted=3), False),
     "Supervise": (lambda c: c.supervise(pb.SuperviseRequest(), 5.0), pb.SuperviseReply(reason="x"), False),
+    "CreateCheckpoint": (
+        lambda c: c.create_checkpoint(pb.CreateCheckpointRequest(request=3)),
+        pb.CreateCheckpointReply(checkpoint="j1", steps=8),
+        False,
+    ),
 }
 
 
@@ -186,8 +197,57 @@ def test_only_patience_is_repeated(error, coordinator, client):
 def test_patience_ends_with_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("starting")] * 1000
     with pytest.raises(NotReady):
-        client.get_view("x")
+        client.patiently(lambda: client.get_view("x"))
     assert 2.0 <= virtual_time.now_s < 4.0
+
+
+def test_a_view_is_waited_for_by_who_has_the_patience(coordinator, client, virtual_time):
+    coordinator.answers = [NotReady("waiting for shard 1 to register"), pb.GetViewReply(view=3)]
+    assert client.patiently(lambda: client.get_view("x")).view == 3
+
+
+# --- a coordinator that was started again listens elsewhere ---
+
+
+@pytest.fixture
+def moved(tmp_path) -> Iterator[CoordinatorClient]:
+    """Return a client that knows a run directory, and in it the address of a coordinator that is no more."""
+    gone = Server("127.0.0.1:0")
+    gone.start()
+    gone.stop(0.0)
+    client = CoordinatorClient(gone.address, retry_budget_s=2.0, where=str(tmp_path))
+    yield client
+    client.close()
+
+
+def write_address(folder, address):
+    (folder / ADDRESS_FILE).write_text(json.dumps({"address": address, "run_id": "x"}))
+
+
+def test_a_call_that_found_nobody_is_made_again_where_the_run_directory_says(
+    moved, tmp_path, coordinator, address, virtual_time
+):
+    write_address(tmp_path, address)
+    coordinator.answers = [pb.GetJobReply(run_id="x")]
+    assert moved.get_job().run_id == "x"
+    assert moved.address == address
+
+
+def test_a_single_call_fails_and_the_next_one_goes_to_the_new_address(moved, tmp_path, coordinator, address):
+    write_address(tmp_path, address)
+    with pytest.raises(Unreachable):
+        moved.get_status()
+    coordinator.answers = [pb.GetStatusReply(job="digits")]
+    assert moved.get_status().job == "digits"
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "null"])
+def test_an_address_that_cannot_be_read_now_changes_nothing(moved, tmp_path, content):
+    (tmp_path / ADDRESS_FILE).write_text(content)
+    before = moved.address
+    with pytest.raises(Unreachable):
+        moved.get_status()
+    assert moved.address == before
 
 
 def test_a_lease_call_lasts_as_long_as_the_coordinator_may_wait(coordinator, client):

@@ -59,6 +59,7 @@ def test_codes_are_permanent():
         "stale-incarnation": "StaleIncarnation",
         "stale-round": "StaleRound",
         "unknown-attempt": "UnknownAttempt",
+        "unacquainted": "Unacquainted",
         "superseded": "Superseded",
         "wrong-run": "WrongRun",
         "queue-full": "QueueFull",
@@ -66,6 +67,10 @@ def test_codes_are_permanent():
         "unreachable": "Unreachable",
         "configuration": "ConfigurationError",
         "bad-data": "BadData",
+        "store-failed": "StoreFailed",
+        "already-stored": "AlreadyStored",
+        "not-stored": "NotStored",
+        "damaged-checkpoint": "DamagedCheckpoint",
         "peer-failed": "PeerFailed",
         "job-failed": "JobFailed",
     }

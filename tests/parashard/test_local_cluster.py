@@ -69,14 +69,31 @@ def pipe(tmp_path: Path) -> Path:
 def test_a_child_that_ends_is_reaped_once(cluster, module):
     cluster.start("worker-0", module(""), [])
     assert cluster.running == ["worker-0"]
-    assert reaped(cluster) == [Ended("worker-0", 0, "exit code 0")]
+    assert reaped(cluster) == [Ended("worker-0", 0, "exit code 0", 1)]
     assert (cluster.reap(), cluster.running) == ([], [])
+
+
+def test_ends_are_numbered_over_all_children(cluster, module):
+    numbers = []
+    for name in ("worker-0", "shard-1", "worker-0"):
+        cluster.start(name, module(""), [])
+        numbers += [ended.number for ended in reaped(cluster)]
+    assert numbers == [1, 2, 3]
+
+
+def test_a_child_is_killed_whatever_it_does_with_signals(cluster, module, pipe):
+    deaf = f"import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen({str(pipe)!r}, 'w').write('up')"
+    cluster.start("worker-0", module(f"{deaf}\ntime.sleep(60)"), [])
+    awaited(pipe)
+    cluster.kill("worker-0")
+    assert reaped(cluster) == [Ended("worker-0", -signal.SIGKILL, "killed by SIGKILL", 1)]
+    cluster.kill("worker-0")  # it is gone already
 
 
 def test_why_it_ended_is_its_own_last_word(cluster, module):
     said = "print('x'); print('parashard shard-0: the file is torn', file=sys.stderr); print('more'); sys.exit(2)"
     cluster.start("shard-0", module(f"import sys\n{said}"), [])
-    assert reaped(cluster) == [Ended("shard-0", 2, "the file is torn (exit code 2)")]
+    assert reaped(cluster) == [Ended("shard-0", 2, "the file is torn (exit code 2)", 1)]
 
 
 def test_without_a_word_of_ours_the_last_line_of_a_traceback_must_do(cluster, module):
@@ -103,7 +120,7 @@ def test_only_the_end_of_a_long_log_is_read(cluster, module):
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM], ids=lambda number: number.name)
 def test_a_signal_that_killed_it_is_named(cluster, module, number):
     cluster.start("worker-0", module(f"import os, signal\nsignal.raise_signal({int(number)})"), [])
-    assert reaped(cluster) == [Ended("worker-0", -number, f"killed by {number.name}")]
+    assert reaped(cluster) == [Ended("worker-0", -number, f"killed by {number.name}", 1)]
 
 
 def test_a_child_gets_its_arguments_its_own_session_and_nothing_to_read(cluster, module):

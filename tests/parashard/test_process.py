@@ -1,6 +1,7 @@
 """The shell around a service: exit codes by what the starter must do, one line for an error, signals, the lifeline."""
 
 import argparse
+import json
 import os
 import signal
 import subprocess
@@ -10,8 +11,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from parashard import errors
-from parashard.errors import ParashardError
-from parashard.process import ExitCode, Stop, exit_code_of, port, service_arguments
+from parashard.errors import ConfigurationError, ParashardError
+from parashard.process import ExitCode, Stop, exit_code_of, port, service_arguments, told_address, write_address
 
 PRELUDE = """
 import sys
@@ -100,6 +101,35 @@ def test_a_number_that_is_no_port_is_refused(text, capsys):
         service_arguments("A service.").parse_args([f"--port={text}"])
     assert ended.value.code == ExitCode.CONFIGURATION
     assert "0 to 65535" in capsys.readouterr().err
+
+
+def test_a_service_tells_where_it_listens_unless_another_address_leads_there(tmp_path):
+    parser, file = service_arguments("A service."), tmp_path / "shard-0.json"
+    assert told_address(parser.parse_args([]), "127.0.0.1:4000") == "127.0.0.1:4000"
+    assert list(tmp_path.iterdir()) == []
+    found = parser.parse_args(["--advertise", "proxy:7", "--address-file", str(file)])
+    assert told_address(found, "127.0.0.1:4000") == "proxy:7"
+    assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000"}
+
+
+def test_an_address_file_is_replaced_whole(tmp_path):
+    file = tmp_path / "coordinator.json"
+    write_address(file, {"address": "127.0.0.1:1", "pid": 7})
+    with file.open() as reader:
+        write_address(file, {"address": "127.0.0.1:2"})
+        assert json.load(reader) == {"address": "127.0.0.1:1", "pid": 7}
+    assert json.loads(file.read_text()) == {"address": "127.0.0.1:2"}
+    assert list(tmp_path.iterdir()) == [file]
+    with pytest.raises(ConfigurationError, match=r"none/x\.json cannot be written: No such file"):
+        write_address(tmp_path / "none" / "x.json", {"address": "127.0.0.1:2"})
+
+
+@pytest.mark.parametrize("text", ["127.0.0.1", "127.0.0.1:", ":7", "127.0.0.1:0", "127.0.0.1:70000", "host:-1"])
+def test_an_address_that_nobody_could_connect_to_is_not_advertised(text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        service_arguments("A service.").parse_args(["--advertise", text])
+    assert ended.value.code == ExitCode.CONFIGURATION
+    assert "to 65535" in capsys.readouterr().err
 
 
 def test_an_error_is_one_line_at_the_end_of_standard_error_and_an_exit_code(start):

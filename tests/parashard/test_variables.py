@@ -1,5 +1,6 @@
 """Variables: initial values are a function of (seed, name, element) alone, with bits that never change."""
 
+import hashlib
 import itertools
 import math
 
@@ -10,7 +11,15 @@ from hypothesis import strategies as st
 
 from parashard import variables as subject
 from parashard.errors import ConfigurationError
-from parashard.variables import Initializer, Variable, glorot_uniform, he_normal, in_name_order, initial_rows
+from parashard.variables import (
+    Initializer,
+    Variable,
+    glorot_uniform,
+    he_normal,
+    in_name_order,
+    initial_rows,
+    values_sha256,
+)
 
 GOLDEN = {
     "zeros": [0] * 8,
@@ -118,3 +127,17 @@ def test_name_order_is_the_order_of_digests():
 def test_what_cannot_be_is_refused(make, says):
     with pytest.raises(ConfigurationError, match=says):
         make()
+
+
+def test_the_digest_is_of_the_values_in_name_order() -> None:
+    a, b = np.arange(6, dtype=np.float32).reshape(2, 3), np.array([7.0, 8.0], np.float32)
+    expected = hashlib.sha256(b"".join(np.float32(v).astype("<f4").tobytes() for v in [*range(6), 7, 8])).hexdigest()
+    assert values_sha256({"a": a, "b": b}) == expected
+    assert values_sha256({"b": b, "a": a}) == expected, "whatever the order"
+    assert values_sha256({"a": np.asfortranarray(a), "b": b}) == expected, "however they lie in memory"
+    assert values_sha256({"a": a.astype(">f4"), "b": b}) == expected, "on any machine"
+    assert values_sha256({"a": b, "b": a}) != expected
+
+
+def test_one_bit_changes_the_digest() -> None:
+    assert values_sha256({"a": np.array([0.0], np.float32)}) != values_sha256({"a": np.array([-0.0], np.float32)})

@@ -5,68 +5,24 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import plan_of, pull, push, variables_of
+from in_process import pull, push
 from safetensors.numpy import save_file
+from shard_process import ADAM, DIGEST, PLAN, RUN, SEED, VARIABLES, bits_of, gradient_of, job_reply
 
-from parashard.contracts import plan_message
+from parashard.checkpoints.state import ShardState
 from parashard.errors import BadData, ConfigurationError
-from parashard.job.load import as_toml, job_from_toml
-from parashard.job.schema import Job
+from parashard.intervals import IntervalSet
 from parashard.messages import PushResult, Target
 from parashard.optimizers import SGD, Adam
-from parashard.partition import fixed_shards
-from parashard.variables import Initializer, Variable, initial_rows
-from protos import coordinator_pb2 as pb
-from ps_server.build import build_shard
+from parashard.partition import Partition
+from parashard.variables import initial_rows
+from ps_server.build import ShardBuilder
 from ps_server.ingest import Immediate, Rounds
 from ps_server.shard import Shard
 
-SEED = 11
-VARIABLES = variables_of(Variable("bias", (2,)), Variable("weight", (4, 3), Initializer("normal", 1.0)))
-PLAN = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
 
-
-def built(
-    index: int = 0,
-    *,
-    optimizer: dict[str, Any] | None = None,
-    consistency: str = "async",
-    reduce: str = "mean",
-    initial_file: str = "",
-    steps: int = 10,
-) -> Shard:
-    text = f"""
-        [job]
-        name = "test"
-        seed = {SEED}
-        epochs = 1
-        batch_size = 1
-        [data]
-        source = "digits"
-        [model]
-        kind = "ledger"
-        [optimizer]
-        kind = "sgd"
-        learning_rate = -1.0
-        [consistency]
-        policy = "{consistency}"
-        reduce = "{reduce}"
-        [cluster]
-        queue_bytes = 4096
-        """
-    overrides = [(f"optimizer.{key}", value, "--set") for key, value in (optimizer or {}).items()]
-    job: Job = job_from_toml(text, overrides)
-    reply = pb.GetJobReply(
-        run_id="run-9",
-        job_digest="e" * 64,
-        job_toml=as_toml(job),
-        plan=plan_message(PLAN),
-        initial_file=initial_file,
-        steps_total=steps,
-    )
-    shard, same_job = build_shard(reply, index, incarnation=4)
-    assert same_job == job
-    return shard
+def built(index: int = 0, *, state: ShardState | None = None, **of_job: Any) -> Shard:
+    return ShardBuilder(job_reply(**{"steps_total": 10, **of_job}), index).build(incarnation=4, state=state)
 
 
 def joined(**more: Any) -> dict[str, np.ndarray]:
@@ -83,7 +39,7 @@ def joined(**more: Any) -> dict[str, np.ndarray]:
 
 def test_a_shard_knows_which_life_of_which_job_it_is() -> None:  # P2, P3
     shard = built(1)
-    assert shard.identity == Target("run-9", "e" * 64, PLAN.version, 1, 4)
+    assert shard.identity == Target(RUN, DIGEST, PLAN.version, 1, 4)
     assert shard.steps_total == 10
 
 
@@ -149,6 +105,53 @@ def test_the_optimizer_has_its_slots() -> None:
     assert isinstance(adam.storage._optimizer.spec, Adam)
     assert set(adam.storage.slots) == {"m", "v"}
     assert isinstance(built().storage._optimizer.spec, SGD)
+
+
+# --- the state of a checkpoint ---
+
+
+def state_of(shard: Shard) -> ShardState:
+    """Return what a checkpoint of a shard would hold."""
+    storage, ingest = shard.storage, shard.ingest
+
+    def rows(vector: np.ndarray) -> dict[Partition, np.ndarray]:
+        return {
+            placed.partition: vector[placed.offset : placed.stop]
+            .copy()
+            .reshape(placed.partition.rows, *VARIABLES[placed.partition.variable].shape[1:])
+            for placed in storage.layout
+        }
+
+    slots = {name: rows(slot) for name, slot in storage.slots.items()}
+    return ShardState(ingest.applied.copy(), ingest.version, ingest.round, rows(storage.weights), slots, None)
+
+
+@pytest.mark.parametrize("consistency", ["async", "ssp:8", "sync:2"])
+def test_a_shard_built_from_a_state_goes_on_as_the_one_that_it_is_of(consistency: str) -> None:  # P1, P15
+    first = built(1, optimizer=ADAM, consistency=consistency)
+    for step in range(4):
+        push(first, step, gradient_of(first, step))
+    if consistency == "sync:2":
+        first.ingest.reach(2)
+    second = built(1, optimizer=ADAM, consistency=consistency, state=state_of(first))
+    assert bits_of(second) == bits_of(first)
+    assert push(second, 3, 1.0).result is PushResult.DUPLICATE
+    for shard in (first, second):
+        for step in (4, 5):
+            push(shard, step, gradient_of(shard, step))
+        shard.ingest.reach(3 if consistency == "sync:2" else None)
+    assert bits_of(second) == bits_of(first)
+
+
+def test_the_applied_steps_may_have_gaps_and_are_the_shards_own() -> None:  # P1
+    first = built(0)
+    for step in (0, 1, 7):
+        push(first, step, 1.0)
+    state = state_of(first)
+    second = built(0, state=state)
+    push(second, 2, 1.0)
+    assert second.ingest.applied == IntervalSet([(0, 3), (7, 8)])
+    assert state.applied == IntervalSet([(0, 2), (7, 8)])
 
 
 # --- a file of first values ---

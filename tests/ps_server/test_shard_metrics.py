@@ -6,15 +6,20 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from parashard.optimizers import Adam
 from parashard.variables import Variable
+from ps_server.checkpointing import CheckpointRecord
 from ps_server.metrics import STALENESS_BUCKETS, ShardCollector
+from ps_server.owner import Owner
 from ps_server.record import Record
+from ps_server.served import Served
 from ps_server.shard import Shard
 
 
-def scraped(shard: Shard) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+def scraped(
+    shard: Shard, saved: CheckpointRecord | None = None
+) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return {(sample, labels but the shard's): value}."""
     registry = CollectorRegistry()
-    registry.register(ShardCollector(shard))
+    registry.register(ShardCollector(Served(shard, Owner(1), ""), saved or CheckpointRecord()))
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation
@@ -42,7 +47,7 @@ def test_pushes_are_told_by_result() -> None:
     assert {
         name.removeprefix("parashard_shard_"): value
         for (name, labels), value in samples.items()
-        if not labels and "staleness" not in name and "seconds" not in name
+        if not labels and not any(part in name for part in ("staleness", "seconds", "checkpoint"))
     } == {
         "push_bytes_total": 32,
         "pull_bytes_total": 16,
@@ -53,6 +58,19 @@ def test_pushes_are_told_by_result() -> None:
         "variable_bytes": 16,
         "slot_bytes": 32,
         "queue_bytes": 0,
+        "incarnation": 1,
+    }
+
+
+def test_checkpoints_are_counted() -> None:
+    saved = CheckpointRecord(stored=3, failed=2, error="no space left", bytes=480, seconds=0.5, stall_s=0.25)
+    shown = {name: value for (name, _), value in scraped(small_shard(), saved).items() if "checkpoint" in name}
+    assert shown == {
+        "parashard_shard_checkpoints_total": 3,
+        "parashard_shard_failed_checkpoints_total": 2,
+        "parashard_shard_checkpoint_bytes": 480,
+        "parashard_shard_checkpoint_seconds": 0.5,
+        "parashard_shard_checkpoint_stall_seconds": 0.25,
     }
 
 

@@ -3,11 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Iterator
+from typing import Any
 
 import grpc
 import numpy as np
 import pytest
-from in_process import COUNTING, DIGEST, RUN, WEIGHT_AND_BIAS, plan_of, shard_of
+from shard_process import DIGEST, PLAN, RUN, ShardProcess
+from store_fakes import MemoryStore
 
 from parashard import rpc
 from parashard.client import ShardClient, View
@@ -24,40 +26,47 @@ from parashard.errors import (
 )
 from parashard.intervals import IntervalSet
 from parashard.messages import PushResult
-from parashard.partition import fixed_shards
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.owner import Owner
-from ps_server.service import ShardService
+from ps_server.shard import Shard
 
 DEADLINE_S = 10.0
-PLAN = plan_of(WEIGHT_AND_BIAS, shards=2, partitioner=fixed_shards(2))
 GRADIENTS = {"bias": np.array([1.0, 2.0], np.float32), "weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
 
 
-class Served:
+class Serving:
     """Two shards that listen, and a client of both."""
 
-    def __init__(self, owners: list[Owner] | None = None, **of_shard: object) -> None:
-        self.shards = [shard_of(PLAN, index, spec=COUNTING, **of_shard) for index in range(2)]  # type: ignore[arg-type]
-        owners = owners or [Owner(64), Owner(64)]
-        self.services = [ShardService(shard, owner) for shard, owner in zip(self.shards, owners, strict=True)]
-        self.servers = [rpc.Server("127.0.0.1:0") for _ in self.shards]
-        for service, server in zip(self.services, self.servers, strict=True):
-            service.add_to(server)
+    def __init__(self, owners: list[Owner] | None = None, **of_job: Any) -> None:
+        self.store = MemoryStore()
+        self.processes = [ShardProcess(self.store, index, **of_job) for index in range(2)]
+        for process, owner in zip(self.processes, owners or [], strict=False):
+            process.served.owner = owner
+        self.servers = [rpc.Server("127.0.0.1:0") for _ in self.processes]
+        for process, server in zip(self.processes, self.servers, strict=True):
+            process.service.add_to(server)
             server.start()
         self.client = ShardClient(RUN, DIGEST, PLAN, "worker-0", retry_budget_s=0.0)
         self.client.use(self.view())
+
+    @property
+    def shards(self) -> list[Shard]:
+        return [process.shard for process in self.processes]
 
     def view(self, incarnation: int = 1) -> View:
         return View(1, tuple(server.address for server in self.servers), (incarnation,) * 2)
 
     def inspect(self, index: int, run_id: str = RUN) -> shard_pb2.InspectReply:
+        reply: shard_pb2.InspectReply = self.ask(index, "Inspect", shard_pb2.InspectRequest(run_id=run_id))
+        return reply
+
+    def ask(self, index: int, method: str, request: Any) -> Any:
+        """Call a method that is not a push or a pull."""
         address = self.servers[index].address
         with rpc.connect(address) as channel, rpc.our_errors(address):
             stub = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
-            reply: shard_pb2.InspectReply = stub.Inspect(shard_pb2.InspectRequest(run_id=run_id), timeout=DEADLINE_S)
-            return reply
+            return getattr(stub, method)(request, timeout=DEADLINE_S)
 
     def stop(self) -> None:
         self.client.close()
@@ -66,8 +75,8 @@ class Served:
 
 
 @contextlib.contextmanager
-def serving(owners: list[Owner] | None = None, **of_shard: object) -> Iterator[Served]:
-    served = Served(owners, **of_shard)
+def serving(owners: list[Owner] | None = None, **of_job: Any) -> Iterator[Serving]:
+    served = Serving(owners, **of_job)
     try:
         yield served
     finally:
@@ -124,17 +133,19 @@ def test_inspect_tells_the_record() -> None:
             push_bytes=4 * size,
             pull_bytes=size,
             queue_bytes_max=size,
+            held=record.applied,
         )
         assert served.shards[1].record.push_s > 0
         assert served.shards[1].record.pull_s > 0
 
 
 def test_inspect_in_rounds_tells_what_is_buffered() -> None:
-    with serving(round_steps=3) as served:
+    with serving(consistency="sync:3") as served:
         for step in (0, 2):
             served.client.push(step, GRADIENTS, None)
         record = served.inspect(0)
         assert (record.version, record.buffered_steps, len(record.applied)) == (0, 2, 0)
+        assert intervals_from(record.held) == IntervalSet([(0, 1), (2, 3)])
         with pytest.raises(StaleRound):
             served.client.pull(round_=1)
         served.client.push(1, GRADIENTS, None)
@@ -144,7 +155,7 @@ def test_inspect_in_rounds_tells_what_is_buffered() -> None:
 
 def test_inspect_of_another_run_is_refused() -> None:  # P2
     with serving() as served:
-        with pytest.raises(WrongRun, match="of run run-1, the call names run-7"):
+        with pytest.raises(WrongRun, match="of run run-9, the call names run-7"):
             served.inspect(0, "run-7")
         with pytest.raises(WrongRun, match=r"\(none\)"):
             served.inspect(0, "")
@@ -175,11 +186,12 @@ def test_a_frame_that_is_not_ours_is_refused() -> None:
 
 def test_a_stopping_shard_takes_no_push_and_still_answers() -> None:
     with serving() as served:
-        for service in served.services:
-            service.draining = True
+        for process in served.processes:
+            process.service.draining = True
         with pytest.raises(NotReady, match="is stopping"):
             served.client.push(0, GRADIENTS, None)
-        assert served.client.pull().versions == (0, 0)
+        with pytest.raises(NotReady, match="is stopping"):
+            served.client.pull()
         assert served.inspect(0).version == 0
 
 

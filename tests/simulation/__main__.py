@@ -6,13 +6,22 @@ With `--off RULE` a rule is off, and the seeds whose oracle sees it are what one
 from __future__ import annotations
 
 import argparse
+import logging
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from pathlib import Path
+
+import structlog
+
+sys.path.insert(1, str(Path(__file__).absolute().parents[2]))  # the packages, before folders of tests with their names
+sys.path.insert(2, str(Path(__file__).absolute().parents[1]))  # the store that all tests share
 
 from broken_rules import BROKEN_RULES
-from sim_run import JOBS, drawn_setting, simulate
-from sim_shard import REAL, Parts
+from sim_parts import REAL, Parts
+from sim_run import simulate
+from sim_settings import JOBS, Setting, drawn_setting
 
 
 def main() -> int:
@@ -23,25 +32,27 @@ def main() -> int:
     parser.add_argument("--job", default="", metavar="ORACLE/POLICY", help="only this job, such as torn/async")
     parser.add_argument("--off", choices=sorted(BROKEN_RULES), help="switch a rule off")
     arguments = parser.parse_args()
-    jobs, parts = [job for job in JOBS if arguments.job in ("", "/".join(job))], REAL
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    seeds = range(arguments.first, arguments.first + arguments.seeds)
     if arguments.off:
         broken = BROKEN_RULES[arguments.off]
-        jobs, parts = [(broken.oracle, broken.policy)], broken.parts
+        return int(bool(_failures(arguments.off, seeds, broken.setting, broken.parts)))
+    jobs = [job for job in JOBS if arguments.job in ("", "/".join(job))]
     if not jobs:
         parser.error(f"--job is one of {', '.join('/'.join(job) for job in JOBS)}")
-    seeds = range(arguments.first, arguments.first + arguments.seeds)
-    return int(any([_failures(oracle, policy, seeds, parts) for oracle, policy in jobs]))
+    settings = {f"{oracle}/{policy}": partial(drawn_setting, oracle=oracle, policy=policy) for oracle, policy in jobs}
+    return int(any([_failures(name, seeds, setting, REAL) for name, setting in settings.items()]))
 
 
-def _failures(oracle: str, policy: str, seeds: Iterable[int], parts: Parts) -> int:
+def _failures(name: str, seeds: Iterable[int], setting: Callable[[int], Setting], parts: Parts) -> int:
     failed, runs, fired = 0, 0, Counter[str]()
     for seed in seeds:
-        outcome = simulate(seed, drawn_setting(seed, oracle, policy), parts)
+        outcome = simulate(seed, setting(seed), parts)
         runs, failed = runs + 1, failed + bool(outcome.violations)
         fired.update(outcome.fired)
         if outcome.violations:
-            _say(f"{oracle}/{policy} seed {seed}, {outcome.events} events: {'; '.join(outcome.violations)}")
-    _say(f"{oracle}/{policy}: {failed} of {runs} failed; " + ", ".join(f"{k} {n}" for k, n in sorted(fired.items())))
+            _say(f"{name} seed {seed}, {outcome.events} events: {'; '.join(outcome.violations)}")
+    _say(f"{name}: {failed} of {runs} failed; " + ", ".join(f"{k} {n}" for k, n in sorted(fired.items())))
     return failed
 
 

@@ -1,118 +1,54 @@
-"""The protocol with one rule switched off: parts of a shard that break it, to show that the oracles can see.
+"""The protocol with one rule switched off: which parts forget it, and which oracle is to see it.
 
-Each is the smallest change of the real part that forgets the rule. Used here alone; the product has no switches.
+The parts are in `broken_shards` and `broken_coordinators`; what has no class of its own is a habit, left out by name.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
 
-from sim_shard import REAL, Parts
+from broken_coordinators import (
+    CreditingCore,
+    HastyCore,
+    LosingLeases,
+    MergingLeases,
+    NoRollback,
+    PausingCore,
+    TrustingLeases,
+    UnboundedLeases,
+    core_with,
+)
+from broken_shards import (
+    ArrivalOrder,
+    EagerRounds,
+    Forgetful,
+    HastyShard,
+    HastyStorage,
+    HospitableShard,
+    LateSet,
+    LogsFromStart,
+    ReplayingAll,
+    StepAssemblies,
+    UncopiedStorage,
+    UncriticalLogs,
+    UnnamedRounds,
+)
+from sim_parts import REAL, Parts
+from sim_settings import Setting, drawn_setting
+from sim_world import Faults
 
-from parashard.errors import MalformedFrame, NonFiniteGradient
-from parashard.messages import PushChunk, PushResult
-from parashard.variables import Float32s
-from ps_server.assembly import Assemblies, Assembly
-from ps_server.ingest import Immediate, Rounds
-from ps_server.kernels import fused
-from ps_server.shard import Shard
-from ps_server.storage import Storage
-
-
-class Forgetful(Immediate):
-    """P1 off: the shard forgets that it holds a step, and applies it again."""
-
-    def holds(self, step: int) -> bool:
-        return False
-
-
-class LateSet(Immediate):
-    """P1 off, by a moment: a step enters the applied set in the critical section after that of the weights."""
-
-    _moved: int | None = None
-
-    def holds(self, step: int) -> bool:
-        held = super().holds(step)
-        self._enter()
-        return held
-
-    def reach(self, round_: int | None) -> None:
-        super().reach(round_)
-        self._enter()
-
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        self._storage.apply(gradient, t=len(self.applied) + 1)
-        self._moved = step
-        return PushResult.APPLIED
-
-    def _enter(self) -> None:
-        if self._moved is not None:
-            self.applied.add(self._moved)
-            self._moved = None
-
-
-class StepAssemblies(Assemblies):
-    """P4 off: pushes are put together under their step alone, whichever attempt a chunk is of."""
-
-    def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
-        return super().add(replace(chunk, attempt=0), now_s)
-
-
-class EagerRounds(Rounds):
-    """P10 off: a full round is applied at once, wherever the other shards stand."""
-
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        result = super().take(step, gradient, staleness)
-        if self._full():
-            self.commit()
-        return result
-
-
-class UnnamedRounds(Rounds):
-    """P11 off: a pull gets the weights of the moment, and a push of any round is taken.
-
-    Pushes still commit the round before theirs (P10), and so does the pull of the final weights.
-    """
-
-    def reach(self, round_: int | None) -> None:
-        if round_ is None:
-            raise MalformedFrame("the request names no round; in this job every one must")
-        if self._first(round_) == self._steps_total:
-            super().reach(round_)
-
-    def admit(self, step: int) -> None:
-        if step // self._round_steps == self.round + 1 and self._full():
-            self.commit()
-
-
-class HastyShard(Shard):
-    """P14 off, with `HastyStorage`: values are checked as they are written."""
-
-    def _check_values(self, step: int, content: Float32s) -> None:
-        """Leave it to the storage."""
-
-
-class HastyStorage(Storage):
-    """P14 off: a partition is written before the values of the next one are checked."""
-
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
-        layout = self.layout
-        try:
-            for placed in layout:
-                if not fused.is_finite(gradient[placed.offset : placed.stop]):
-                    raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
-                self.layout = (placed,)
-                super().apply(gradient, t=t, scale=scale, damping=damping)
-        finally:
-            self.layout = layout
+FAULTS = {each.name for each in fields(Faults)}
+CALM_EVENTS_MAX = 15_000  # far more than any job needs with the rule on, where the shards have memory
 
 
 @dataclass(frozen=True)
 class BrokenRule:
     """A rule that is off, the job whose oracle is to see it, and seeds with which it soon does.
 
-    `needs` names what must have happened in a run for the rule to matter. Other seeds: `python tests/simulation --off`.
+    `needs` names what must have happened in a run for the rule to matter, and `often` the parts of a drawn setting that
+    make it happen often. Other seeds: `python tests/simulation --off`.
     """
 
     parts: Parts
@@ -121,25 +57,163 @@ class BrokenRule:
     sees: str
     seeds: tuple[int, ...]
     needs: str
+    often: Mapping[str, Any] = field(default_factory=dict)
 
+    def setting(self, seed: int) -> Setting:
+        """Return a drawn setting in which the rule matters, and a job that is stuck is soon seen to be."""
+        drawn = drawn_setting(seed, self.oracle, self.policy)
+        rates = {name: value for name, value in self.often.items() if name in FAULTS}
+        rest = {name: value for name, value in self.often.items() if name not in FAULTS}
+        faults = replace(drawn.faults, **rates)
+        return replace(drawn, faults=faults, calm_events_max=CALM_EVENTS_MAX, queue_pushes=100.0, **rest)
+
+
+def _left_out(*habits: str) -> Parts:
+    return replace(REAL, habits=frozenset(habits))
+
+
+STOPS = {
+    "evaluate_every_epochs": 0.4,
+    "stops_early": True,
+    "coordinator_crash": 0.02,
+    "shard_crash": 0.01,
+    "until_s": 10.0,
+}
+LOG = {"durability": "log", "shard_crash": 0.01}
+DRAINS = {"drained_checkpoints": 3, "crash": 0.01}
+RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
     "P1-forgotten-step": BrokenRule(
-        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (6, 8, 9), "receipt: duplicate"
+        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 2, 11), "receipt: duplicate"
     ),
     "P1-set-after-weights": BrokenRule(
-        replace(REAL, immediate=LateSet), "ledger", "async", "ledger", (6, 33, 46), "duplicated"
+        replace(REAL, immediate=LateSet),
+        "ledger",
+        "async",
+        "ledger",
+        (77, 86, 34),
+        "shard restored a checkpoint",
+        {"checkpoint_every_steps": 3},
+    ),
+    "P1-moved-beside-a-checkpoint": BrokenRule(
+        replace(REAL, storage=UncopiedStorage),
+        "ledger",
+        "async",
+        "ledger",
+        (3, 9, 44),
+        "pushes beside a checkpoint",
+        {"checkpoint_every_steps": 3, "shard_crash": 0.01, "durability": "checkpoint"},
+    ),
+    "P2-any-run": BrokenRule(
+        replace(REAL, shard=HospitableShard),
+        "ledger",
+        "async",
+        "ledger",
+        (5, 0, 2),
+        "stray: wrong-run",
+        {"strays": True},
+    ),
+    "P3-any-life's-receipt": BrokenRule(
+        replace(REAL, core=CreditingCore), "ledger", "async", "progress", (48, 136, 14), "shard_crash", RETURNS
+    ),
+    "P3-merged-registration": BrokenRule(
+        replace(REAL, core=core_with(MergingLeases)), "ledger", "async", "progress", (2, 9, 7), "shard_crash", RETURNS
     ),
     "P4-one-assembly-a-step": BrokenRule(
-        replace(REAL, assemblies=StepAssemblies), "torn", "async", "torn", (95, 129, 146), "crash between two chunks"
+        replace(REAL, assemblies=StepAssemblies),
+        "torn",
+        "async",
+        "torn",
+        (18, 11, 2),
+        "crash between two chunks",
+        {"crash": 0.01, "chunks": 4},
+    ),
+    "P5-lost-with-its-lease": BrokenRule(
+        replace(REAL, core=core_with(LosingLeases)), "ledger", "async", "progress", (3, 0, 9), "crash", {"crash": 0.01}
+    ),
+    "P5-done-with-its-lease": BrokenRule(
+        replace(REAL, core=core_with(TrustingLeases)),
+        "ledger",
+        "async",
+        "progress",
+        (11, 9, 5),
+        "leave",
+        {"leave": 0.02, "poison": 0.05},
+    ),
+    "P6-unchecked": BrokenRule(
+        _left_out("P6-unchecked"),
+        "ledger",
+        "async",
+        "ledger",
+        (5, 3, 2),
+        "skipped",
+        {"bad_step": 5, "shards": 3, "poison": 0.0},
+    ),
+    "P7-no-checkpoint": BrokenRule(
+        _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "receipt: applied"
+    ),
+    "P7-decision-not-stored": BrokenRule(
+        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (112, 123, 58), "coordinator_crash", STOPS
+    ),
+    "P8-drain-leases-nothing": BrokenRule(
+        replace(REAL, core=PausingCore), "ledger", "async", "progress", (0, 5, 7), "drained checkpoint", DRAINS
+    ),
+    "P8-unequal-sets": BrokenRule(
+        replace(_left_out("P8-unequal-sets"), core=HastyCore),
+        "ledger",
+        "async",
+        "checkpoint",
+        (2, 5, 0),
+        "drained checkpoint",
+        DRAINS,
+    ),
+    "P9-no-limit": BrokenRule(
+        replace(REAL, core=core_with(UnboundedLeases)), "ledger", "ssp:3", "ssp", (3, 0, 4), "receipt: applied"
     ),
     "P10-apply-at-once": BrokenRule(
-        replace(REAL, rounds=EagerRounds), "digest", "sync:4", "progress", (83, 97, 119), "crash"
+        replace(REAL, rounds=EagerRounds),
+        "digest",
+        "sync:4",
+        "progress",
+        (61, 13, 104),
+        "crash between two shards",
+        {"crash": 0.02, "shards": 4, "shard_crash": 0.0, "shard_stop": 0.0, "until_s": 5.0},
     ),
     "P11-unnamed-rounds": BrokenRule(
-        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (3, 4, 5), "receipt: buffered"
+        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (11, 7, 0), "receipt: buffered"
+    ),
+    "P12-no-rollback": BrokenRule(
+        replace(REAL, book=NoRollback), "digest", "sync:4", "progress", (10, 11, 48), "rollback", RETURNS
+    ),
+    "P13-arrival-order": BrokenRule(
+        replace(REAL, rounds=ArrivalOrder), "digest", "sync:4", "digest", (2, 1, 3), "receipt: buffered"
     ),
     "P14-write-before-check": BrokenRule(
-        replace(REAL, shard=HastyShard, storage=HastyStorage), "ledger", "async", "ledger", (9, 59, 64), "poison"
+        replace(REAL, shard=HastyShard, storage=HastyStorage),
+        "ledger",
+        "async",
+        "ledger",
+        (3, 15, 0),
+        "poison",
+        {"poison": 0.05, "bad_step": None, "durability": "checkpoint"},
+    ),
+    "P18-replayed-twice": BrokenRule(
+        replace(REAL, shard=ReplayingAll, logs=LogsFromStart),
+        "ledger",
+        "async",
+        "ledger",
+        (19, 15, 18),
+        "log replayed",
+        LOG,
+    ),
+    "P18-past-damage": BrokenRule(
+        replace(REAL, logs=UncriticalLogs),
+        "ledger",
+        "async",
+        "ledger",
+        (0, 5, 2),
+        "log found damaged",
+        {**LOG, "log_damaged": 0.7},
     ),
 }

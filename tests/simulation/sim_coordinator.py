@@ -1,181 +1,292 @@
-"""The coordinator's process around the real core, and the supervisor that starts workers.
+"""A coordinator's process around the real core, service and run store, in virtual time.
 
-The process does what `coordinator.service` and `coordinator.__main__` do: one call at a time, a bounded wait for
-workers that got nothing, ticks, and the final weights. Knows no fault.
+Does what `coordinator.coordination` and `coordinator.__main__` do: claims an incarnation, takes up what its predecessor
+saved, leases, sends shards back, names rounds, takes drained checkpoints, and ends the job. Knows no fault.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
-from sim_client import SimulatedClient, View
-from sim_shard import RUN_ID, RegisterShard
+from sim_held_calls import HeldCalls
+from sim_jobs import Job
+from sim_network import Network
+from sim_parts import COORDINATOR, DIGEST, RUN_ID
+from sim_store import SimulatedStore
 from sim_world import Process, Promise, World
 
-from coordinator.core import Core, LeaseAnswer, LeaseCall
-from coordinator.launchers import Exit, ProcessName
-from coordinator.service import lease_call, lease_reply
-from parashard.errors import RetryLater
+from coordinator.core import Core
+from coordinator.draining import Answer
+from coordinator.membership import ShardLife
+from coordinator.run_store import RunStore
+from coordinator.service import CoordinatorService
+from coordinator.status import StatusView
+from parashard.claims import claim_incarnation, newest_claim
+from parashard.contracts import intervals_from
+from parashard.errors import ParashardError, Redo, RetryLater, Superseded
+from parashard.intervals import IntervalSet
+from parashard.partition import Plan
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
-from worker.leased import Joined
+from protos import shard_pb2
 
 TICK_S = 0.05
-SUPERVISE_S = 0.2
-
-
-@dataclass(frozen=True)
-class RegisterWorker:
-    """A worker joins."""
-
-    name: str
-
-
-@dataclass(frozen=True)
-class GetView:
-    """Asks for the shards' lives."""
+SAVE_S = 1.0
+COMMAND_DEADLINE_S = 0.5
 
 
 @dataclass
-class _Waiter:
-    call: LeaseCall
-    revoked: tuple[int, ...]
-    until_s: float
-    reply: Promise[pb.LeaseReply]
+class Ending:
+    """What became known of the job's end, whichever life of the coordinator told it."""
+
+    stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
+    by: CoordinatorProcess | None = None  # who has ended it
 
 
 class CoordinatorProcess(Process):
-    """Serves one job, until the final weights are in."""
+    """One life of the coordinator.
 
-    def __init__(self, world: World, core: Core) -> None:
-        super().__init__(world, "coordinator")
-        self.core = core
-        self.client: SimulatedClient
+    Parameters
+    ----------
+    network : Network
+        Carries its calls.
+    store : SimulatedStore
+        Of the run.
+    job, plan
+        What it is about.
+    new_core : callable
+        From an incarnation to a core at the job's start.
+    habits : frozenset of str
+        What it leaves out, by rule.
+    ending : Ending
+        Told of the job's end.
+    """
+
+    crash = "coordinator_crash"
+    pause = "coordinator_pause"
+
+    def __init__(
+        self,
+        world: World,
+        network: Network,
+        store: SimulatedStore,
+        job: Job,
+        plan: Plan,
+        new_core: Callable[[int], Core],
+        habits: frozenset[str],
+        ending: Ending,
+    ) -> None:
+        self.incarnation = claim_incarnation(store, "coordinator")
+        super().__init__(world, COORDINATOR)
+        self._network = network
+        self._policy = job.policy
+        self._plan = plan
+        self._habits = habits
+        self._ending = ending
+        self._run_store = RunStore(store, self.incarnation)
+        self.core = new_core(self.incarnation)
+        saved = self._run_store.load_saved()
+        if saved is not None:
+            self.core.resume(saved)
+        self.service = CoordinatorService(
+            self.core,
+            pb.GetJobReply(run_id=RUN_ID),
+            StatusView("job", "", len(plan.shards)),
+            clock=lambda: world.now_s,
+            on_decision=self._save_decision,
+        )
         self.final: dict[str, Float32s] | None = None
-        self._waiters: list[_Waiter] = []
+        self._checkpoint = ""
+        self._held = HeldCalls(world, self.service, self.core, self._watch)
+        self._events = 0
+        world.note(f"coordinator {self.incarnation} starts")
+        network.hosts[COORDINATOR] = self
 
     def start(self) -> None:
-        """Begin to tick."""
-        self.spawn(self._tick)
+        """Begin to coordinate."""
+        self.spawn(self._run)
 
-    def receive(self, request: RegisterShard | RegisterWorker | GetView | pb.LeaseRequest) -> Any:
+    def receive(self, request: Any) -> Any:
         """Answer a call."""
-        core, now_s = self.core, self.world.now_s
+        service = self.service
         match request:
-            case RegisterShard():
-                core.register_shard(request.shard, request.life, request.applied.copy())
-                answer: Any = None
-            case RegisterWorker():
-                worker = core.register_worker(request.name, "same arithmetic", "cpu", "", now_s)
-                answer = Joined(RUN_ID, worker.name, worker.incarnation, core.options.lease_ttl_s)
-            case GetView():
-                return self._view()
-            case pb.LeaseRequest():
+            case pb.RegisterShardRequest():
+                answer: Any = service.RegisterShard(request, None)
+            case pb.RegisterWorkerRequest():
+                answer = service.RegisterWorker(request, None)
+            case pb.GetViewRequest():
+                return service.GetView(request, None)
+            case pb.CreateCheckpointRequest():
+                answer = service.CreateCheckpoint(request, None)
+            case pb.SuperviseRequest():
+                answer = service.Supervise(request, None)
+            case _:
                 answer = self._lease(request)
         self.wake()
         return answer
 
     def _lease(self, request: pb.LeaseRequest) -> pb.LeaseReply | Promise[pb.LeaseReply]:
-        call = lease_call(request)
-        answer = self.core.lease(call, self.world.now_s)
-        if not (request.want and request.wait_s > 0 and self._nothing(answer)):
-            return lease_reply(answer)
-        reply: Promise[pb.LeaseReply] = Promise()
-        self._waiters.append(_Waiter(call, tuple(answer.revoked), self.world.now_s + request.wait_s, reply))
+        """Answer at once, or hold the call until there is something to say, as the service does."""
+        at_once = pb.LeaseRequest()
+        at_once.CopyFrom(request)
+        at_once.wait_s = 0.0
+        answer: pb.LeaseReply = self.service.Lease(at_once, None)
+        self._watch(answer)
+        over = answer.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED)
+        if not (request.want and request.wait_s > 0) or answer.granted or answer.evaluations or answer.revoked or over:
+            return answer
         self.world.after(request.wait_s, self.wake)
-        return reply
+        return self._held.hold(request)
 
     def wake(self) -> None:
         """Look again at who waits: something has changed, or the time is up."""
-        for waiter in list(self._waiters):
-            call = waiter.call
-            worker = self.core.workers.by_name.get(call.worker)
-            fenced = worker is None or worker.incarnation != call.incarnation
-            answer = LeaseAnswer([], [], waiter.revoked, self.core.state, self.core.shards.view, "")
-            if worker is not None and not fenced:
-                answer = self.core.grant(worker, call.want, self.world.now_s, waiter.revoked)
-            if fenced or not self._nothing(answer) or self.world.now_s >= waiter.until_s:
-                self._waiters.remove(waiter)
-                waiter.reply.settle(lease_reply(answer))
+        if self.alive and not self.paused:
+            self._held.answer()
 
-    def _nothing(self, answer: LeaseAnswer) -> bool:
-        return not (answer.granted or answer.evaluations or answer.revoked or self.core.over)
+    def _watch(self, reply: pb.LeaseReply) -> None:
+        """Check what a worker is told, as it leaves (P7, P9)."""
+        core, policy = self.core, self._policy
+        lag_max = max((grant.step - core.leases.lowest_incomplete for grant in reply.granted), default=0)
+        if policy.kind == "ssp" and lag_max > policy.bound:
+            self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
+        newest = newest_claim(self._run_store.store, COORDINATOR) == self.incarnation
+        if newest and reply.state == pb.JOB_STATE_DRAINING:
+            self._ending.stops.add(core.leases.target)
 
-    def _view(self) -> View:
-        return View(self.core.shards.view, tuple(life.incarnation for life in self.core.shards.lives()))
+    # --- what it does by itself ---
 
-    async def _tick(self) -> None:
-        core = self.core
+    async def _run(self) -> None:
+        core, world = self.core, self.world
+        next_save_s = world.now_s + SAVE_S
         while not core.over:
-            core.tick(self.world.now_s)
-            for event in core.new_events:
-                self.world.note(event)
-                self.world.fired["silent worker"] += " was silent " in event
-            core.new_events.clear()
+            self.service.run(lambda core, now_s: core.tick(now_s))
+            self._note_events()
+            if world.now_s >= next_save_s:
+                next_save_s = world.now_s + SAVE_S
+                self._save_decision(core)
+            await self._command_shards()
+            if core.drained:
+                await self._save_drained()
             if core.complete:
                 await self._finish()
             self.wake()
-            await self.world.sleep(TICK_S)
+            await world.sleep(TICK_S)
+        self.wake()
+        self._ending.by = self._ending.by or self
+
+    def _note_events(self) -> None:
+        new = self.core.events_total - self._events
+        self._events = self.core.events_total
+        for event in list(self.core.events)[-new:] if new else ():
+            self.world.note(event)
+            self.world.fired["silent worker"] += " was silent " in event
+            self.world.fired["early stop"] += event.startswith("draining")
+
+    async def _command_shards(self) -> None:
+        """Send shards back that have to return (P12), and name the round that all save next."""
+        core = self.core
+        if not core.shards.all_registered:
+            return
+        lives = core.shards.lives()
+        returns = [(lives[shard], round_) for shard, round_ in core.rounds.strayed()]
+        await self._command(
+            [
+                (
+                    life,
+                    shard_pb2.RollbackRequest(
+                        run_id=RUN_ID,
+                        incarnation=life.incarnation,
+                        coordinator_incarnation=self.incarnation,
+                        round=round_,
+                    ),
+                )
+                for life, round_ in returns
+            ]
+        )
+        round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+        if round_ is not None:
+            await self._command([(life, self._save_request(life, round_, ahead=True)) for life in lives])
+            self.service.run(lambda core, _: core.rounds.cut_named())
+
+    async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
+        """Send commands at once; return the answers, or the errors in their place."""
+        calls = [self._network.call(self, life.address, request, COMMAND_DEADLINE_S) for life, request in commands]
+        answers: list[Any] = []
+        for call in calls:
+            try:
+                answers.append(await call)
+            except ParashardError as error:
+                self.world.note(f"command: {error.code}")
+                answers.append(error)
+        return answers
+
+    def _save_request(self, life: ShardLife, round_: int | None, *, ahead: bool) -> shard_pb2.TakeCheckpointRequest:
+        return shard_pb2.TakeCheckpointRequest(
+            run_id=RUN_ID,
+            incarnation=life.incarnation,
+            coordinator_incarnation=self.incarnation,
+            round=round_,
+            ahead=ahead,
+        )
+
+    async def _save_drained(self) -> None:
+        target = self.core.drain_target or 0
+        try:
+            id_ = await self._checkpoint_of_all(target, final=False)
+        except (RetryLater, Redo):
+            return  # leasing stays paused until the shard is back
+        except ParashardError as error:
+            answer = Answer(error=str(error), steps=target)
+        else:
+            if not id_:
+                return
+            answer = Answer(checkpoint=id_, steps=target)
+            self.world.fired["drained checkpoint"] += 1
+        self.service.run(lambda core, _: core.checkpoint_ended(answer))
+
+    async def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
+        core = self.core
+        round_ = core.policy.round_of(steps)
+        lives = core.shards.lives()
+        parts = await self._command([(life, self._save_request(life, round_, ahead=False)) for life in lives])
+        for part in parts:
+            if isinstance(part, ParashardError):
+                raise part
+        applied = [intervals_from(part.applied) for part in parts]
+        unequal = any(steps_of != IntervalSet([(0, steps)]) for steps_of in applied)
+        if unequal and "P8-unequal-sets" not in self._habits:
+            furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
+            self.service.run(lambda core, _: core.drain_further(furthest))
+            return ""
+        await self.moment()
+        return self._run_store.add_job_manifest(RUN_ID, DIGEST, self._plan, steps, parts, final=final)
 
     async def _finish(self) -> None:
-        """Pull the final weights; in rounds that commits the last one (P10)."""
+        """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
         core = self.core
-        self.client.view = self._view()
         try:
-            pulled = await self.client.pull(round_=core.policy.round_of(core.leases.target))
-        except RetryLater:
-            return  # the budget of the real one is longer; the next tick tries again
-        self.final = pulled.variables
-        core.done()
+            if "P7-no-checkpoint" not in self._habits:
+                self._checkpoint = self._checkpoint or await self._checkpoint_of_all(core.leases.target, final=True)
+                if not self._checkpoint:
+                    return
+                self.final = self._run_store.weights(self._checkpoint)
+        except ParashardError as error:
+            self.world.note(f"end waits: {error.code}")
+            return
+        self.service.run(lambda core, _: core.done())
 
+    def _save_decision(self, core: Core) -> None:
+        """Store what a successor has to know; where there is one already, this is the end."""
+        if "P7-decision-not-stored" in self._habits:
+            return
+        try:
+            self._run_store.save(core.saved())
+        except Superseded:
+            self.end("superseded")
+            raise
 
-class Supervisor:
-    """Starts workers, and starts them again when they end.
-
-    Parameters
-    ----------
-    start : callable
-        From a name ("" leaves it to the coordinator) to a new worker that has begun to work.
-    tells : bool
-        True: as `parashard run`, which asks the coordinator what to start and tells it of exits. False: as an engine
-        that nobody hears of, so that leases end by time; some replacements come under another name.
-    """
-
-    def __init__(
-        self, world: World, coordinator: CoordinatorProcess, start: Callable[[str], Process], workers: int, tells: bool
-    ) -> None:
-        self._world = world
-        self._coordinator = coordinator
-        self._start = start
-        self._tells = tells
-        self._running: dict[int, Process] = {}
-        self._exits: list[Exit] = []
-        for index in range(0 if tells else workers):
-            self._running[index] = start(f"worker-{index}")
-        self._look()
-
-    def _look(self) -> None:
-        core, now_s = self._coordinator.core, self._world.now_s
-        for index, process in list(self._running.items()):
-            if not process.alive:
-                del self._running[index]
-                self._exits.append(Exit(ProcessName("worker", index), 1, "ended"))
-                if not self._tells and not core.over:
-                    self._world.after(self._world.rng.uniform(0.1, 2.0), partial(self._replace, index))
-            elif process.paused and not self._tells and self._world.strikes("replaced"):
-                self._running[index] = self._start(f"worker-{index}")  # the old one will come back, and must stop
-        if self._tells:
-            orders = core.supervise(self._exits, [ProcessName("worker", i) for i in self._running], now_s)
-            for name in orders.start:
-                self._running[name.index] = self._start(str(name))
-            self._coordinator.wake()
-        self._exits.clear()
-        if not core.over:
-            self._world.after(SUPERVISE_S, self._look)
-
-    def _replace(self, index: int) -> None:
-        elsewhere = self._world.rng.random() < 0.3
-        self._running[index] = self._start("" if elsewhere else f"worker-{index}")
+    def ended(self, why: str) -> None:
+        """What waits is answered by nobody."""
+        self._held.drop()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -30,6 +30,8 @@ from parashard.variables import Float32s, Variable
 SEED = 5
 EPOCHS = 3
 EXAMPLES, BATCH = 20, 3  # 7 steps an epoch, the last one short; 21 steps: the last round of sync:4 has one step
+
+STEPS = 21
 
 
 class SeededTorn(Torn):
@@ -74,8 +76,12 @@ class Job:
             return self.model.drawn(variables, rng)
         return dict(self.model.loss_and_gradients(variables, self.batches[step], np)[1])
 
-    def audit(self, variables: Mapping[str, Float32s]) -> list[str]:
-        """Return what the final weights violate, by themselves."""
+    def audit(self, variables: Mapping[str, Float32s], steps: Collection[int]) -> list[str]:
+        """Return what the final weights violate, by themselves, if exactly these steps are in them."""
+        if isinstance(self.model, Ledger):  # a sum of gradients that are the same for any weights
+            due = np.sum([self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps], 0)
+            wrong = int((variables["ledger"] != due).any(axis=1).sum())
+            return [f"{wrong} rows are not what the steps add up to"] if wrong else []
         if not isinstance(self.model, Audited):
             return []
         counts = self.model.audit(dict(variables), EPOCHS)
@@ -103,6 +109,7 @@ def job(oracle: str, policy: Policy) -> Job:
     else:
         model = MultilayerPerceptron(MlpOptions(hidden=(3,), activation="tanh"), source.spec, SEED)
         spec = Adam(learning_rate=0.05)
+    assert len(batches) == STEPS
     declared = model.initial_variables()
     variables = {name: v for name, v in declared.items() if isinstance(v, Variable)}
     return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner)

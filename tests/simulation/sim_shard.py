@@ -1,105 +1,249 @@
-"""A shard's process: decodes frames, lets the real core decide, encodes its answer. `Parts` says what it is made of.
+"""A shard's process around the real service, lives and checkpointer, in virtual time.
 
-Knows no fault. A broken rule comes in as another class in `Parts` (`broken_rules`); the product has no switches.
+Does what `ps_server.__main__` does: restores, announces itself, saves by its cadence, obeys the coordinator. Knows no
+fault, but for what a crash does to its disk.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Any
 
-from sim_jobs import SEED, Job
-from sim_world import Process, World
+from sim_network import Network
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, Pull, Push
+from sim_store import Logs, MemoryLog, SimulatedStore
+from sim_world import Process, Promise, World
 
-from coordinator.membership import ShardLife
 from parashard import wire
-from parashard.errors import ParashardError
-from parashard.intervals import IntervalSet
-from parashard.messages import Target
-from parashard.partition import Plan
-from ps_server.assembly import Assemblies
-from ps_server.ingest import Immediate, Ingest, Rounds
-from ps_server.optimizer import Optimizer
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.contracts import interval_messages
+from parashard.errors import ParashardError, RetryLater, Superseded
+from parashard.job.tables import CheckpointOptions
+from protos import coordinator_pb2 as pb
+from protos import shard_pb2
+from ps_server.cadence import Cadence
+from ps_server.checkpointing import Checkpointer
+from ps_server.lives import Lives
+from ps_server.owner import Owner
+from ps_server.restoring import Restorer
+from ps_server.service import ShardService
 from ps_server.shard import Shard
-from ps_server.storage import Storage, drawn_from
 
-RUN_ID = "run"
-DIGEST = "digest"
-
-
-@dataclass(frozen=True)
-class Push:
-    """A frame for the shard's Push."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True)
-class Pull:
-    """A frame for the shard's Pull."""
-
-    frame: bytes
-
-
-@dataclass(frozen=True)
-class RegisterShard:
-    """A shard announces itself to the coordinator."""
-
-    shard: int
-    life: ShardLife
-    applied: IntervalSet
-
-
-@dataclass(frozen=True)
-class Parts:
-    """The classes that a shard is made of."""
-
-    shard: type[Shard] = Shard
-    storage: type[Storage] = Storage
-    assemblies: type[Assemblies] = Assemblies
-    immediate: type[Immediate] = Immediate
-    rounds: type[Rounds] = Rounds
-
-
-REAL = Parts()
-
-
-def identity(shard: int, incarnation: int) -> Target:
-    """Return what requests to a shard must name."""
-    return Target(RUN_ID, DIGEST, 1, shard, incarnation)
-
-
-def build_shard(job: Job, plan: Plan, index: int, incarnation: int, queue_bytes: int, parts: Parts) -> Shard:
-    """Return a shard at the job's start, as `ps_server.build` does from a job file."""
-    storage = parts.storage(plan, index, Optimizer(job.spec), drawn_from(SEED))
-    ingest: Ingest = parts.immediate(storage)
-    if job.round_steps is not None:
-        ingest = parts.rounds(storage, round_steps=job.round_steps, steps_total=job.steps_total, mean=job.mean)
-    target = identity(index, incarnation)
-    return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(queue_bytes))
+ANNOUNCE_S = 1.0
+ANNOUNCE_AGAIN_S = 0.1
+ANNOUNCE_DEADLINE_S = 0.3
+LOOK_S = 0.1
+COPY_S = (0.0, 0.01)  # of a partition
+WRITE_S = (0.001, 0.2)  # of a checkpoint's files
+SYNC_S = (0.0, 0.05)  # until the log is on the disk
 
 
 class ShardProcess(Process):
-    """Serves one shard. An error that is not ours means a broken invariant: it ends the simulation (P14)."""
+    """One process of one shard. An error that is not ours means a broken invariant: it ends the simulation (P14).
 
-    def __init__(self, world: World, shard: Shard) -> None:
-        super().__init__(world, f"shard-{shard.identity.shard}")
-        self.shard = shard
+    Parameters
+    ----------
+    builder : Builder
+        Makes its lives.
+    network : Network
+        Carries its calls.
+    address : str
+        Where it listens.
+    store : SimulatedStore
+        Where its states are saved.
+    logs : Logs
+        The disk with its log.
+    options : CheckpointOptions
+        How it saves.
+    parts : Parts
+        What it is made of.
+    """
 
-    def registration(self) -> RegisterShard:
-        """Return what it announces."""
-        mine = self.shard.identity
-        return RegisterShard(mine.shard, ShardLife(mine.incarnation, self.name, ""), self.shard.ingest.applied.copy())
+    crash = "shard_crash"
+    pause = "shard_pause"
 
-    def receive(self, request: Push | Pull) -> bytes:
-        """Answer a frame with a frame."""
+    def __init__(
+        self,
+        world: World,
+        builder: Builder,
+        network: Network,
+        address: str,
+        store: SimulatedStore,
+        logs: Logs,
+        options: CheckpointOptions,
+        parts: Parts,
+    ) -> None:
+        super().__init__(world, f"shard-{builder.index}")
+        self.address = address
+        self.index = builder.index
+        self._network = network
+        self._stopping = False
+        catalogue = Catalogue(store)
+        rounds = builder.round_steps
+        reply = pb.GetJobReply(run_id=RUN_ID, job_digest=DIGEST)
+        restorer = Restorer(
+            catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
+        )
+        self.lives = Lives(
+            builder,  # type: ignore[arg-type]
+            restorer,
+            store,
+            options,
+            opened=logs.opened,  # type: ignore[arg-type]
+            replayed=logs.replayed,  # type: ignore[arg-type]
+        )
+        self.served = self.lives.first()
+        self.served.owner = Owner(1, broken=lambda error: None)  # it is raised, and ends the simulation
+        clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
+        cadence = Cadence(
+            every_s=options.every_s,
+            every_steps=options.every_steps,
+            round_steps=rounds,
+            steps=len(self.shard.ingest.applied),
+            now_s=world.now_s,
+        )
+        self.checkpointer = Checkpointer(
+            self.served,
+            catalogue,
+            cadence,
+            options,
+            self.lives.known,
+            on_cut=self.lives.rolled,
+            on_collected=self.lives.collected,
+            clock=clock,
+        )
+        self.lives.follow(self.checkpointer)
+        self.service = ShardService(self.served, self.checkpointer, self.lives, clock)
+        world.fired["shard restored a checkpoint"] += "restored p1" in self.served.restored
+        world.fired["log replayed"] += "replayed" in self.served.restored and "replayed 0" not in self.served.restored
+        world.fired["log found damaged"] += "computed again" in self.served.restored
+        world.note(f"{self.name} starts: {self.served.restored}")
+        network.hosts[address] = self
+
+    @property
+    def shard(self) -> Shard:
+        """The life that is served."""
+        return self.served.shard
+
+    def start(self) -> None:
+        """Begin to announce itself and to save."""
+        self.spawn(self._announce)
+        self.spawn(self._save)
+
+    def receive(self, request: Any) -> Any:
+        """Answer a frame with a frame, and a command with its reply."""
         if isinstance(request, Pull):
-            return wire.encode_weights(self.shard.pull(wire.decode_pull(request.frame)))
-        chunk = wire.decode_push(request.frame)
+            return self.service.pull(request.frame, _NO_LIMIT)  # type: ignore[arg-type]
+        if isinstance(request, Push):
+            return self._push(request.frame)
+        if isinstance(request, shard_pb2.TakeCheckpointRequest):
+            return self.service.TakeCheckpoint(request, None)
+        assert isinstance(request, shard_pb2.RollbackRequest)
+        reply = self.service.Rollback(request, None)
+        self.world.fired["rollback"] += 1
+        return reply
+
+    def crashing(self) -> None:
+        """Count what the crash cuts in two, and let the disk suffer."""
+        world, log = self.world, self.lives.log
+        world.fired["crash between cut and manifest"] += self.checkpointer.pending is not None
+        if isinstance(log, MemoryLog):
+            if world.rng.random() < world.faults.log_torn and log.lose_tail(world.rng):
+                world.fired["log_torn"] += 1
+            if world.rng.random() < world.faults.log_damaged and log.damage(world.rng):
+                world.fired["log_damaged"] += 1
+
+    def _push(self, frame: bytes) -> bytes | Promise[bytes]:
         try:
-            receipt = self.shard.push(chunk, self.world.now_s)
+            receipt = self.service.push(frame, _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
-        self.world.note(f"{self.name} step {chunk.step} +{chunk.offset_bytes} {receipt.result.name}")
-        self.world.fired[f"receipt: {receipt.result.name.lower()}"] += 1
-        return wire.encode_receipt(receipt)
+        result = wire.decode_receipt(receipt).result.name
+        self.world.note(f"{self.name} {result}")
+        self.world.fired[f"receipt: {result.lower()}"] += 1
+        log, reply = self.lives.log, Promise[bytes]()
+        if not isinstance(log, MemoryLog):
+            return receipt
+        position = log.position
+
+        def settle() -> None:
+            if self.alive:
+                log.make_durable(position)
+                reply.settle(receipt)
+
+        self.world.after(self.world.rng.uniform(*SYNC_S), settle)
+        return reply
+
+    # --- what it does by itself ---
+
+    async def _announce(self) -> None:
+        """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
+        next_s = self.world.now_s
+        while not self._stopping:
+            if not self.served.changed.is_set() and self.world.now_s < next_s:
+                await self.world.sleep(LOOK_S)
+                continue
+            self.served.changed.clear()
+            next_s = self.world.now_s + ANNOUNCE_S
+            try:
+                reply = await self._network.call(self, COORDINATOR, self._registration(), ANNOUNCE_DEADLINE_S)
+            except RetryLater:
+                next_s = self.world.now_s + ANNOUNCE_AGAIN_S
+                continue
+            self.checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
+            self.service.coordinator_incarnation = max(
+                self.service.coordinator_incarnation, reply.coordinator_incarnation
+            )
+
+    def _registration(self) -> pb.RegisterShardRequest:
+        mine, ingest = self.shard.identity, self.shard.ingest
+        return pb.RegisterShardRequest(
+            run_id=RUN_ID,
+            job_digest=DIGEST,
+            shard=mine.shard,
+            incarnation=mine.incarnation,
+            address=self.address,
+            applied=interval_messages(ingest.applied),
+            held=interval_messages(ingest.held),
+            checkpoint_rounds=self.lives.returnable(),
+            restored=self.served.restored,
+        )
+
+    async def _save(self) -> None:
+        """Save what is cut, a partition at a time, while pushes go on."""
+        while True:
+            await self.world.sleep(self.world.rng.uniform(0.0, LOOK_S))
+            if self.world.strikes("shard_stop"):
+                self._stop()
+                return
+            self.checkpointer.look(self.shard)
+            cut = self.checkpointer.pending
+            if cut is None:
+                continue
+            more = True
+            while more:
+                await self.world.sleep(self.world.rng.uniform(*COPY_S))
+                more = cut.snapshot.save_next()
+            await self.world.sleep(self.world.rng.uniform(*WRITE_S))
+            self.world.fired["pushes beside a checkpoint"] += cut.version != self.shard.ingest.version
+            self.checkpointer.save_pending()
+
+    def _stop(self) -> None:
+        """Accept nothing more, save, and end, as after SIGTERM."""
+        self._stopping = self.service.draining = True
+        try:
+            self.checkpointer.take()
+        except Superseded as error:
+            self.world.note(str(error))
+        self.end("stopped")
+
+
+class _NoLimit:
+    """A call's context without a deadline."""
+
+    def time_remaining(self) -> None:
+        """There is none."""
+
+
+_NO_LIMIT = _NoLimit()

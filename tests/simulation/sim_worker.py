@@ -1,23 +1,34 @@
 """A worker's process: leases by the real `worker.leased`, works as `worker.loop` does, and may die at any moment.
 
 One task makes every call to the coordinator, one at a time; `depth + 1` lanes take steps, pull, compute and push, so
-that steps overlap as in the pipeline. Knows no policy but the length of a round.
+that steps overlap as in the pipeline. Where a shard is away, an operation is done again as a whole, with a fresh view.
+Knows no policy but the length of a round.
 """
 
 from __future__ import annotations
 
 import random
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
-from sim_client import SimulatedClient
-from sim_coordinator import GetView, RegisterWorker
+from sim_client import Pulled, SimulatedClient, View
 from sim_jobs import Job
 from sim_network import Network
+from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
 
-from parashard.errors import InvalidRequest, ParashardError, Redo, RetryLater
+from parashard.errors import (
+    InvalidRequest,
+    NonFiniteGradient,
+    NotReady,
+    ParashardError,
+    Redo,
+    RetryLater,
+    StaleIncarnation,
+    Unreachable,
+)
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 from worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
@@ -26,6 +37,10 @@ CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
 COMPUTE_S = (0.002, 0.02)
 STEP_TIMEOUT_S = 120.0
+RIDING_PAUSE_S = (0.01, 0.3)
+PATIENCE_S = 60.0
+
+_Result = TypeVar("_Result")
 
 
 @dataclass(frozen=True)
@@ -34,6 +49,9 @@ class Habits:
 
     depth: int
     lease_batch: int
+    checks_finite: bool = True  # P6
+    stops_early: bool = False  # some evaluations reach the job's target
+    bad_step: int | None = None  # its gradient is never finite
 
 
 class WorkerProcess(Process):
@@ -43,8 +61,8 @@ class WorkerProcess(Process):
     ----------
     name : str
         Under which it wants to be known; "" leaves it to the coordinator.
-    network, coordinator
-        Carries its calls; whom to ask for steps.
+    network : Network
+        Carries its calls.
     job : Job
         What to compute.
     habits : Habits
@@ -56,16 +74,15 @@ class WorkerProcess(Process):
         Its connection to the shards; given before `start`.
     """
 
-    mortal = True
+    crash = "crash"
+    pause = "pause"
     client: SimulatedClient
 
-    def __init__(
-        self, world: World, name: str, network: Network, coordinator: Process, job: Job, habits: Habits
-    ) -> None:
+    def __init__(self, world: World, name: str, network: Network, job: Job, habits: Habits) -> None:
         super().__init__(world, name or "worker-new")
         self._asked_name = name
         self._network = network
-        self._coordinator = coordinator
+        self._token = world.rng.getrandbits(64)
         self._job = job
         self._habits = habits
         self._joined: Joined | None = None
@@ -89,7 +106,7 @@ class WorkerProcess(Process):
             self.world.fired["pause past the lease time"] += pause_s > self._joined.lease_ttl_s
 
     async def _live(self) -> None:
-        joined: Joined = await self._patiently(RegisterWorker(self._asked_name))
+        joined = await self._join(self._asked_name)
         self._joined, self.name = joined, joined.name
         self._work = LeasedWork(
             joined,
@@ -97,8 +114,9 @@ class WorkerProcess(Process):
             ahead=self._habits.depth,
             step_timeout_s=STEP_TIMEOUT_S,
             now_s=self.world.now_s,
+            patience_s=PATIENCE_S,
         )
-        await self._refresh()
+        self.client.use(await self._patiently(self._view))
         for _ in range(self._lanes):
             self.spawn(self._lane)
         while True:
@@ -109,7 +127,11 @@ class WorkerProcess(Process):
                 break
             deadline_s = CALL_DEADLINE_S + request.wait_s
             try:
-                reply = await self._network.call(self, self._coordinator, request, deadline_s)
+                if self._work.stranger:
+                    self._work.joined_again(await self._join(self.name))
+                    self.world.fired["worker joined again"] += 1
+                    continue
+                reply = await self._network.call(self, COORDINATOR, request, deadline_s)
             except ParashardError as error:
                 self._work.lost(error, self.world.now_s)
             else:
@@ -140,30 +162,43 @@ class WorkerProcess(Process):
 
     async def _step_of(self, grant: pb.Grant) -> None:
         step, rng = grant.step, self.world.rng
+        pulled: Pulled | None = None
+        gradients: dict[str, Float32s] = {}
         try:
-            pulled = await self.client.pull(step, self._round(step))
-            await self.world.sleep(rng.uniform(*COMPUTE_S))
-            gradients = self._job.gradients(step, pulled.variables, rng)
-            if self.world.strikes("poison"):
-                _poison(gradients, rng)
-            incarnations = await self.client.push(step, gradients, pulled)
+            if not grant.skip:
+                pulled = await self._riding(lambda: self.client.pull(step, self._round(step)))
+                await self.world.sleep(rng.uniform(*COMPUTE_S))
+                gradients = self._job.gradients(step, pulled.variables, rng)
+                if step == self._habits.bad_step:
+                    _poison(gradients, rng)
+                if self._habits.checks_finite and not all(np.isfinite(g).all() for g in gradients.values()):
+                    raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
+                if self.world.strikes("poison"):
+                    _poison(gradients, rng)
+            incarnations = await self._riding(
+                lambda: self.client.push(step, gradients, pulled, skipped=grant.skip),
+            )
         except InvalidRequest as error:
             self._work.failed(step, str(error), self.world.now_s)
         except (Redo, RetryLater):  # whoever leases the step next knows more
             self._work.dropped(step, self.world.now_s)
-            if self._work.view != self.client.view.number:
-                await self._refresh()
+            await self._refresh()
         else:
-            self._work.completed(pb.CompletedStep(step=step, incarnations=incarnations, examples=1), self.world.now_s)
+            self.world.fired["skipped"] += grant.skip
+            done = pb.CompletedStep(step=step, incarnations=incarnations, examples=1, skipped=grant.skip)
+            self._work.completed(done, self.world.now_s)
         self._notify()
 
     async def _evaluate(self, work: pb.EvaluationGrant) -> None:
+        round_ = work.round if work.for_round else None
         try:
-            await self.client.pull(round_=work.round if work.for_round else None)
-        except ParashardError as error:
-            self._work.evaluated(work.evaluation, {}, str(error))
+            await self._riding(lambda: self.client.pull(round_=round_))
+        except (Redo, RetryLater):
+            self._work.evaluation_dropped(work.evaluation)
+            await self._refresh()
         else:
-            self._work.evaluated(work.evaluation, {"accuracy": 0.0})
+            best = self._habits.stops_early and self.world.rng.random() < 0.4
+            self._work.evaluated(work.evaluation, {"accuracy": float(best)})
         self._notify()
 
     def _round(self, step: int) -> int | None:
@@ -171,13 +206,44 @@ class WorkerProcess(Process):
 
     # --- waiting ---
 
-    async def _refresh(self) -> None:
-        self.client.view = await self._patiently(GetView())
-
-    async def _patiently(self, request: RegisterWorker | GetView) -> Any:
+    async def _riding(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again."""
+        since_s = self.world.now_s
         while True:
             try:
-                return await self._network.call(self, self._coordinator, request, CALL_DEADLINE_S)
+                return await operation()
+            except (Unreachable, NotReady, StaleIncarnation):
+                if self.world.now_s - since_s > PATIENCE_S:
+                    raise
+                self.world.fired["operation done again"] += 1
+            await self._refresh()
+            await self.world.sleep(self.world.rng.uniform(*RIDING_PAUSE_S))
+
+    async def _refresh(self) -> None:
+        try:
+            self.client.use(await self._view())
+        except RetryLater as error:
+            self.world.note(str(error))  # whoever needs one asks again
+
+    async def _view(self) -> View:
+        reply = await self._network.call(self, COORDINATOR, pb.GetViewRequest(run_id=RUN_ID), CALL_DEADLINE_S)
+        return view_from(reply)
+
+    async def _join(self, name: str) -> Joined:
+        request = pb.RegisterWorkerRequest(
+            run_id=RUN_ID, job_digest=DIGEST, name=name, fingerprint="same", device="cpu", token=self._token
+        )
+
+        async def ask() -> Joined:
+            reply = await self._network.call(self, COORDINATOR, request, CALL_DEADLINE_S)
+            return Joined(RUN_ID, reply.name, reply.incarnation, reply.lease_ttl_s)
+
+        return await self._patiently(ask)
+
+    async def _patiently(self, call: Callable[[], Awaitable[_Result]]) -> _Result:
+        while True:
+            try:
+                return await call()
             except RetryLater:
                 await self.world.sleep(RETRY_PAUSE_S)
 
@@ -195,3 +261,8 @@ class WorkerProcess(Process):
 def _poison(gradients: dict[str, Float32s], rng: random.Random) -> None:
     name = rng.choice(sorted(gradients))
     gradients[name].flat[rng.randrange(gradients[name].size)] = np.nan
+
+
+def view_from(reply: pb.GetViewReply) -> View:
+    """Return the coordinator's answer as the client takes it."""
+    return View(reply.view, tuple(s.address for s in reply.shards), tuple(s.incarnation for s in reply.shards))

@@ -31,8 +31,15 @@ class Faults:
     crash: float = 0.0  # per event of a worker
     pause: float = 0.0  # per event of a worker: it stands still, its leases may end, and it comes back
     leave: float = 0.0  # per event of a worker: it is asked to stop, and gives its leases back
-    replaced: float = 0.0  # per look at a paused worker: another one is started under its name
+    shard_crash: float = 0.0  # per event of a shard
+    shard_pause: float = 0.0
+    shard_stop: float = 0.0  # per look of a shard at its checkpoints: it is asked to stop, and saves
+    coordinator_crash: float = 0.0  # per event of a coordinator
+    coordinator_pause: float = 0.0
+    replaced: float = 0.0  # per look at a paused process: another one is started in its place
     poison: float = 0.0  # per gradient: a value turns to NaN after the worker's own check (P6)
+    log_torn: float = 0.0  # per crash of a shard: the log's last records were not on the disk yet
+    log_damaged: float = 0.0  # per crash of a shard: a record of its log is not what was written
     until_s: float = 0.0
 
 
@@ -98,6 +105,7 @@ class World:
         self.events = 0
         self.calm_events = 0
         self.fired: Counter[str] = Counter()
+        self.violations: list[str] = []
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self._trace = hashlib.blake2b(digest_size=16)
@@ -115,6 +123,12 @@ class World:
     def note(self, text: str) -> None:
         """Add a line to the trace."""
         self._trace.update(f"{self.now_s!r} {text}\n".encode())
+
+    def violated(self, text: str) -> None:
+        """Note that a rule was broken, seen as it happened."""
+        if text not in self.violations:
+            self.note(text)
+            self.violations.append(text)
 
     def after(self, delay_s: float, call: Callable[[], None]) -> None:
         """Call later."""
@@ -138,17 +152,15 @@ class World:
 
     def run(self, over: Callable[[], bool], calm_events_max: int) -> None:
         """Work until `over`; raise Stuck after so many events without faults, or when nothing is left to happen."""
-        while not over():
+        while not over() and not self.violations:
             if self.calm_events >= calm_events_max or not self._queue:
                 raise Stuck(f"not over {self.calm_events} events after the last fault, at {self.now_s:.1f} s")
             self._next()
             self.calm_events += self.calm
 
-    def drain(self, events_max: int) -> None:
-        """Let everything that is under way arrive."""
-        for _ in range(events_max):
-            if not self._queue:
-                return
+    def work_on(self, over: Callable[[], bool]) -> None:
+        """Work until `over`, or until nothing is left to happen."""
+        while self._queue and not over():
             self._next()
 
     def _next(self) -> None:
@@ -160,22 +172,25 @@ class World:
 class Process:
     """Something that lives, waits and may die; subclasses say what it does.
 
-    Crash and pause strike `mortal` processes, at any of their events. This is the seam for restarts: a process that
-    died answers nothing any more, and whoever supervises it may put a new one, with a new incarnation, in its place.
+    Crash and pause strike at any of its events, which are its own steps and the messages that it gets and answers. A
+    process that died answers nothing any more; one that was paused finds what came meanwhile. Whoever supervises it may
+    put a new one in its place.
     """
 
-    mortal = False
+    crash = ""  # which of the faults ends it
+    pause = ""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
         self.name = name
         self.alive = True
-        self._paused_until_s = 0.0
+        self.connections: dict[str, Process] = {}  # by address, as long as they are good
+        self.paused_until_s = 0.0
 
     @property
     def paused(self) -> bool:
         """It stands still for now."""
-        return self.alive and self._paused_until_s > self.world.now_s
+        return self.alive and self.paused_until_s > self.world.now_s
 
     def receive(self, request: Any) -> Any:
         """Answer a request: a value, or a promise of one; a ParashardError is an answer too."""
@@ -206,14 +221,13 @@ class Process:
         """Be told of a pause, before it."""
 
     def _step(self, task: Task | None, begin: Callable[[], Task] | None = None) -> None:
-        if self.mortal and self.alive:
-            self._suffer()
+        self.suffer()
         if not self.alive:
             if task is not None:
                 task.close()
             return
         if self.paused:
-            self.world.after(self._paused_until_s - self.world.now_s, lambda: self._step(task, begin))
+            self.world.after(self.paused_until_s - self.world.now_s, lambda: self._step(task, begin))
             return
         if task is None:
             assert begin is not None
@@ -227,11 +241,14 @@ class Process:
             return
         promise.then(lambda: self.world.after(0.0, lambda: self._step(task)))
 
-    def _suffer(self) -> None:
-        if self.world.strikes("crash"):
+    def suffer(self) -> None:
+        """Let the faults of its role strike, or not."""
+        if not self.alive:
+            return
+        if self.crash and self.world.strikes(self.crash):
             self.crashing()
             self.end("crash")
-        elif not self.paused and self.world.strikes("pause"):
+        elif self.pause and not self.paused and self.world.strikes(self.pause):
             pause_s = self.world.rng.uniform(0.2, 3.0)
-            self._paused_until_s = self.world.now_s + pause_s
+            self.paused_until_s = self.world.now_s + pause_s
             self.pausing(pause_s)

@@ -1,33 +1,40 @@
-"""Whole jobs in virtual time, under faults of every kind: the oracles of the protocol find nothing.
+"""Whole jobs in virtual time, under faults of every kind and any role: the oracles of the protocol find nothing.
 
 More seeds: `python tests/simulation --seeds 10000`.
 """
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from typing import Literal
 
 import pytest
-from sim_run import JOBS, Outcome, Setting, drawn_setting, faultless_digest, simulate
+import structlog
+from sim_judge import faultless_digest
+from sim_run import Outcome, simulate
+from sim_settings import JOBS, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
 
-SEEDS = range(60)
+SEEDS = range(40)
 FAULTS = (
     "lost",
     "late",
     "duplicated",
     "reordered",
     "crash",
-    "crash between two shards",
-    "crash between two chunks",
     "pause",
-    "pause past the lease time",
-    "replaced",
     "leave",
-    "poison",
+    "shard_crash",
+    "shard_pause",
+    "shard_stop",
+    "coordinator_crash",
+    "coordinator_pause",
+    "replaced",
     "message from the dead",
     "message after its deadline",
 )
@@ -35,12 +42,59 @@ CONSEQUENCES = (
     "silent worker",
     "speculative lease",
     "worker started again",
+    "worker joined again",
+    "coordinator started again",
+    "shard restored a checkpoint",
+    "pushes beside a checkpoint",
+    "operation done again",
+    "drained checkpoint",
+    "early stop",
     "receipt: duplicate",
     "receipt: pending",
-    "refused: non-finite-gradient",
     "refused: queue-full",
+    "refused: stale-incarnation",
+    "stray: wrong-run",
 )
-SYNC = Policy("sync", 4)
+RARE = (
+    "crash between two shards",
+    "crash between two chunks",
+    "crash between cut and manifest",
+    "pause past the lease time",
+    "poison",
+    "refused: non-finite-gradient",
+    "two of one worker",
+    "two of one shard",
+    "two of one coordinator",
+    "killed for its silence",
+    "log replayed",
+    "log_damaged",
+    "log found damaged",
+)
+OFTEN = Faults(
+    lost=0.05,
+    late=0.05,
+    duplicated=0.1,
+    crash=0.005,
+    pause=0.002,
+    shard_crash=0.003,
+    shard_pause=0.001,
+    coordinator_crash=0.002,
+    coordinator_pause=0.001,
+    replaced=0.5,
+    poison=0.1,
+    log_torn=0.9,
+    log_damaged=0.9,
+    until_s=20.0,
+)
+ASYNC, SYNC = Policy("async"), Policy("sync", 4)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _quiet() -> Iterator[None]:
+    """The product's own log costs as much time as a run."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    yield
+    structlog.reset_defaults()
 
 
 def outcomes(oracle: str, policy: str) -> dict[int, Outcome]:
@@ -49,13 +103,29 @@ def outcomes(oracle: str, policy: str) -> dict[int, Outcome]:
 
 @pytest.mark.parametrize(("oracle", "policy"), JOBS)
 def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, policy: str) -> None:
-    """P1, P4, P5, P9, P10, P11, P14: every oracle, and progress once the faults have stopped."""
+    """P1-P14, P18: every oracle, and progress once the faults have stopped."""
     runs = outcomes(oracle, policy)
     assert {seed: run.violations for seed, run in runs.items() if run.violations} == {}
     fired = sum((run.fired for run in runs.values()), Counter())
     assert [fault for fault in (*FAULTS, *CONSEQUENCES) if not fired[fault]] == []  # every injected fault struck
-    if policy.startswith("ssp"):  # P9: the bound is reached, and never passed
-        assert max(run.step_lag_max for run in runs.values()) == Policy.parse(policy).bound
+    if policy.startswith("ssp"):  # P9: the bound is reached
+        assert max(run.step_lag_max for run in runs.values()) >= Policy.parse(policy).bound
+
+
+@pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
+def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str, policy: Policy) -> None:
+    """P1-P14, P18: what is rare elsewhere."""
+    setting = Setting(oracle, policy, shards=3, workers=3, depth=1, chunks=3, faults=OFTEN)
+    runs = []
+    for seed in range(16):
+        durability: Literal["checkpoint", "log"] = "log" if seed % 4 < 2 else "checkpoint"
+        every_steps = 3 if seed % 8 < 4 else 8
+        varied = replace(setting, supervised=bool(seed % 2), durability=durability, checkpoint_every_steps=every_steps)
+        runs.append(simulate(seed, varied))
+    assert {seed: run.violations for seed, run in enumerate(runs) if run.violations} == {}
+    fired = sum((run.fired for run in runs), Counter())
+    due = [*RARE, "rollback"] if policy.kind == "sync" else RARE
+    assert [fault for fault in due if not fired[fault]] == []
 
 
 @pytest.mark.parametrize(("oracle", "policy"), JOBS)
@@ -73,29 +143,42 @@ def test_rounds_give_the_same_bits_for_any_number_of_shards_and_workers(shards: 
 
 
 def test_without_faults_nothing_is_lost_repeated_or_refused() -> None:
-    run = simulate(0, Setting("ledger", Policy("async"), shards=3, workers=2, chunks=3))
+    run = simulate(0, Setting("ledger", ASYNC, shards=3, workers=2, chunks=3))
     assert run.violations == []
     assert not any(run.fired[fault] for fault in FAULTS if fault != "reordered")
     assert run.fired["receipt: applied"] == 3 * 21
 
 
 def test_a_job_without_workers_is_seen_to_be_stuck() -> None:
-    stuck = Setting("ledger", Policy("async"), workers=0, calm_events_max=500)
+    stuck = Setting("ledger", ASYNC, workers=0, calm_events_max=500)
     [violation] = simulate(0, stuck).violations
     assert violation.startswith("progress: not over 500 events after the last fault")
 
 
 def test_a_job_whose_every_message_is_lost_goes_on_when_faults_stop() -> None:
     faults = Faults(lost=1.0, until_s=5.0)
-    run = simulate(0, Setting("torn", Policy("async"), shards=2, workers=2, chunks=2, faults=faults))
+    run = simulate(0, Setting("torn", ASYNC, shards=2, workers=2, chunks=2, faults=faults))
     assert run.violations == []
     assert run.fired["lost"] > 10
 
 
-def test_a_worker_that_dies_at_every_step_of_its_work_stops_nothing() -> None:
-    """Crashes at each event of a worker in turn: the rate is so high that few steps are done in one life."""
-    faults = Faults(crash=0.05, until_s=20.0)
-    setting = Setting("digest", SYNC, shards=3, workers=2, chunks=3, faults=faults)
+@pytest.mark.parametrize(("fault", "deaths"), [("crash", 20), ("shard_crash", 20), ("coordinator_crash", 10)])
+def test_a_role_that_dies_at_every_step_of_its_work_stops_nothing(fault: str, deaths: int) -> None:
+    """Crashes at each event of a role in turn: the rate is so high that little is done in one life."""
+    faults = replace(Faults(until_s=20.0), **{fault: 0.05})
+    setting = Setting("digest", SYNC, shards=3, workers=2, chunks=3, checkpoint_every_steps=4, faults=faults)
     runs = [simulate(seed, replace(setting, supervised=bool(seed % 2))) for seed in range(4)]
     assert [run.violations for run in runs] == [[]] * 4
-    assert all(run.fired["crash"] >= 20 for run in runs)
+    assert sum(run.fired[fault] for run in runs) >= deaths
+
+
+def test_with_a_log_a_killed_shard_loses_nothing_that_was_acknowledged() -> None:  # P18
+    faults = Faults(shard_crash=0.01, log_torn=0.9, until_s=10.0)
+    setting = Setting("digest", SYNC, shards=2, workers=2, durability="log", faults=faults)
+    runs = [simulate(seed, setting) for seed in range(8)]
+    assert [run.violations for run in runs] == [[]] * 8
+    fired = sum((run.fired for run in runs), Counter())
+    assert fired["shard_crash"] > 10
+    assert fired["log replayed"] > 5
+    assert fired["log_torn"] > 0  # pushes that nobody had a receipt for
+    assert fired["rollback"] == 0  # no shard ever lost what others had applied (P12)

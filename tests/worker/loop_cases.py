@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -108,7 +109,15 @@ class ScriptedLeasing:
 class Job:
     """A worker over two shards; `run` works through the script."""
 
-    def __init__(self, *work: int | Work, depth: int = 0, clip_norm: float | None = None, **of_shard: Any) -> None:
+    def __init__(
+        self,
+        *work: int | Work,
+        depth: int = 0,
+        clip_norm: float | None = None,
+        patience_s: float = 60.0,
+        giving_up: threading.Event | None = None,
+        **of_shard: Any,
+    ) -> None:
         plan = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
         self.cluster = Cluster(plan, **of_shard)
         self.model = Counting()
@@ -129,6 +138,8 @@ class Job:
             self.leasing,  # type: ignore[arg-type]
             self._refresh,
             depth=depth,
+            patience_s=patience_s,
+            giving_up=giving_up,
         )
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Job:

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from leased_cases import DONE, FAILED, Worker, reported
+from leased_cases import DONE, FAILED, PATIENCE_S, Worker, reported
 
-from parashard.errors import JobFailed, PeerFailed, Superseded, Unreachable, WrongRun
+from parashard.errors import (
+    JobFailed,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    Superseded,
+    Unacquainted,
+    Unreachable,
+    WrongRun,
+)
 from protos import coordinator_pb2 as pb
-from worker.leased import PATIENCE_S, RETRY_PAUSE_S
+from worker.leased import RETRY_PAUSE_S, Joined
 
 # --- answers that do not come ---
 
@@ -83,6 +92,64 @@ def test_a_refusal_is_the_workers_end(error: Exception) -> None:  # P3
     assert worker.work.failure is error
     assert (worker.work.over, worker.work.take(worker.now_s)) == (True, None)
     assert worker.work.request(worker.now_s, {}) is None
+
+
+# --- a coordinator that was started again ---
+
+
+def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing_is_lost() -> None:  # P5
+    worker = Worker().granted(0, 1, 2)
+    worker.complete(worker.take())
+    under_way = worker.take()
+    unanswered = worker.call()
+    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    assert (worker.work.stranger, worker.work.over, worker.work.failure) == (True, False, None)
+    assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)
+    worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
+    assert not worker.work.stranger
+    again = worker.call()
+    assert (again.incarnation, again.worker) == (900, "worker-0")
+    assert again.sequence > unanswered.sequence
+    assert (sorted(again.held), reported(again)) == ([under_way, 2], [0]), "what it has computed is not computed again"
+
+
+def test_a_guest_goes_on_under_the_name_that_the_new_coordinator_gives_it() -> None:
+    worker = Worker()
+    worker.call()
+    worker.work.lost(Unacquainted("guest-0 is not known"), worker.now_s)
+    worker.work.joined_again(Joined("run-1", "guest-3", 900, 30.0))
+    request = worker.call()
+    assert request.worker == "guest-3"
+    worker.granted(0, 1, 2)
+    assert worker.due_in_s == pytest.approx(10.0), "its lease time is the one that counts now"
+
+
+def test_a_coordinator_that_falls_before_it_is_joined_is_waited_for() -> None:
+    worker = Worker().granted(0)
+    step = worker.take()
+    worker.call()
+    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    worker.work.lost(Unreachable("gone again"), worker.now_s)
+    assert (worker.work.stranger, worker.work.failure) == (False, None)
+    assert list(worker.call().held) == [step]
+
+
+@pytest.mark.parametrize("error", [Unacquainted("who?"), NotReady("starting")], ids=lambda e: e.code)
+def test_patience_with_a_coordinator_that_never_takes_the_worker_in_has_an_end(error: ParashardError) -> None:
+    worker = Worker()
+    began_s = worker.now_s
+    while worker.work.failure is None:
+        worker.call()
+        worker.work.lost(error, worker.now_s)
+    assert worker.now_s - began_s == pytest.approx(PATIENCE_S, abs=2 * RETRY_PAUSE_S)
+
+
+def test_whoever_leaves_does_not_join_again() -> None:
+    worker = Worker().granted(0)
+    worker.work.leave()
+    worker.call()
+    worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
+    assert (worker.work.stranger, worker.work.ended, worker.work.failure) == (False, True, None)
 
 
 # --- the end ---

@@ -8,11 +8,15 @@ from typing import Any
 
 import pytest
 
-from parashard.errors import ParashardError, Superseded, Unreachable
+from parashard.errors import ParashardError, Superseded, Unacquainted, Unreachable, WrongRun
 from protos import coordinator_pb2 as pb
 from worker.leasing import Joined, Leasing
 
 DEADLINE_S = 10.0
+
+
+def unasked() -> Joined:
+    raise AssertionError("nobody has told it to join again")
 
 
 class ScriptedCoordinator:
@@ -50,13 +54,14 @@ def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
     """Return a function that starts a leasing thread; the thread ends with the test, even when it dies."""
     started: list[Leasing] = []
 
-    def begin(lease_ttl_s: float = 3600.0) -> Leasing:
+    def begin(lease_ttl_s: float = 3600.0, join: Callable[[], Joined] = unasked) -> Leasing:
         leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
             Joined("run-1", "worker-0", 1, lease_ttl_s),
             batch=8,
             ahead=1,
             step_timeout_s=3600.0,
+            join=join,
         )
         leasing.start()
         started.append(leasing)
@@ -163,6 +168,47 @@ def test_a_later_life_of_this_worker_ends_it(
     assert leasing.take(DEADLINE_S) is None
     assert isinstance(leasing.failure, Superseded)
     leasing._thread.join(DEADLINE_S)
+
+
+def test_a_coordinator_that_was_started_again_is_joined_again(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:  # P3, P5
+    joins = iter([Unreachable("gone again"), Joined("run-1", "worker-0", 900, 3600.0)])
+
+    def join() -> Joined:
+        outcome = next(joins)
+        if isinstance(outcome, ParashardError):
+            raise outcome
+        return outcome
+
+    leasing = start(join=join)
+    coordinator.call()
+    coordinator.answer(0, 1)
+    assert take_step(leasing) == 0
+    coordinator.call()
+    leasing.completed(pb.CompletedStep(step=0))
+    coordinator.refuse(Unacquainted("worker-0 is not known"))  # and joining fails, so that it asks once more
+    assert coordinator.call().incarnation == 1
+    coordinator.refuse(Unacquainted("worker-0 is not known"))
+    request = coordinator.call()
+    assert (request.incarnation, sorted(request.held), [c.step for c in request.completed]) == (900, [1], [0])
+    assert next(joins, None) is None
+    coordinator.answer(2)
+    assert [take_step(leasing) for _ in range(2)] == [1, 2]
+    assert leasing.failure is None
+
+
+def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:  # P2, P13
+    def join() -> Joined:
+        raise WrongRun("another run has this address now")
+
+    leasing = start(join=join)
+    coordinator.call()
+    coordinator.refuse(Unacquainted("worker-0 is not known"))
+    assert leasing.take(DEADLINE_S) is None
+    assert isinstance(leasing.failure, WrongRun)
 
 
 def test_without_work_and_without_patience_nothing_is_taken(

@@ -13,6 +13,7 @@ from parashard.data.base import Batch
 from parashard.errors import (
     ConfigurationError,
     NonFiniteGradient,
+    NotReady,
     ParashardError,
     PeerFailed,
     QueueFull,
@@ -119,24 +120,31 @@ def test_a_gradient_left_out_is_zero() -> None:  # P15
 
 # --- what shards answer ---
 
-GIVEN_BACK = [StaleRound("over"), StaleIncarnation("a later life"), StalePlan("a new plan"), QueueFull("full")]
-GIVEN_BACK += [Unreachable("no answer")]
 
-
-@pytest.mark.parametrize("error", GIVEN_BACK, ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("error", [StaleRound("over"), StalePlan("a new plan")], ids=lambda e: e.code)
 @pytest.mark.parametrize("kind", [PullRun, PushChunk])
 @DEPTHS
-def test_a_step_that_does_not_get_through_is_given_back(
+def test_a_step_that_comes_too_late_is_given_back(
     kind: type[object], error: ParashardError, depth: int
 ) -> None:  # P5: whoever leases it next knows more
     job = Job(*range(4), depth=depth)
     job.cluster.before = refusing(kind, 1, error)
     job.run()
-    if isinstance(error, QueueFull | Unreachable):  # the client repeats a request of its own accord
-        assert (job.leasing.drops, job.completed) == ([], [0, 1, 2, 3])
-    else:
-        assert (job.leasing.drops, job.completed) == ([1], [0, 2, 3])
-    assert job.leasing.failures == {}
+    assert (job.leasing.drops, job.completed, job.leasing.failures) == ([1], [0, 2, 3], {})
+
+
+WAITED_FOR = [StaleIncarnation("a later life"), QueueFull("full"), Unreachable("no answer"), NotReady("stopping")]
+
+
+@pytest.mark.usefixtures("virtual_time")
+@pytest.mark.parametrize("error", WAITED_FOR, ids=lambda e: e.code)
+@pytest.mark.parametrize("kind", [PullRun, PushChunk])
+@DEPTHS
+def test_a_shard_that_is_busy_or_away_is_waited_for(kind: type[object], error: ParashardError, depth: int) -> None:
+    job = Job(*range(4), depth=depth)
+    job.cluster.before = refusing(kind, 1, error)
+    job.run()
+    assert (job.leasing.drops, job.completed, job.leasing.failures) == ([], [0, 1, 2, 3], {})
 
 
 def test_a_shard_that_stays_full_has_its_step_given_back() -> None:
@@ -168,21 +176,3 @@ def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: Par
     with pytest.raises(type(error)):
         job.run()
     assert job.completed == [0]
-
-
-def test_a_changed_view_is_fetched_once() -> None:  # P3
-    job = Job(*range(4))
-    job.cluster.before = refusing(PushChunk, 1, StaleIncarnation("a later life"))
-    job.leasing.view = 1
-    job.run()
-    assert job.refreshed == 1  # at the start; the view is still the present one
-    job = Job(*range(4))
-
-    def moved(address: str, request: PushChunk | PullRun) -> None:
-        refuse(address, request)
-
-    refuse = refusing(PushChunk, 1, StaleIncarnation("a later life"))
-    job.cluster.before = moved
-    job.model.before = lambda batch: setattr(job.leasing, "view", 2)
-    job.run()
-    assert (job.refreshed, job.completed) == (2, [0, 2, 3])

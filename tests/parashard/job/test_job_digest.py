@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from parashard.data.base import DataSpec
-from parashard.job import Job, changed_keys, identity_digest, job_digest, job_identity, load_job, parse_set
+from parashard.job import Job, changed_keys, identity_digest, job_identity, load_job, parse_set
 from parashard.variables import Initializer, Variable
 
 SPEC = DataSpec(examples=100, held_out=20, input_shape=(4, 4), classes=3, fingerprint="f00d")
@@ -30,11 +30,14 @@ def load(write_job: Callable[..., Path]) -> Load:
     return loaded
 
 
+def job_digest(job: Job, spec: DataSpec, variables: Mapping[str, Variable], **more: str) -> str:
+    return identity_digest(job_identity(job, spec, variables, **more))
+
+
 def test_the_digest_is_stable(load: Load) -> None:
     # A change here makes every run that exists impossible to resume: the release notes must say so.
     job = load("model={kind='mlp', hidden=[8], dropout=0.5}")
     assert job_digest(job, SPEC, VARIABLES) == "91e67b91ddcc197ed06825dd600c67ac5f3820e55c839d2b356f0705b00d9ade"
-    assert identity_digest(job_identity(job, SPEC, VARIABLES)) == job_digest(job, SPEC, VARIABLES)
 
 
 @pytest.mark.parametrize(
@@ -68,6 +71,7 @@ def test_what_defines_steps_or_arithmetic_changes_it(load: Load, set_key: str, c
         "variables.a.decay=false",  # counts by what it does to the variables, which are an argument
         "data={source='synthetic', seed=5}",  # counts by its fingerprint, which is an argument
         "data={source='idx', path='elsewhere'}",
+        "checkpoint={every_s=1, keep=9, durability='log'}",
         "cluster={shards=9, workers=9, device='cpu', partitioner={kind='whole'}, host='::1', pipeline_depth=0}",
     ],
 )
@@ -88,6 +92,15 @@ def test_what_does_not_define_them_leaves_it(load: Load, set_key: str) -> None:
 def test_the_data_changes_it(load: Load, change: dict[str, Any], changed: list[str]) -> None:
     other = dataclasses.replace(SPEC, **change)
     assert _changed(load(), SPEC, VARIABLES, other, VARIABLES) == changed
+
+
+@pytest.mark.parametrize(
+    ("more", "changed"), [({"initial_sha256": "ab"}, "initial.sha256"), ({"model_sha256": "cd"}, "code.sha256")]
+)
+def test_first_values_and_a_users_code_change_it(load: Load, more: dict[str, str], changed: str) -> None:  # P2
+    job = load()
+    assert job_digest(job, SPEC, VARIABLES, **more) != job_digest(job, SPEC, VARIABLES)
+    assert changed_keys(job_identity(job, SPEC, VARIABLES), job_identity(job, SPEC, VARIABLES, **more)) == [changed]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 IDX_STAND_IN = "data={source='synthetic', examples=100, features=784, classes=10}"  # MNIST's files are not in the tree
 
 
-@pytest.mark.parametrize(("name", "sets"), [("digits", []), ("ledger", []), ("mnist", [IDX_STAND_IN])])
+@pytest.mark.parametrize(("name", "sets"), [("digits", []), ("ledger", []), ("torn", []), ("mnist", [IDX_STAND_IN])])
 def test_an_example_resolves(name: str, sets: list[str]) -> None:
     job = load_job(EXAMPLES / f"{name}.toml", [parse_set(s) for s in sets], {}).job
     assert job.job.name == name

@@ -31,8 +31,9 @@ KEYS = [
     ("job={name='x', epochs=1}", "job.batch_size: missing; needed: Examples of one step."),
     ("job=3", "job: found 3; allowed: a table"),
     (
-        "checkpoint.every_s=60",
-        "checkpoint: unknown key; allowed: job, data, model, optimizer, variables, consistency, evaluation, cluster",
+        "storage.every_s=60",
+        "storage: unknown key; allowed: job, data, model, optimizer, variables, consistency, evaluation, checkpoint, "
+        "cluster",
     ),
     ("data.source=digts", 'data.source: found "digts"; allowed: csv, digits, idx, npz, parquet, synthetic'),
     ("data={}", "data.source: missing; allowed: csv, digits, idx, npz, parquet, synthetic"),

@@ -1,0 +1,112 @@
+"""How fast a job recovers, what faults leave of its speed, and what it costs to be able to recover.
+
+    python -m benchmarks.recovery --data FOLDER [--part times] [--part goodput] [--part costs] [--write]
+
+with MNIST's four IDX files in FOLDER. Trains the network of `examples/mnist.toml` on a local cluster of 2 shards and 2
+workers, asynchronously, and measures: times, from the death of a process until its work goes on; goodput, the steps per
+second under a kill every 15 s, relative to none; costs, the speed with checkpoints and with a log of pushes, relative
+to without. On an idle machine: everything here is a matter of processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks import recovery_costs, recovery_goodput, recovery_times
+from benchmarks.tables import table, write
+from benchmarks.training import clean_up_when_ended
+from benchmarks.watched_run import run_watched
+from parashard.job.layers import Override, parse_set
+from parashard.job.load import load_job
+
+JOB = Path(__file__).parent.parent / "examples" / "mnist.toml"
+PARTS = ("times", "goodput", "costs")
+FOR_EVER = ("job.epochs=100000", "evaluation.every_epochs=0.0", "checkpoint.every_s=5.0")
+SHOWN = ("cluster.lease_ttl_s", "cluster.restart_backoff_s", "cluster.silence_s", "checkpoint.every_s")
+SEED = 3
+
+
+def main() -> None:
+    """Measure the parts that are asked for, print what is seen, and write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", required=True, help="folder with MNIST's four IDX files")
+    parser.add_argument("--part", action="append", choices=PARTS, help="measure only this; may be repeated")
+    parser.add_argument("--deaths", type=int, default=20, help="times: deaths of each role (default: %(default)s)")
+    parser.add_argument(
+        "--goodput-s", type=float, default=90.0, help="goodput: how long each of the two runs is watched"
+    )
+    parser.add_argument("--fault-every-s", type=float, default=15.0, help="goodput: pause between two kills")
+    parser.add_argument("--repeats", type=int, default=3, help="costs: runs of each case (default: %(default)s)")
+    parser.add_argument("--epochs", type=int, default=8, help="costs: length of a run (default: %(default)s)")
+    parser.add_argument("--scratch", type=Path, help="folder on the disk to measure with (default: the system's)")
+    parser.add_argument(
+        "--write", action="store_true", help="write recovery.json and recovery.md in benchmarks/results"
+    )
+    arguments = parser.parse_args()
+    clean_up_when_ended()
+    parts = {"times": times, "goodput": goodput, "costs": costs}
+    sections: dict[str, str] = {}
+    figures: dict[str, Any] = {"settings": settings_shown(arguments.data)}
+    for part in arguments.part or PARTS:
+        print(f"--- {part}", flush=True)
+        found, figures[part] = parts[part](arguments)
+        sections.update(found)
+    for heading, text in sections.items():
+        print(f"\n## {heading}\n\n{text}", flush=True)
+    if arguments.write:
+        told = ", ".join(f"`{key}` {value}" for key, value in figures["settings"].items())
+        write("recovery", {"Settings": f"{told}.", **sections}, figures)
+
+
+def times(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
+    """Kill each role `--deaths` times; return tables and figures."""
+    imports = recovery_times.imports_s()
+    watch = partial(recovery_times.measured, deaths=arguments.deaths, seed=SEED)
+    seen = run_watched(JOB, watched_job(arguments.data), arguments.scratch, watch)
+    return recovery_times.sections(seen, imports), {"imports_s": imports, "since_death_s": seen}
+
+
+def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
+    """Watch one run without faults and one with; return table and figures."""
+    cases: dict[str, Any] = {}
+    pauses_s = {"no faults": None, f"a kill every {arguments.fault_every_s:.0f} s": arguments.fault_every_s}
+    for case, every_s in pauses_s.items():
+        watch = partial(recovery_goodput.sampled, seconds=arguments.goodput_s, every_s=every_s, seed=SEED)
+        samples, killed = run_watched(JOB, watched_job(arguments.data), arguments.scratch, watch)
+        steps_per_s = recovery_goodput.rate(samples)
+        print(
+            f"{case}: {steps_per_s:,.1f} steps/s over {arguments.goodput_s:.0f} s; killed: {killed or 'nobody'}",
+            flush=True,
+        )
+        cases[case] = {"steps_per_s": steps_per_s, "killed": killed, "samples": samples}
+    clean = cases["no faults"]["steps_per_s"]
+    rows = [
+        [name, str(len(case["killed"])), f"{case['steps_per_s']:,.1f}", f"{case['steps_per_s'] / clean:.2f}"]
+        for name, case in cases.items()
+    ]
+    return {"Goodput": table(["run", "kills", "steps applied per second", "relative to no faults"], rows)}, cases
+
+
+def costs(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
+    """Run the job with checkpoints, with a log, and without; return table and figures."""
+    settings = (f"data.path={arguments.data}", f"job.epochs={arguments.epochs}")
+    rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.repeats)
+    return {"Costs of checkpoints and of the log": recovery_costs.section(rows)}, rows
+
+
+def watched_job(data: str) -> list[Override]:
+    """Return what is otherwise than in the job file: a job that does not end by itself."""
+    return [parse_set(setting) for setting in (f"data.path={data}", *FOR_EVER)]
+
+
+def settings_shown(data: str) -> dict[str, Any]:
+    """Return the settings that times and goodput depend on."""
+    job = load_job(JOB, watched_job(data)).job
+    return {key: getattr(getattr(job, key.partition(".")[0]), key.partition(".")[2]) for key in SHOWN}
+
+
+if __name__ == "__main__":
+    main()

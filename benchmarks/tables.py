@@ -1,0 +1,50 @@
+"""What the benchmarks of recovery write: a JSON file with every figure, and the same in short as a Markdown table."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.machine import described
+
+RESULTS = Path(__file__).parent / "results"
+
+
+def median_and_worst(values_s: Sequence[float]) -> tuple[str, str]:
+    """Return the median and the largest of some times, as text in seconds."""
+    return f"{statistics.median(values_s):.2f} s", f"{max(values_s):.2f} s"
+
+
+def spread(values: Sequence[float]) -> str:
+    """Return the median of some figures and between which they lie."""
+    return f"{statistics.median(values):.2f} ({min(values):.2f} to {max(values):.2f})"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Return a Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def write(name: str, sections: dict[str, str], figures: dict[str, Any]) -> None:
+    """Write `results/NAME.json` and `results/NAME.md`.
+
+    Parameters
+    ----------
+    name : str
+        Of both files.
+    sections : dict of str to str
+        Markdown by heading.
+    figures : dict
+        What the tables were made from, whole.
+    """
+    machine = described()
+    RESULTS.mkdir(exist_ok=True)
+    (RESULTS / f"{name}.json").write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+    versions = ", ".join(f"{key} {value}" for key, value in machine.items() if key not in ("command", "cpu", "cores"))
+    place = f"`{machine['command']}` on {machine['cpu']}, {machine['cores']} cores; {versions}."
+    parts = [f"## {heading}\n\n{text}" for heading, text in sections.items()]
+    (RESULTS / f"{name}.md").write_text("\n\n".join([place, *parts]) + "\n")

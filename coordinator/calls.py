@@ -1,0 +1,95 @@
+"""Calls: what the coordinator's core is asked and what it answers, as values, and the job's settings for it. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from coordinator.evaluations import Evaluation
+from coordinator.leases import Grant
+from coordinator.membership import ShardLife
+from parashard.intervals import IntervalSet
+
+
+class JobState(enum.Enum):
+    """How a job stands; the values are the wire's."""
+
+    STARTING = 1
+    RUNNING = 2
+    DRAINING = 3
+    DONE = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the job file says about leasing and stopping."""
+
+    run_id: str
+    job_digest: str
+    steps_total: int
+    shards: int
+    workers: int
+    lease_batch: int = 16
+    lease_ttl_s: float = 10.0
+    silence_s: float = 30.0
+    speculate_after: float = 4.0
+    max_attempts: int = 5
+    skip_bad_steps: bool = False
+    target_accuracy: float | None = None
+    target_loss: float | None = None
+    same_arithmetic: bool = False
+    incarnation: int = 1  # of the coordinator
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    """A step that every shard acknowledged, with the lives that did (by shard)."""
+
+    step: int
+    incarnations: list[int]
+    loss: float
+    examples: int
+    skipped: bool = False
+
+
+@dataclass(frozen=True)
+class LeaseCall:
+    """A worker's report, renewal and request."""
+
+    worker: str
+    incarnation: int
+    sequence: int
+    held: Sequence[int] = ()
+    held_evaluations: Sequence[int] = ()
+    completed: Sequence[CompletedStep] = ()
+    failed: Sequence[tuple[int, str]] = ()
+    evaluated: Sequence[tuple[int, Mapping[str, float], str]] = ()
+    want: int = 0
+    leaving: bool = False
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """What a worker gets."""
+
+    granted: Sequence[Grant]
+    evaluations: Sequence[Evaluation]
+    revoked: Sequence[int]
+    state: JobState
+    view: int
+    reason: str
+    retry_after_s: float = 0.02
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a shard says of itself: at its start, and once a second."""
+
+    life: ShardLife
+    applied: IntervalSet
+    held: IntervalSet
+    returnable: frozenset[int] = frozenset({0})
+    restored: str = ""

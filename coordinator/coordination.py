@@ -1,0 +1,261 @@
+"""Coordination: the shell around the core of one job: its clock, its store, its look at the shards, its end.
+
+Every decision is the core's. This ticks, carries out what the core wants of shards (return to a round, save one, save
+all of them drained), stores what must outlive the process, and writes the weights and the report at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import structlog
+
+from coordinator.calls import JobState
+from coordinator.commands import ShardCommands
+from coordinator.core import Core
+from coordinator.draining import Answer
+from coordinator.history import History
+from coordinator.metrics import CoordinatorCollector
+from coordinator.page import status_page
+from coordinator.report import audited, report, save_report, save_weights
+from coordinator.resolve import ResolvedJob
+from coordinator.run_store import RunStore, try_save
+from coordinator.saved import Saved
+from coordinator.service import CoordinatorService
+from coordinator.staleness import quantile
+from coordinator.status import StatusView
+from coordinator.watch import ShardWatch
+from parashard import failpoints
+from parashard.contracts import intervals_from
+from parashard.errors import ParashardError, Redo, RetryLater, StoreFailed, Superseded
+from parashard.intervals import IntervalSet
+from parashard.partition import Plan
+from parashard.process import ExitCode, Stop
+from parashard.telemetry.http import HttpPort, new_registry
+from protos import coordinator_pb2 as pb
+
+TICK_S = 0.05
+LOOK_S = 1.0
+SAVE_S = 2.0
+AGAIN_S = 0.2
+PULL_BUDGET_S = 10.0
+STORE_PATIENCE_S = 60.0  # how long a store may fail before the last checkpoint is given up, and the job with it
+DECISION_PATIENCE_S = 20.0
+DECISION_PAUSE_S = 0.5
+
+log = structlog.get_logger("coordinator")
+
+
+class Coordination:
+    """One job in progress.
+
+    Parameters
+    ----------
+    core : Core
+        Its decisions.
+    resolved : ResolvedJob
+        What it is.
+    plan : Plan
+        Where its variables are.
+    job : GetJobReply
+        What every process is told.
+    run_dir : Path
+        Where history, weights and report go.
+    run_store : RunStore
+        Where what outlives this process goes.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        resolved: ResolvedJob,
+        plan: Plan,
+        job: pb.GetJobReply,
+        run_dir: Path,
+        run_store: RunStore,
+    ) -> None:
+        self.core = core
+        self._resolved = resolved
+        self._plan = plan
+        self._run_id = job.run_id
+        self._run_dir = run_dir
+        self._run_store = run_store
+        settings = resolved.job
+        self._status = StatusView(settings.job.name, str(settings.consistency.policy), core.options.shards)
+        self.service = CoordinatorService(core, job, self._status, on_decision=self._save_decision)
+        self._watch = ShardWatch(self._run_id)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation)
+        self._store_failing_since_s: float | None = None
+        self._again_s = 0.0  # when to try again what waits for a shard
+        self._return_s = 0.0  # when to send shards back again
+        self._checkpoint = ""
+        self._saved: Saved | None = None
+
+    def http_port(self, host: str, port: int) -> HttpPort:
+        """Return the port that serves metrics, probes and the status page."""
+        registry = new_registry("coordinator")
+        registry.register(CoordinatorCollector(self.core, self._present_status))
+        page = {"/": lambda: (200, "text/html; charset=utf-8", status_page(self._present_status()))}
+        http = HttpPort(host, port, registry, lambda: "" if self.core.shards.all_registered else self.core.reason, page)
+        self._status.http_address = http.address
+        return http
+
+    def run(self, stop: Stop) -> None:
+        """Lease until the job is over or a stop is asked for; then save what a later coordinator needs."""
+        history = History(self._run_dir)
+        next_look_s = next_save_s = 0.0
+        view = self.core.shards.view
+        while not self.core.over and not stop.wait(TICK_S):
+            self.service.run(lambda core, now_s: core.tick(now_s))
+            now_s = time.monotonic()
+            if self.core.shards.all_registered and (now_s >= next_look_s or view != self.core.shards.view):
+                view, next_look_s = self.core.shards.view, now_s + LOOK_S
+                self._look()
+                history.add(self._present_status())
+            if now_s >= next_save_s:
+                next_save_s = now_s + SAVE_S
+                self._save_if_changed()
+            self._command_shards()
+            if now_s < self._again_s:
+                continue
+            self._again_s = now_s + AGAIN_S
+            if self.core.drained:
+                self._save_drained()
+            if self.core.complete:
+                self._finish()
+        if self.core.shards.all_registered:
+            self._look()
+        history.add(self._present_status())
+        history.close()
+        self._save_if_changed()
+        if self.core.state is JobState.FAILED:
+            save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
+
+    # --- shards ---
+
+    def _look(self) -> bool:
+        """Ask every shard for its record; return whether all of them answered."""
+        silent = self._watch.look(self.core.shards.lives(), self._status.saw, time.monotonic())
+        p95 = quantile(self._status.staleness(), 0.95)
+
+        def note(core: Core, now_s: float) -> None:
+            core.staleness_p95 = p95
+            for shard, silence in silent.items():
+                core.shard_silent(shard, silence.silent_s, str(silence.error))
+
+        self.service.run(note)
+        return not silent
+
+    def _command_shards(self) -> None:
+        """Send shards back that have to return (P12), and name the round that all save next."""
+        if not self.core.shards.all_registered:
+            return
+        lives = self.core.shards.lives()
+        strayed = {shard: (lives[shard], round_) for shard, round_ in self.core.rounds.strayed()}
+        if strayed and time.monotonic() >= self._return_s:
+            for shard, error in self._commands.roll_back(strayed).items():
+                self._return_s = time.monotonic() + AGAIN_S  # it says by and by where it stands, or is away
+                log.warning("not-returned", shard=shard, error=str(error))
+        round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+        if round_ is not None:
+            for shard, error in self._commands.name_round(lives, round_).items():
+                log.warning("round-not-named", shard=shard, round=round_, error=str(error))
+            self.service.run(lambda core, _: core.rounds.cut_named())
+
+    def _save_drained(self) -> None:
+        """Take the drained checkpoint that somebody waits for."""
+        target = self.core.drain_target or 0
+        try:
+            id_ = self._checkpoint_of_all(target, final=False)
+        except (RetryLater, Redo) as error:
+            log.info(
+                "drained-checkpoint-waits", error=str(error)
+            )  # a shard is away; leasing stays paused until it is back
+            return
+        except ParashardError as error:
+            answer = Answer(error=str(error), steps=target)
+        else:
+            if not id_:
+                return
+            answer = Answer(checkpoint=id_, steps=target)
+        self.service.run(lambda core, _: core.checkpoint_ended(answer))
+
+    def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
+        """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
+        core = self.core
+        parts = self._commands.save(core.shards.lives(), core.policy.round_of(steps))
+        whole = IntervalSet([(0, steps)])
+        applied = [intervals_from(part.applied) for part in parts]
+        if any(steps_of != whole for steps_of in applied):
+            # A lease of an earlier coordinator reached further than this one knew.
+            furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
+            self.service.run(lambda core, _: core.drain_further(furthest))
+            return ""
+        failpoints.hit("coordinator.checkpoint.parts")
+        id_ = self._run_store.add_job_manifest(
+            self._run_id, self._resolved.digest, self._plan, steps, parts, final=final
+        )
+        failpoints.hit("coordinator.checkpoint.manifest")
+        return id_
+
+    # --- the end ---
+
+    def _finish(self) -> None:
+        """Store the last checkpoint, the final weights and the report; then the job is done (P7).
+
+        The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
+        stop. Whatever is away meanwhile comes back, and this is tried again; only a store that fails for long ends the
+        job.
+        """
+        core, resolved = self.core, self._resolved
+        try:
+            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
+            if not self._checkpoint:
+                return
+            variables = self._run_store.weights(self._checkpoint)
+        except StoreFailed as error:
+            self._store_failing_since_s = self._store_failing_since_s or time.monotonic()
+            if time.monotonic() - self._store_failing_since_s > STORE_PATIENCE_S:
+                reason = f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
+                self.service.run(lambda core, _: core.fail(reason))
+            return
+        except ParashardError as error:
+            log.info("end-waits", error=str(error))
+            return
+        self._look()
+        figures = report(core, resolved, self._status, time.monotonic())
+        figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
+        figures["checkpoint"] = self._checkpoint
+        save_weights(self._run_dir, variables, self._run_id)
+        failpoints.hit("coordinator.finish.weights")
+        save_report(self._run_dir, figures)
+        failpoints.hit("coordinator.finish.report")
+        self.service.run(lambda core, _: core.done())
+
+    # --- what outlives this process ---
+
+    def _save_if_changed(self) -> None:
+        saved = self.service.run(lambda core, _: core.saved())
+        if saved != self._saved and try_save(self._run_store, saved):
+            self._saved = saved
+
+    def _save_decision(self, core: Core) -> None:
+        """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.
+
+        A store that fails for long, and a later coordinator (P3), end this process: what was decided has not left it.
+        """
+        saved, deadline_s = core.saved(), time.monotonic() + DECISION_PATIENCE_S
+        try:
+            while not try_save(self._run_store, saved):
+                if time.monotonic() > deadline_s:
+                    log.critical("decision-not-stored", patience_s=DECISION_PATIENCE_S)
+                    os._exit(ExitCode.RETRY)
+                time.sleep(DECISION_PAUSE_S)
+        except Superseded as error:
+            log.critical("superseded", error=str(error))
+            os._exit(ExitCode.FENCED)
+
+    def _present_status(self) -> pb.GetStatusReply:
+        return self.service.GetStatus(pb.GetStatusRequest(), None)

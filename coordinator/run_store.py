@@ -1,0 +1,215 @@
+"""RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
+
+Owns the run's record, its plans, the manifests of drained checkpoints and the coordinator's own saved state. A fresh
+run writes the first two; a coordinator that is started again, and `--resume`, read them. Decides nothing about steps.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+
+from coordinator.saved import Saved
+from parashard import failpoints
+from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, job_name, parse_job_id, plan_name
+from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
+from parashard.checkpoints.manifest import JobManifest, Part, PlanRecord, RunRecord
+from parashard.checkpoints.state import whole_model
+from parashard.claims import newest_claim
+from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotStored, StoreFailed, Superseded
+from parashard.job.digest import changed_keys
+from parashard.partition import Plan
+from parashard.store.base import Store
+from parashard.variables import Float32s
+from protos import shard_pb2
+
+log = structlog.get_logger("coordinator")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What defines a run's steps: its job's digest, and the mapping that the digest is of (P2)."""
+
+    digest: str
+    identity: Mapping[str, Any]
+    job_toml: str
+
+
+class RunStore:
+    """The records of one run.
+
+    Parameters
+    ----------
+    store : Store
+        The run's checkpoint store.
+    incarnation : int
+        The coordinator's, claimed.
+    """
+
+    def __init__(self, store: Store, incarnation: int) -> None:
+        self.store = store
+        self.catalogue = Catalogue(store)
+        self.incarnation = incarnation
+
+    def open_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
+        """Take up the store's run, or begin it; return its id.
+
+        Parameters
+        ----------
+        run_id : str
+            The run that this coordinator is of; a store with another one is refused, unless `resume`.
+        mine : Identity
+            Of the job as it is now.
+        resume : bool
+            True: the store must have a run, and its id is the one that counts.
+
+        Raises
+        ------
+        ConfigurationError
+            If the store has another run, or none to resume, or its job differs: the keys are named.
+        """
+        stored = self.catalogue.run()
+        if stored is None:
+            if resume:
+                raise ConfigurationError(f"--resume: {self.store.url} has no run to take up")
+            record = RunRecord(
+                run_id=run_id,
+                job_digest=mine.digest,
+                identity=dict(mine.identity),
+                job_toml=mine.job_toml,
+                created_at=time.time(),
+            )
+            self._create(RUN_NAME, encode(record))
+            return run_id
+        if stored.run_id != run_id and not resume:
+            raise ConfigurationError(
+                f"{self.store.url} has run {stored.run_id} already: --resume takes it up; a new run needs another "
+                "checkpoint.url"
+            )
+        if stored.job_digest != mine.digest:
+            changed = ", ".join(changed_keys(stored.identity, mine.identity)) or "none; is this another version?"
+            raise ConfigurationError(
+                f"run {stored.run_id} cannot go on with a changed job; keys that differ: {changed}"
+            )
+        return stored.run_id
+
+    def open_plan(self, wanted: Plan) -> tuple[Plan, str]:
+        """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).
+
+        A plan that places rows in another way than the newest one takes effect as a new version, over the newest
+        drained checkpoint (P8).
+
+        Raises
+        ------
+        ConfigurationError
+            If the placement changed and there is no drained checkpoint to start from.
+        """
+        newest = self.catalogue.newest_plan()
+        if newest is not None and newest.to_plan().shards == wanted.shards:
+            return newest.to_plan(), newest.source or ""
+        source = None
+        if newest is not None:
+            drained = self.catalogue.newest_job_manifest()
+            if drained is None:
+                raise ConfigurationError(
+                    f"cluster.shards = {len(wanted.shards)}: the run is on {len(newest.plan.shards)} shards, and "
+                    "another placement needs a drained checkpoint, of which it has none; resume it as it was, then "
+                    "`parashard checkpoint create`"
+                )
+            newer = [f"j{n}" for n in self.catalogue.job_checkpoints() if n > drained.number]
+            if newer:
+                log.warning("drained-checkpoints-damaged", skipped=", ".join(newer))
+            source = f"j{drained.number}"
+            log.info("new-plan", source=source, steps=drained.steps, shards=len(wanted.shards))
+        plan = replace(wanted, version=1 if newest is None else newest.version + 1)
+        record = PlanRecord.of(plan, source=source, coordinator_incarnation=self.incarnation)
+        self._create(plan_name(plan.version), encode(record))
+        return plan, source or ""
+
+    def add_job_manifest(
+        self,
+        run_id: str,
+        digest: str,
+        plan: Plan,
+        steps: int,
+        parts: Sequence[shard_pb2.TakeCheckpointReply],
+        *,
+        final: bool,
+    ) -> str:
+        """Store the manifest of a drained checkpoint, which makes it exist; return its id."""
+        number = max(self.catalogue.job_checkpoints(), default=0) + 1
+        while True:
+            manifest = JobManifest(
+                run_id=run_id,
+                job_digest=digest,
+                number=number,
+                plan_version=plan.version,
+                coordinator_incarnation=self.incarnation,
+                steps=steps,
+                final=final,
+                parts=tuple(Part(name=p.folder, size_bytes=p.manifest_bytes, sha256=p.manifest_sha256) for p in parts),
+                written_at=time.time(),
+            )
+            try:
+                self._create(job_name(number), encode(manifest))
+            except AlreadyStored:
+                number += 1  # an older coordinator, not dead yet, was faster
+                continue
+            return f"j{number}"
+
+    def weights(self, id_: str) -> dict[str, Float32s]:
+        """Return every variable of a drained checkpoint, by name.
+
+        Raises
+        ------
+        DamagedCheckpoint, StoreFailed
+            If it is not what was written, or the store gives an error.
+        """
+        number = parse_job_id(id_)
+        assert number is not None, id_
+        return whole_model(self.store, self.catalogue.job_manifest(number))
+
+    def load_saved(self) -> Saved | None:
+        """Return what the latest earlier coordinator saved, or None."""
+        lives = sorted(self.store.names("coordinator"), reverse=True)
+        for name in lives:
+            try:
+                return decode(Saved, self.store.read(f"coordinator/{name}", MANIFEST_BYTES_MAX), name)
+            except (DamagedCheckpoint, NotStored) as error:
+                log.warning("saved-state-damaged", name=name, error=str(error))
+        return None
+
+    def save(self, saved: Saved) -> None:
+        """Store what a later coordinator cannot learn elsewhere; durable when this returns.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run: it will not see this, so this one must stop (P3).
+        """
+        if newest_claim(self.store, "coordinator") > self.incarnation:
+            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
+        self.store.replace(f"coordinator/i{self.incarnation:08d}.json", encode(saved))
+        failpoints.hit("coordinator.state.saved")
+
+    def _create(self, name: str, content: bytes) -> None:
+        """Create a record; where a lost reply was asked for again, the one that is there is ours."""
+        try:
+            self.store.create(name, content)
+        except AlreadyStored:
+            if self.store.read(name, MANIFEST_BYTES_MAX) != content:
+                raise
+
+
+def try_save(run_store: RunStore, saved: Saved) -> bool:
+    """Store figures that only people miss; return whether that went well."""
+    try:
+        run_store.save(saved)
+    except StoreFailed as error:
+        log.warning("state-not-saved", error=str(error))
+        return False
+    return True

@@ -1,0 +1,84 @@
+"""Supervision: what becomes of the processes that the local launcher has started: ended ones, silent ones, new lives.
+
+Pure: `now_s` is an argument. Counts restarts, hears each exit once, and asks for the end of a process that runs and
+gives no sign of life. Knows neither steps nor leases; called by `coordinator.core`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from coordinator.launchers import Exit, Launcher, Orders, ProcessName
+
+
+class Supervision:
+    """The launcher's side of a job.
+
+    Parameters
+    ----------
+    launcher : Launcher
+        Says which processes are to run.
+    silence_s : float
+        A process that gave signs of life since its start, and then none for longer, is to be killed.
+    """
+
+    def __init__(self, launcher: Launcher, silence_s: float) -> None:
+        self.worker_restarts = 0
+        self.worker_exits = 0
+        self._launcher = launcher
+        self._silence_s = silence_s
+        self._started_s: dict[ProcessName, float] = {}
+        self._heard = 0
+        self._expected: set[str] = set()  # workers whose end was seen: their next life is no surprise
+
+    def unheard(self, exits: Iterable[Exit]) -> list[Exit]:
+        """Return the exits that are new: each is told until it is heard, and counts once."""
+        new = [exit_ for exit_ in exits if exit_.number > self._heard]
+        self._heard = max((self._heard, *(exit_.number for exit_ in new)))
+        return new
+
+    def ended(self, exit_: Exit, workers_wanted: int, now_s: float) -> str | None:
+        """Take note of an exit; return why the job must stop, or None."""
+        is_worker = exit_.process.role == "worker"
+        self.worker_exits += is_worker
+        fatal = self._launcher.exited(exit_, now_s)
+        if is_worker and not fatal:
+            self._expected.add(str(exit_.process))
+            self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down
+        return fatal
+
+    def joined(self, worker: str, lives_before: int) -> None:
+        """Count a worker's new life as a restart, unless its end was counted already."""
+        if worker in self._expected:
+            self._expected.discard(worker)
+        elif lives_before:
+            self.worker_restarts += 1
+
+    def step_completed(self) -> None:
+        """Take note of progress: back-off and budgets begin anew."""
+        self._launcher.step_completed()
+
+    def orders(
+        self,
+        running: Sequence[ProcessName],
+        workers_wanted: int,
+        now_s: float,
+        seen_s: Callable[[ProcessName], float | None],
+        awake_since_s: float,
+    ) -> Orders:
+        """Return what to start, stop and kill, given what runs and when each process gave its last sign of life.
+
+        Nobody was silent before `awake_since_s`: until then there was nobody to hear it.
+        """
+        orders = self._launcher.orders(running, workers_wanted, now_s)
+        self._started_s.update(dict.fromkeys(orders.start, now_s))
+        silent = tuple(
+            process for process in running if self._is_silent(process, seen_s(process), awake_since_s, now_s)
+        )
+        return replace(orders, kill=silent)
+
+    def _is_silent(self, process: ProcessName, seen_s: float | None, awake_since_s: float, now_s: float) -> bool:
+        if seen_s is None or seen_s < self._started_s.get(process, seen_s):
+            return False  # it is starting, which may take long
+        return now_s - max(seen_s, awake_since_s) > self._silence_s

@@ -1,0 +1,143 @@
+"""Campaign: makes the strikes of a schedule happen when they are due, ends them, and counts them.
+
+Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Field`. Called by
+`parashard.chaos.runner`.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import reduce
+from typing import Protocol
+
+from parashard.chaos.proxy import NO_FAULTS, Faults
+from parashard.chaos.schedule import PROCESS_KINDS, Strike
+
+DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
+RETRY_S = 0.1
+PATIENCE_S = 10.0  # for a process that is to be struck and is not running: it is being started again
+
+
+class Field(Protocol):
+    """What can be struck."""
+
+    def ready(self) -> bool:
+        """Tell whether every process that the job begins with is running."""
+
+    def signal(self, process: str, number: int) -> bool:
+        """Send a signal to a process; return whether it was running."""
+
+    def suffer(self, link: str, faults: Faults) -> None:
+        """Have a link suffer these faults from now on, and no others."""
+
+    def reset(self, link: str) -> None:
+        """Reset every connection of a link."""
+
+
+class Campaign:
+    """Strikes as they happen.
+
+    Parameters
+    ----------
+    field : Field
+        Whom to strike.
+    strikes : iterator of Strike
+        In order of time; their times count from the moment at which the field is ready, and stand still while a strike
+        waits for a process that is being started again.
+    faults_max : int, optional
+        End after so many; None: never.
+    tell : callable, optional
+        Called with each strike as it happens.
+
+    Attributes
+    ----------
+    faults : Counter of str
+        How many strikes of each kind have happened.
+    """
+
+    def __init__(
+        self,
+        field: Field,
+        strikes: Iterator[Strike],
+        faults_max: int | None,
+        tell: Callable[[Strike], None] = lambda strike: None,
+    ) -> None:
+        self._field = field
+        self._strikes = strikes
+        self._faults_max = faults_max
+        self._tell = tell
+        self._next = next(strikes)
+        self._began_s: float | None = None
+        self._waiting = False  # for the target of the next strike
+        self._lasting: list[tuple[float, Strike]] = []  # with the end of each
+        self.faults: Counter[str] = Counter()
+
+    def advance(self, now_s: float) -> float:
+        """Do what is due; return for how many seconds there will be nothing to do, infinity if there never will."""
+        if self._began_s is None:
+            if not self._field.ready():
+                return RETRY_S
+            self._began_s = now_s
+        for end in [end for end in self._lasting if end[0] <= now_s]:
+            self._lasting.remove(end)
+            self._settle(end[1])
+        while self._wanted and self._began_s + self._next.at_s <= now_s:
+            if self._strike(self._next, now_s):
+                self.faults[self._next.kind] += 1
+                self._tell(self._next)
+            elif now_s < self._began_s + self._next.at_s + PATIENCE_S:
+                self._waiting = True
+                return RETRY_S
+            if self._waiting:  # later strikes keep their distance: they do not all meet a process that is just starting
+                self._began_s, self._waiting = now_s - self._next.at_s, False
+            self._next = next(self._strikes)
+        ends_s = [end_s for end_s, _ in self._lasting]
+        begins_s = [self._began_s + self._next.at_s] if self._wanted else []
+        return max(0.0, min([*ends_s, *begins_s], default=math.inf) - now_s)
+
+    def lift(self) -> None:
+        """End every fault that lasts, and begin no more."""
+        self._faults_max = 0
+        lasting, self._lasting = self._lasting, []
+        for _, strike in lasting:
+            self._settle(strike)
+
+    @property
+    def _wanted(self) -> bool:
+        return self._faults_max is None or self.faults.total() < self._faults_max
+
+    def _strike(self, strike: Strike, now_s: float) -> bool:
+        """Begin a fault; return whether there was somebody to strike."""
+        if strike.kind in PROCESS_KINDS:
+            number = signal.SIGKILL if strike.kind.startswith("kill_") else signal.SIGSTOP
+            if not self._field.signal(strike.target, number):
+                return False
+        if strike.length_s > 0:
+            self._lasting.append((now_s + strike.length_s, strike))
+        if strike.kind not in PROCESS_KINDS:
+            self._settle(strike)
+            if strike.kind in ("reset", "duplicate"):  # only a new connection is carried twice
+                self._field.reset(strike.target)
+        return True
+
+    def _settle(self, strike: Strike) -> None:
+        """Bring a strike's target to the state that all faults which last ask for together."""
+        process = strike.kind in PROCESS_KINDS
+        others = [s for _, s in self._lasting if s.target == strike.target and (s.kind in PROCESS_KINDS) == process]
+        if not process:
+            faults = (_LINK_FAULTS[other.kind](other) for other in others)
+            self._field.suffer(strike.target, reduce(operator.or_, faults, NO_FAULTS))
+        elif not others:
+            self._field.signal(strike.target, signal.SIGCONT)
+
+
+_LINK_FAULTS: dict[str, Callable[[Strike], Faults]] = {
+    "partition": lambda _: Faults(requests_held=True, answers_held=True),
+    "one_way": lambda strike: Faults(requests_held=strike.towards_backend, answers_held=not strike.towards_backend),
+    "delay": lambda _: Faults(delay_s=DELAY_S),
+    "duplicate": lambda _: Faults(duplicate=True),
+}

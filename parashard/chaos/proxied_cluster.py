@@ -1,0 +1,114 @@
+"""ProxiedCluster: a local cluster whose processes reach each other through a proxy's links, and can be struck.
+
+Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for whoever
+reads its address in the run directory. Does not know when a fault is due. Called by `parashard.run`, as any local
+cluster, and by the campaign, whose `Field` it is.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from parashard.chaos.proxy import Faults, Link, Proxy
+from parashard.local_cluster import END_GRACE_S, LocalCluster
+
+COORDINATOR = "coordinator"
+
+
+class ProxiedCluster(LocalCluster):
+    """Children that connect to fronts of a proxy.
+
+    A child is started with other arguments than asked for: `--connect` names the front of its own link to the
+    coordinator; the coordinator and shards get `--advertise`, the front of the link to them, and `--address-file`,
+    where the link finds its backend.
+
+    Parameters
+    ----------
+    run_dir : Path
+        Where logs go, and the address files: `chaos/NAME.json`.
+    proxy : Proxy
+        Running; its links last as long as it does.
+    shards, workers : int
+        How many the job begins with.
+    before_end : callable
+        Called once before the children are ended: whoever strikes them must have stopped.
+    """
+
+    def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:
+        super().__init__(run_dir)
+        self._folder = run_dir / "chaos"
+        self._folder.mkdir(exist_ok=True)
+        self._before_end = before_end
+        services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
+        self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
+        self._links: dict[str, Link] = {name: self._open(proxy, name, name) for name in services}
+        for name in self.processes[1:]:
+            link = _to_coordinator(name)
+            self._links[link] = self._open(proxy, link, COORDINATOR)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """Names of all links: "shard-0" leads there, "worker-0>coordinator" is that worker's own."""
+        return tuple(self._links)
+
+    def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
+        """Start a child, with the addresses of links in the place of the true ones."""
+        arguments = list(arguments)
+        own = self._links.get(_to_coordinator(name))
+        if own is not None and "--connect" in arguments:
+            arguments[arguments.index("--connect") + 1] = own.address
+        front = self._links.get(name)
+        if front is not None:
+            file = self._address_file(name)
+            file.unlink(missing_ok=True)  # an earlier life's port may be somebody else's by now
+            arguments += ["--advertise", front.address, "--address-file", str(file)]
+        super().start(name, module, arguments)
+
+    def end(self, grace_s: float = END_GRACE_S) -> None:
+        """End every child, once nobody strikes any more."""
+        self._before_end()
+        super().end(grace_s)
+
+    # --- the campaign's field ---
+
+    def ready(self) -> bool:
+        """Tell whether every process that the job begins with is running."""
+        return set(self.processes) <= set(self.running)
+
+    def signal(self, process: str, number: int) -> bool:
+        """Send a signal to a child; return whether it was running."""
+        child = self._children.get(process)
+        if child is None or child.poll() is not None:
+            return False
+        child.send_signal(number)
+        return True
+
+    def suffer(self, link: str, faults: Faults) -> None:
+        """Have a link suffer these faults from now on, and no others."""
+        self._links[link].suffer(faults)
+
+    def reset(self, link: str) -> None:
+        """Reset every connection of a link."""
+        self._links[link].reset()
+
+    def _open(self, proxy: Proxy, link: str, backend: str) -> Link:
+        file = self._address_file(backend)
+        return proxy.link(link, lambda: listening_at(file))
+
+    def _address_file(self, name: str) -> Path:
+        return self._folder / f"{name}.json"
+
+
+def _to_coordinator(name: str) -> str:
+    return f"{name}>{COORDINATOR}"
+
+
+def listening_at(file: Path) -> tuple[str, int] | None:
+    """Return host and port that a service wrote into its address file; None until it has."""
+    try:
+        host, _, port = str(json.loads(file.read_text())["address"]).rpartition(":")
+        return host.strip("[]"), int(port)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,248 @@
+"""Proxy: TCP links with a stable front address, whose faults are switched on and off while they carry bytes.
+
+Owns the listening sockets, the connections and what a fault does to them. Does not know what the bytes mean, nor when a
+fault is due. Called by `parashard.chaos.runner`, and by tests.
+
+All links live in one thread with one event loop. A connection that comes in at a link's front is carried to wherever
+the link's backend is at that moment, so that whoever connects to the front need not know that the backend has moved.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import struct
+import threading
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+CHUNK_BYTES_MAX = 64 * 1024
+CHUNKS_UNDER_WAY_MAX = 64  # of each direction of a connection: 4 MiB that wait for a delay or a hold to end
+CONNECTIONS_MAX = 512  # of one link; more are reset
+CONNECT_S = 5.0
+ANSWER_S = 10.0  # for the proxy's own thread to do what it is asked
+
+Backend = Callable[[], tuple[str, int] | None]
+"""Returns host and port of whom a link leads to at the moment; None: nobody is there."""
+
+_Result = TypeVar("_Result")
+_Chunk = tuple[float, bytes]  # when it may go on, by the event loop's clock; empty: the stream ends here
+
+
+@dataclass(frozen=True)
+class Faults:
+    """What a link does to the bytes that it carries; two are put together with `|`.
+
+    Attributes
+    ----------
+    delay_s : float
+        How long bytes are under way, in each direction.
+    requests_held, answers_held : bool
+        Nothing goes from the client to the backend, or back. Bytes are kept and go on when the fault is over, as TCP
+        would send them again: a request may arrive long after its sender has given up, or has died.
+    duplicate : bool
+        What clients send on connections made while this lasts goes to the backend twice, on a second connection whose
+        answers are thrown away.
+    """
+
+    delay_s: float = 0.0
+    requests_held: bool = False
+    answers_held: bool = False
+    duplicate: bool = False
+
+    def __or__(self, other: Faults) -> Faults:
+        return Faults(
+            max(self.delay_s, other.delay_s),
+            self.requests_held or other.requests_held,
+            self.answers_held or other.answers_held,
+            self.duplicate or other.duplicate,
+        )
+
+
+NO_FAULTS = Faults()
+
+
+class Proxy:
+    """The thread that all links live in. A context manager: at its end every connection is gone."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="proxy", daemon=True)
+        self._links: list[Link] = []
+
+    def __enter__(self) -> Proxy:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for link in self._links:
+            self._run(link.close())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def link(self, name: str, backend: Backend) -> Link:
+        """Open a link with a front of its own on 127.0.0.1; it leads to `backend`, asked at each connection."""
+        link = Link(name, backend, self._run)
+        self._run(link.open())
+        self._links.append(link)
+        return link
+
+    def _run(self, work: Coroutine[Any, Any, _Result]) -> _Result:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(ANSWER_S)
+
+
+class Link:
+    """One front address and what becomes of the connections made to it. Made by `Proxy.link`.
+
+    Attributes
+    ----------
+    name : str
+        What the faults' report calls it.
+    address : str
+        host:port of the front; does not change.
+    """
+
+    def __init__(self, name: str, backend: Backend, run: Callable[[Coroutine[Any, Any, None]], None]) -> None:
+        self.name = name
+        self.address = ""
+        self._backend = backend
+        self._run = run
+        self._faults = NO_FAULTS
+        self._server: asyncio.Server | None = None
+        self._carrying: set[asyncio.Task[None]] = set()
+        self._changed = asyncio.Condition()
+
+    # --- from any thread ---
+
+    def suffer(self, faults: Faults) -> None:
+        """Have these faults from now on, and no others."""
+        self._run(self._suffer(faults))
+
+    def reset(self) -> None:
+        """End every connection at once, both ways, with a reset: what was under way is lost."""
+        self._run(self._reset())
+
+    # --- in the proxy's thread ---
+
+    async def open(self) -> None:
+        """Begin to listen."""
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0, limit=CHUNK_BYTES_MAX)
+        host, port = self._server.sockets[0].getsockname()
+        self.address = f"{host}:{port}"
+
+    async def close(self) -> None:
+        """End the front and every connection."""
+        assert self._server is not None, "the link was not opened"
+        self._server.close()
+        await self._reset()
+
+    async def _suffer(self, faults: Faults) -> None:
+        async with self._changed:
+            self._faults = faults
+            self._changed.notify_all()
+
+    async def _reset(self) -> None:
+        tasks = list(self._carrying)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if len(self._carrying) >= CONNECTIONS_MAX:
+            _abort(writer)
+            return
+        task = asyncio.get_running_loop().create_task(self._carry(reader, writer))
+        self._carrying.add(task)
+        task.add_done_callback(self._carrying.discard)
+
+    async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
+        """Carry one connection until both ends are done with it, or one of them is broken."""
+        writers = [client]
+        finish: Callable[[asyncio.StreamWriter], None] = _abort
+        try:
+            answers, backend = await self._connect(writers)
+            receivers = [backend]
+            async with asyncio.TaskGroup() as tasks:
+                if self._faults.duplicate:
+                    ignored, second = await self._connect(writers)
+                    receivers.append(second)
+                    tasks.create_task(_ignore(ignored))
+                tasks.create_task(self._stream(reader, receivers, lambda faults: faults.requests_held))
+                tasks.create_task(self._stream(answers, [client], lambda faults: faults.answers_held))
+            finish = asyncio.StreamWriter.close  # what has not been sent yet still is
+        except* OSError:
+            pass  # an end is gone or was never there: so is the connection
+        finally:
+            for writer in writers:
+                finish(writer)
+
+    async def _connect(self, opened: list[asyncio.StreamWriter]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        where = self._backend()
+        if where is None:
+            raise ConnectionRefusedError
+        async with asyncio.timeout(CONNECT_S):
+            reader, writer = await asyncio.open_connection(*where, limit=CHUNK_BYTES_MAX)
+        opened.append(writer)
+        return reader, writer
+
+    async def _stream(
+        self,
+        reader: asyncio.StreamReader,
+        writers: list[asyncio.StreamWriter],
+        held: Callable[[Faults], bool],
+    ) -> None:
+        """Carry one direction to its end; the first writer is the real one, a second one the duplicate."""
+        under_way: asyncio.Queue[_Chunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._take_in(reader, under_way))
+            tasks.create_task(self._give_out(under_way, writers, held))
+
+    async def _take_in(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[_Chunk]) -> None:
+        now_s = asyncio.get_running_loop().time
+        content = b"-"
+        while content:
+            content = await reader.read(CHUNK_BYTES_MAX)
+            await under_way.put((now_s() + self._faults.delay_s, content))
+
+    async def _give_out(
+        self, under_way: asyncio.Queue[_Chunk], writers: list[asyncio.StreamWriter], held: Callable[[Faults], bool]
+    ) -> None:
+        now_s = asyncio.get_running_loop().time
+        content = b"-"
+        while content:
+            due_s, content = await under_way.get()
+            if (wait_s := due_s - now_s()) > 0:
+                await asyncio.sleep(wait_s)
+            async with self._changed:
+                await self._changed.wait_for(lambda: not held(self._faults))
+            if len(writers) > 1 and not self._faults.duplicate:
+                _abort(writers.pop())
+            await _send(writers[0], content)
+            for duplicate in writers[1:]:
+                with suppress(OSError):  # the backend may refuse it: the real one goes on
+                    await _send(duplicate, content)
+
+
+async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
+    """Send what is there, or say that the stream has ended."""
+    if content:
+        writer.write(content)
+        await writer.drain()
+    elif writer.can_write_eof():
+        writer.write_eof()
+
+
+async def _ignore(reader: asyncio.StreamReader) -> None:
+    with suppress(OSError):
+        while await reader.read(CHUNK_BYTES_MAX):
+            pass
+
+
+def _abort(writer: asyncio.StreamWriter) -> None:
+    """Close a connection with a reset, throwing away what has not been sent."""
+    with suppress(OSError):
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()

@@ -1,0 +1,150 @@
+"""Runs a job as `parashard.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
+
+Owns the thread that strikes and the record of what struck. Decides neither what strikes whom (`schedule`) nor what a
+strike does (`campaign`). Called by `parashard chaos`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from parashard.chaos.campaign import Campaign
+from parashard.chaos.proxied_cluster import ProxiedCluster
+from parashard.chaos.proxy import Proxy
+from parashard.chaos.schedule import LENGTHS_S, Strike, strikes, targets_of
+from parashard.errors import ConfigurationError
+from parashard.job.layers import Override
+from parashard.job.load import LoadedJob
+from parashard.live import JobView
+from parashard.run import Outcome, run_job
+
+STRIKES_FILE = "strikes.jsonl"
+CHAOS_FLAG = "chaos"
+
+UNDER_CHAOS: tuple[Override, ...] = (
+    ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # saves must be oftener than kills
+    ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause: its leases end, and then it comes back
+    ("cluster.max_restarts", 200, CHAOS_FLAG),  # deaths are on purpose; a process that cannot start still ends the job
+)
+"""What a job under chaos has for other values, unless a `--set` says otherwise."""
+
+
+@dataclass(frozen=True)
+class ChaosOptions:
+    """What strikes, and how often.
+
+    Attributes
+    ----------
+    seed : int
+        Repeats the schedule; moments and steps that it meets are the machine's.
+    mean_interval_s : float
+        Mean time between the beginnings of two faults; > 0.
+    faults_max : int or None
+        Stop striking after so many; None: when the job ends.
+    kinds : tuple of str
+        Of `parashard.chaos.schedule.LENGTHS_S`; not empty.
+    """
+
+    seed: int
+    mean_interval_s: float
+    faults_max: int | None
+    kinds: tuple[str, ...]
+
+
+def kinds_of(kill: Sequence[str], pause: bool, partition: bool, delay: bool) -> tuple[str, ...]:
+    """Return the kinds of faults that flags ask for; all kinds if they ask for none.
+
+    Parameters
+    ----------
+    kill : sequence of str
+        Roles: worker, shard, coordinator.
+    pause : bool
+        SIGSTOP, later SIGCONT, to processes of any role.
+    partition : bool
+        Links that carry nothing, or nothing in one direction, or reset their connections.
+    delay : bool
+        Links that carry everything late, or twice.
+
+    Raises
+    ------
+    ConfigurationError
+        If a role is none.
+    """
+    roles = [kind.removeprefix("kill_") for kind in LENGTHS_S if kind.startswith("kill_")]
+    for role in kill:
+        if role not in roles:
+            raise ConfigurationError(f"--kill: found {role!r}; allowed: {', '.join(roles)}, separated by commas")
+    asked = {f"kill_{role}" for role in kill}
+    asked |= {kind for kind in LENGTHS_S if pause and kind.startswith("pause_")}
+    asked |= {"partition", "one_way", "reset"} if partition else set()
+    asked |= {"delay", "duplicate"} if delay else set()
+    return tuple(kind for kind in LENGTHS_S if kind in asked or not asked)
+
+
+def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOptions) -> Outcome:
+    """Run a job under faults to its end; when this returns, no process of it is left.
+
+    Returns
+    -------
+    Outcome
+        As of `parashard.run.run_job`; its report also has `faults`, how many of each kind have struck (each of
+        `options.kinds` is there), and `seed`. The run directory has every strike in `strikes.jsonl`.
+    """
+    shards, workers = loaded.job.cluster.shards, loaded.job.cluster.workers
+    with Proxy() as proxy, _Striking(run_dir / STRIKES_FILE, view) as striking:
+        cluster = ProxiedCluster(run_dir, proxy, shards, workers, before_end=striking.end)
+        kinds = [kind for kind in options.kinds if targets_of(kind, cluster.processes, cluster.links)]
+        if not kinds:
+            raise ConfigurationError(f"there is nobody to strike: {shards} shards, {workers} workers")
+        drawn = strikes(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
+        campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
+        striking.begin(campaign)
+        outcome = run_job(loaded, run_dir, view, init=None, output=None, cluster=cluster)
+    faults = {kind: campaign.faults[kind] for kind in options.kinds}
+    return replace(outcome, report={**outcome.report, "faults": faults, "seed": options.seed})
+
+
+class _Striking:
+    """The thread that advances a campaign, and the file of what struck."""
+
+    def __init__(self, path: Path, view: JobView) -> None:
+        self._file = path.open("w")
+        self._view = view
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def __enter__(self) -> _Striking:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.end()
+        self._file.close()
+
+    def begin(self, campaign: Campaign) -> None:
+        """Strike from now on."""
+        self._thread = threading.Thread(target=self._run, args=(campaign,), name="chaos", daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        """Lift what lasts and strike no more; return once that is so."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def tell(self, strike: Strike) -> None:
+        """Write a strike down and show it."""
+        self._file.write(json.dumps(asdict(strike)) + "\n")
+        self._file.flush()
+        self._view.say(f"chaos: {strike.kind} {strike.target}")
+
+    def _run(self, campaign: Campaign) -> None:
+        pause_s = 0.0
+        while not self._over.wait(None if pause_s == math.inf else pause_s):
+            pause_s = campaign.advance(time.monotonic())
+        campaign.lift()

@@ -1,0 +1,242 @@
+"""Manifests and the other records: which fields each file of the store has, and what they may hold.
+
+A manifest is written last, and makes a checkpoint exist. Owns the fields and their bounds; their bytes are in
+`encoding`. Knows nothing of stores. Called by the rest of `parashard.checkpoints`, and by the shards and the
+coordinator, which make the records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Any, Self
+
+from pydantic import Field, field_validator
+
+from parashard.checkpoints.encoding import Record, Table
+from parashard.errors import ConfigurationError, DamagedCheckpoint
+from parashard.intervals import IntervalSet
+from parashard.partition import Partition, Plan
+from parashard.variables import Initializer, Variable, in_name_order
+
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Ordinal = Annotated[int, Field(ge=0, lt=10**9)]
+"""Counts lives, checkpoints, plans and shards: what names of files are made of."""
+Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\z")]
+Folder = Annotated[str, Field(pattern=r"^shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}\z")]
+Slot = Annotated[str, Field(pattern=r"^[^/]{1,200}\z")]
+Rows = tuple[Name, Count, Count]
+
+
+class StoredFile(Table):
+    """A file of a checkpoint, in the folder of its manifest, as it was written."""
+
+    name: FileName
+    size_bytes: Count
+    sha256: Sha256
+
+
+class ShardManifest(Record):
+    """One shard's state at one moment; the files that it names hold the arrays.
+
+    `applied` are half-open intervals of steps, `partitions` half-open row ranges in the order of the plan. `round` is
+    None except in `sync:N`. `log_position` is the first record of the push log that the state lacks; None: no log.
+    `written_at` is in seconds since 1970, for people.
+    """
+
+    kind = "shard-manifest"
+
+    run_id: Name
+    job_digest: Sha256
+    plan_version: Ordinal
+    shard: Ordinal
+    incarnation: Ordinal
+    number: Ordinal
+    round: Count | None
+    version: Count
+    applied: tuple[tuple[Count, Count], ...]
+    slots: tuple[Slot, ...]
+    partitions: tuple[Rows, ...]
+    files: tuple[StoredFile, ...]
+    log_position: Count | None
+    written_at: float
+
+    @field_validator("applied")
+    @classmethod
+    def _sorted(cls, applied: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        if tuple(IntervalSet(applied).intervals()) != applied:
+            raise ValueError("intervals must be sorted, not empty, and must not touch")
+        return applied
+
+    @field_validator("partitions")
+    @classmethod
+    def _rows(cls, partitions: tuple[Rows, ...]) -> tuple[Rows, ...]:
+        _distinct("partitions", partitions)
+        if any(start >= stop for _, start, stop in partitions):
+            raise ValueError("row ranges must not be empty")
+        return partitions
+
+    @field_validator("slots")
+    @classmethod
+    def _slots(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
+        _distinct("slots", slots)
+        return slots
+
+    @field_validator("files")
+    @classmethod
+    def _files(cls, files: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
+        _distinct("files", [file.name for file in files])
+        return files
+
+    @property
+    def steps(self) -> IntervalSet:
+        """A new set of the applied steps."""
+        return IntervalSet(self.applied)
+
+    @property
+    def held(self) -> tuple[Partition, ...]:
+        """The partitions, in the order of the plan."""
+        return tuple(Partition(*rows) for rows in self.partitions)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files but the manifest."""
+        return sum(file.size_bytes for file in self.files)
+
+
+class StoredVariable(Table):
+    """A variable's declaration; see `parashard.variables.Variable`."""
+
+    name: Name
+    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1)]
+    initializer: Name
+    initializer_scale: float
+    frozen: bool
+    decay: bool
+    learning_rate_factor: float
+
+
+class StoredPlan(Table):
+    """The variables in name order, and for each shard its partitions in order."""
+
+    variables: tuple[StoredVariable, ...]
+    shards: tuple[tuple[Rows, ...], ...]
+
+
+class PlanRecord(Record):
+    """A version of the plan. Build it with `PlanRecord.of`, read it with `to_plan`.
+
+    `source` is the drained checkpoint ("j1") that its shards start from; None: initial values.
+    """
+
+    kind = "plan"
+
+    version: Ordinal
+    plan: StoredPlan
+    source: Name | None
+    coordinator_incarnation: Ordinal
+
+    @classmethod
+    def of(cls, plan: Plan, *, source: str | None, coordinator_incarnation: int) -> Self:
+        """Return the record of a plan."""
+        variables = tuple(
+            StoredVariable(
+                name=v.name,
+                shape=tuple(int(n) for n in v.shape),
+                initializer=v.initializer.kind,
+                initializer_scale=float(v.initializer.scale),
+                frozen=v.frozen,
+                decay=v.decay,
+                learning_rate_factor=float(v.learning_rate_factor),
+            )
+            for v in in_name_order(plan.variables)
+        )
+        shards = tuple(tuple((p.variable, p.row_start, p.row_stop) for p in shard) for shard in plan.shards)
+        return cls(
+            version=plan.version,
+            plan=StoredPlan(variables=variables, shards=shards),
+            source=source,
+            coordinator_incarnation=coordinator_incarnation,
+        )
+
+    def to_plan(self) -> Plan:
+        """Return the plan.
+
+        Raises
+        ------
+        DamagedCheckpoint
+            If a variable in it cannot be, or its partitions do not cover every row of every variable exactly once.
+        """
+        try:
+            variables = {
+                v.name: Variable(
+                    name=v.name,
+                    shape=v.shape,
+                    initializer=Initializer(v.initializer, v.initializer_scale),
+                    frozen=v.frozen,
+                    decay=v.decay,
+                    learning_rate_factor=v.learning_rate_factor,
+                )
+                for v in self.plan.variables
+            }
+        except ConfigurationError as error:
+            raise DamagedCheckpoint(f"plan {self.version}: {error}") from None
+        shards = tuple(tuple(Partition(*rows) for rows in shard) for shard in self.plan.shards)
+        covered = dict.fromkeys(variables, 0)
+        for p in sorted(p for shard in shards for p in shard):
+            if covered.get(p.variable) != p.row_start or p.row_stop <= p.row_start:
+                raise DamagedCheckpoint(
+                    f"plan {self.version}: rows [{p.row_start}, {p.row_stop}) of variable {p.variable!r} do not follow "
+                    f"row {covered.get(p.variable)}"
+                )
+            covered[p.variable] = p.row_stop
+        short = [name for name, rows in covered.items() if rows != variables[name].rows]
+        if short:
+            raise DamagedCheckpoint(f"plan {self.version}: not every row is placed of {', '.join(short)}")
+        return Plan(self.version, variables, shards)
+
+
+class Part(Table):
+    """One shard's checkpoint in a drained one: its folder, and size and digest of its manifest."""
+
+    name: Folder
+    size_bytes: Count
+    sha256: Sha256
+
+
+class JobManifest(Record):
+    """A drained checkpoint (P7, P8): every part's applied set is exactly [0, steps). Part i is shard i's.
+
+    `final` says that the job is done with it. `written_at` is in seconds since 1970, for people.
+    """
+
+    kind = "job-manifest"
+
+    run_id: Name
+    job_digest: Sha256
+    number: Ordinal
+    plan_version: Ordinal
+    coordinator_incarnation: Ordinal
+    steps: Count
+    final: bool
+    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    written_at: float
+
+
+class RunRecord(Record):
+    """The run that a store belongs to (P2); `identity` is what `parashard.job.job_identity` returns."""
+
+    kind = "run"
+
+    run_id: Name
+    job_digest: Sha256
+    identity: dict[str, Any]
+    job_toml: str
+    created_at: float
+
+
+def _distinct(what: str, values: Iterable[Any]) -> None:
+    listed = list(values)
+    if len(set(listed)) != len(listed):
+        raise ValueError(f"{what} must differ from each other")

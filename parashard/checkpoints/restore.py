@@ -1,0 +1,68 @@
+"""Restoring: the newest checkpoint of a shard of which every byte is what was written.
+
+Called by a shard when it starts or rolls back.
+"""
+
+from __future__ import annotations
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, Newest
+from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.state import ShardState, load
+from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
+
+Skipped = list[tuple[CheckpointId, str]]
+"""The checkpoints that were passed over, and why."""
+
+
+def newest_verified(
+    catalogue: Catalogue, plan_version: int, shard: int, newest_first_key: Newest
+) -> tuple[ShardState | None, ShardManifest | None, Skipped]:
+    """Return the state of a shard's newest checkpoint that verifies, its manifest, and what was skipped for it.
+
+    The caller compares the manifest's run and job digest with its own (P2).
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+    plan_version, shard : int
+    newest_first_key : function of ShardManifest
+        The checkpoint with the greatest key is the newest: `by_age`, or in `sync:N` `by_round`.
+
+    Returns
+    -------
+    state : ShardState or None
+        None: the shard has no checkpoint that verifies.
+    manifest : ShardManifest or None
+    skipped : list of (CheckpointId, str)
+        Damaged ones, and why; a damaged manifest cannot tell its round, so some may be older than what was found.
+
+    Raises
+    ------
+    StoreFailed
+        If the store cannot be listed; or if nothing verifies, and for one of the checkpoints that is because the store
+        gave an error: a store that does not answer must not look like one without checkpoints.
+    """
+    skipped: Skipped = []
+    unanswered: StoreFailed | None = None
+    manifests: list[ShardManifest] = []
+    for id_ in reversed(catalogue.shard_checkpoints(plan_version, shard)):
+        try:
+            manifests.append(catalogue.manifest(id_))
+        except NotStored:
+            continue  # collected since it was listed
+        except StoreFailed as error:
+            skipped.append((id_, str(error)))
+            unanswered = unanswered or _unless_damaged(error)
+    for manifest in sorted(manifests, key=newest_first_key, reverse=True):
+        try:
+            return load(catalogue.store, manifest), manifest, skipped
+        except StoreFailed as error:
+            skipped.append((CheckpointId.of(manifest), str(error)))
+            unanswered = unanswered or _unless_damaged(error)
+    if unanswered is not None:
+        raise unanswered
+    return None, None, skipped
+
+
+def _unless_damaged(error: StoreFailed) -> StoreFailed | None:
+    return None if isinstance(error, DamagedCheckpoint) else error

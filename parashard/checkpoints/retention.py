@@ -1,0 +1,78 @@
+"""Retention: which of a shard's checkpoints newer ones have replaced, and their deletion.
+
+The choice is a pure function. The deletion removes exactly what a manifest of ours lists, never anything else. Called
+by the shards after each checkpoint; that only a shard's newest life deletes (P3) is theirs to see to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.errors import NotStored
+
+
+@dataclass(frozen=True)
+class Held:
+    """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
+
+    `log_position` is the first record of the push log that it lacks; None: it was made without a log.
+    """
+
+    id: CheckpointId
+    round: int | None
+    log_position: int | None = None
+
+
+def superseded(
+    held: Sequence[Held], *, keep: int, keep_every: int, pinned: Collection[str], cut_round: int | None
+) -> list[CheckpointId]:
+    """Return the checkpoints of a shard that may be deleted, the oldest first.
+
+    Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; what a drained checkpoint is made of
+    (P8); and in `sync:N` all that the shards may still have to return to (P12).
+
+    Parameters
+    ----------
+    held : sequence of Held
+        Of one shard and one plan, in any order, without damaged ones: a damaged one must not displace a good one.
+    keep : int
+        At least 1.
+    keep_every : int
+        0: none.
+    pinned : collection of str
+        Folders of parts of drained checkpoints.
+    cut_round : int or None
+        The newest round that every shard has a checkpoint of; None: there is none yet.
+    """
+    assert keep >= 1, keep
+    oldest_first = sorted(held, key=lambda h: (-1 if h.round is None else h.round, h.id))
+    return [
+        h.id
+        for h in oldest_first[:-keep]
+        if not (keep_every and h.id.number % keep_every == 0)
+        and h.id.folder not in pinned
+        and (h.round is None or (cut_round is not None and h.round < cut_round))
+    ]
+
+
+def collect(catalogue: Catalogue, id_: CheckpointId) -> None:
+    """Delete a checkpoint: its manifest first, so that it never exists in part, then the files that this listed.
+
+    Without effect if it has no manifest any more.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If its manifest is damaged: then nobody knows which files are ours, and nothing is deleted.
+    StoreFailed
+        If the store gave an error; some of the files may be left.
+    """
+    try:
+        manifest = catalogue.manifest(id_)
+    except NotStored:
+        return
+    catalogue.store.delete(id_.manifest_name)
+    for file in manifest.files:
+        catalogue.store.delete(f"{id_.folder}/{file.name}")

@@ -1,0 +1,184 @@
+"""States: what a shard starts from, read out of a checkpoint of its own or cut out of a drained one (resharding).
+
+Knows stores, manifests and plans; nothing of optimizers or of a shard's memory. Called by the shards when they start
+and by `parashard checkpoint export`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, place_of
+from parashard.checkpoints.manifest import JobManifest, ShardManifest
+from parashard.checkpoints.tensors import iterate_tensors, read_tensors, slot_tensor, variable_tensor
+from parashard.errors import DamagedCheckpoint
+from parashard.intervals import IntervalSet
+from parashard.partition import Partition, Plan
+from parashard.store.base import Store
+from parashard.variables import Float32s, Variable
+
+
+@dataclass(frozen=True)
+class ShardState:
+    """A shard's state at one moment.
+
+    Parameters
+    ----------
+    applied : IntervalSet
+        The steps that are in the values.
+    version : int
+        Pushes applied.
+    round : int or None
+        In `sync:N` the round that the values begin; else None.
+    variables : mapping of Partition to ndarray of float32, shape (rows, ...)
+        Row-major. May be read-only.
+    slots : mapping of str to (mapping of Partition to ndarray of float32, shape (rows, ...))
+        Optimizer state by the slot's name, in the shapes of `variables`. May be read-only.
+    log_position : int or None
+        The first record of the push log that is not in the values; None: no log.
+    """
+
+    applied: IntervalSet
+    version: int
+    round: int | None
+    variables: Mapping[Partition, Float32s]
+    slots: Mapping[str, Mapping[Partition, Float32s]]
+    log_position: int | None
+
+
+def load(store: Store, manifest: ShardManifest) -> ShardState:
+    """Return the state in a shard's checkpoint, of which every byte is what was written.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If a file is not what the manifest says.
+    StoreFailed
+        If the store gives an error.
+    """
+    folder = CheckpointId.of(manifest).folder
+    named = read_tensors(store, folder, manifest, "variables")
+    variables = {p: named[variable_tensor(p)] for p in manifest.held}
+    named = read_tensors(store, folder, manifest, "slots")
+    slots = {slot: {p: named[slot_tensor(slot, p)] for p in manifest.held} for slot in manifest.slots}
+    for slot, arrays in slots.items():
+        for p, array in arrays.items():
+            if array.shape != variables[p].shape:
+                raise DamagedCheckpoint(
+                    f"{place_of(store, folder)}: slot {slot!r} of variable {p.variable!r} has shape {array.shape}, "
+                    f"the variable's rows have {variables[p].shape}"
+                )
+    return ShardState(manifest.steps, manifest.version, manifest.round, variables, slots, manifest.log_position)
+
+
+def assemble(
+    store: Store, job: JobManifest, old_plan: Plan, partitions: Sequence[Partition], slots: Sequence[str]
+) -> ShardState:
+    """Return the state of any partitions, cut bit for bit out of the parts of a drained checkpoint.
+
+    Files of parts that hold none of the rows are not read; one file is in memory at a time, besides the result.
+
+    Parameters
+    ----------
+    store : Store
+    job : JobManifest
+        Of the drained checkpoint.
+    old_plan : Plan
+        The one that the checkpoint was made under (`job.plan_version`).
+    partitions : sequence of Partition
+        Of a new plan with the same variables.
+    slots : sequence of str
+        The optimizer's.
+
+    Returns
+    -------
+    ShardState
+        Its version is the greatest of the parts'; its arrays are the caller's.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If a part that is needed is not what was written, or the parts do not belong together.
+    StoreFailed
+        If the store gives an error.
+    """
+    where = f"{store.url}: drained checkpoint j{job.number}"
+    if (old_plan.version, len(old_plan.shards)) != (job.plan_version, len(job.parts)):
+        raise DamagedCheckpoint(
+            f"{where}: {len(job.parts)} parts of plan {job.plan_version}, and plan {old_plan.version} has "
+            f"{len(old_plan.shards)} shards"
+        )
+    catalogue = Catalogue(store)
+    parts = [catalogue.part_manifest(job, shard) for shard in range(len(job.parts))]
+    for manifest in parts:
+        _check_part(manifest, old_plan, parts[0], slots, where)
+    variables = _empty(old_plan.variables, partitions)
+    state = {slot: _empty(old_plan.variables, partitions) for slot in slots}
+    for manifest in parts:
+        if not any(_overlap(held, wanted) for held in manifest.held for wanted in partitions):
+            continue
+        folder = CheckpointId.of(manifest).folder
+        places = {variable_tensor(p): (p, variables) for p in manifest.held}
+        _copy(iterate_tensors(store, folder, manifest, "variables"), places, old_plan.variables)
+        if slots:
+            places = {slot_tensor(slot, p): (p, state[slot]) for slot in slots for p in manifest.held}
+            _copy(iterate_tensors(store, folder, manifest, "slots"), places, old_plan.variables)
+    version = max(manifest.version for manifest in parts)
+    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None)
+
+
+def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
+    """Return every variable of a drained checkpoint by name, with its own shape; raises as `assemble`."""
+    plan = Catalogue(store).plan(job.plan_version).to_plan()
+    whole = [Partition(name, 0, variable.rows) for name, variable in sorted(plan.variables.items())]
+    state = assemble(store, job, plan, whole, ())
+    return {p.variable: array for p, array in state.variables.items()}
+
+
+def _check_part(manifest: ShardManifest, plan: Plan, first: ShardManifest, slots: Sequence[str], where: str) -> None:
+    """With the plan's own invariant this makes certain that every row is there, once."""
+    if manifest.held != plan.shards[manifest.shard]:
+        raise DamagedCheckpoint(f"{where}: shard {manifest.shard} has other partitions than plan {plan.version} says")
+    if manifest.round != first.round:
+        raise DamagedCheckpoint(f"{where}: shard {manifest.shard} is at round {manifest.round}, 0 at {first.round}")
+    missing = [slot for slot in slots if slot not in manifest.slots]
+    if missing:
+        raise DamagedCheckpoint(
+            f"{where}: shard {manifest.shard} has the optimizer slots {', '.join(manifest.slots) or 'none'}; "
+            f"due: {', '.join(slots)}"
+        )
+
+
+def _overlap(a: Partition, b: Partition) -> bool:
+    return a.variable == b.variable and a.row_start < b.row_stop and b.row_start < a.row_stop
+
+
+def _empty(variables: Mapping[str, Variable], partitions: Sequence[Partition]) -> dict[Partition, Float32s]:
+    assert all(p.row_stop <= variables[p.variable].rows for p in partitions), partitions
+    return {p: np.empty((p.rows, *variables[p.variable].shape[1:]), np.float32) for p in partitions}
+
+
+def _copy(
+    tensors: Iterable[tuple[str, Float32s]],
+    places: Mapping[str, tuple[Partition, dict[Partition, Float32s]]],
+    variables: Mapping[str, Variable],
+) -> None:
+    """Copy the rows that are wanted out of each tensor to where they belong."""
+    for name, array in tensors:
+        if name not in places:
+            continue  # a slot that nobody asked for
+        source, wanted = places[name]
+        variable = variables[source.variable]
+        if array.size != source.rows * variable.row_elements:
+            raise DamagedCheckpoint(f"tensor {name!r} has shape {array.shape}, the plan's variable {variable.shape}")
+        shaped = array.reshape(source.rows, *variable.shape[1:])
+        for target, rows in wanted.items():
+            if _overlap(source, target):
+                start = max(source.row_start, target.row_start)
+                stop = min(source.row_stop, target.row_stop)
+                rows[start - target.row_start : stop - target.row_start] = shaped[
+                    start - source.row_start : stop - source.row_start
+                ]

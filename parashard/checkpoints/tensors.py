@@ -1,0 +1,158 @@
+"""Tensor files: arrays as safetensors files of bounded size, read back only if every byte is what was written.
+
+Owns the names of tensors and files. Knows manifests, and neither steps nor plans. Called by the shards (write) and by
+`state` (read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Literal
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load, save
+
+from parashard.checkpoints.catalogue import place_of
+from parashard.checkpoints.encoding import sha256_of
+from parashard.checkpoints.manifest import ShardManifest, StoredFile
+from parashard.errors import DamagedCheckpoint, NotStored
+from parashard.partition import Partition
+from parashard.store.base import Store
+from parashard.variables import Float32s
+
+FILE_BYTES = 256 << 20
+"""Tensors are gathered into files of about this size; a larger tensor has a file of its own."""
+
+Prefix = Literal["variables", "slots"]
+
+
+def variable_tensor(partition: Partition) -> str:
+    """Return the name of the tensor with a partition's values."""
+    return f"{partition.variable}[{partition.row_start}:{partition.row_stop}]"
+
+
+def slot_tensor(slot: str, partition: Partition) -> str:
+    """Return the name of the tensor with a partition's part of an optimizer slot."""
+    return f"{slot}/{variable_tensor(partition)}"
+
+
+def write_tensors(
+    store: Store, folder: str, arrays: Mapping[str, Float32s], prefix: Prefix, *, file_bytes: int = FILE_BYTES
+) -> list[StoredFile]:
+    """Write arrays as `FOLDER/PREFIX-0.safetensors`, `PREFIX-1...`, and return the files.
+
+    Parameters
+    ----------
+    store : Store
+    folder : str
+        Of the checkpoint; no such file may be in it.
+    arrays : mapping of str to ndarray of float32, shape (rows, ...)
+        By tensor name. Each is asked for once, in the mapping's order, and let go with its file: the mapping may make
+        an array when it is asked for it.
+    prefix : {"variables", "slots"}
+    file_bytes : int
+        A file is closed before an array that would make it larger.
+
+    Raises
+    ------
+    StoreFailed
+        Some of the files may be there; without a manifest they are no checkpoint.
+    """
+    written: list[StoredFile] = []
+
+    def close(batch: dict[str, Float32s]) -> None:
+        content = save(batch)
+        name = f"{prefix}-{len(written)}.safetensors"
+        store.create(f"{folder}/{name}", content)
+        written.append(StoredFile(name=name, size_bytes=len(content), sha256=sha256_of(content)))
+
+    batch: dict[str, Float32s] = {}
+    batch_bytes = 0
+    for name in arrays:
+        array = arrays[name]
+        assert array.dtype == np.float32, f"{name}: {array.dtype}"
+        if batch and batch_bytes + array.nbytes > file_bytes:
+            close(batch)
+            batch, batch_bytes = {}, 0
+        batch[name] = np.ascontiguousarray(array)  # safetensors reads memory, not strides
+        batch_bytes += array.nbytes
+    if batch:
+        close(batch)
+    return written
+
+
+def read_tensors(store: Store, folder: str, manifest: ShardManifest, prefix: Prefix) -> dict[str, Float32s]:
+    """Return all of a checkpoint's variables, or of its slots, by tensor name; nothing before all are checked.
+
+    The arrays have shape (rows, ...) and are read-only. Raises as `iterate_tensors`.
+    """
+    return dict(iterate_tensors(store, folder, manifest, prefix))
+
+
+def iterate_tensors(
+    store: Store, folder: str, manifest: ShardManifest, prefix: Prefix
+) -> Iterator[tuple[str, Float32s]]:
+    """Yield a checkpoint's tensors and their names, file by file; those of a file after the whole file is checked.
+
+    Only the file at hand is in memory. At the end it is certain that every tensor of the manifest was there.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If size or SHA-256 of a file are not the manifest's, or its tensors are not those that the manifest says.
+    StoreFailed
+        If the store gives an error.
+    """
+    due = _tensors_due(manifest, prefix)
+    for file in manifest.files:
+        if not file.name.startswith(f"{prefix}-"):
+            continue
+        for name, array in _parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}")).items():
+            rows = due.pop(name, None)
+            if rows is None or array.dtype != np.float32 or array.shape[:1] != (rows,):
+                raise DamagedCheckpoint(
+                    f"{place_of(store, f'{folder}/{file.name}')}: tensor {name!r} ({array.dtype}, shape {array.shape}) "
+                    f"is not one that the manifest says; due: {f'float32, {rows} rows' if rows else 'no such tensor'}"
+                )
+            yield name, array
+    if due:
+        raise DamagedCheckpoint(f"{place_of(store, folder)}: no file has the tensor {min(due)!r} of the manifest")
+
+
+def read_file(store: Store, folder: str, file: StoredFile) -> bytes:
+    """Return a file of a checkpoint, of which every byte is what was written.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If it is not there, or size or SHA-256 are not the manifest's; a wrong size is found before anything is read.
+    StoreFailed
+        If the store gives an error.
+    """
+    name = f"{folder}/{file.name}"
+    where = place_of(store, name)
+    try:
+        size_bytes = store.size(name)
+        if size_bytes != file.size_bytes:
+            raise DamagedCheckpoint(f"{where}: {size_bytes} bytes; the manifest says {file.size_bytes}")
+        content = store.read(name, file.size_bytes)
+    except NotStored:
+        raise DamagedCheckpoint(f"{where}: is not there; the manifest says {file.size_bytes} bytes") from None
+    digest = sha256_of(content)
+    if digest != file.sha256:
+        raise DamagedCheckpoint(f"{where}: SHA-256 {digest[:16]}...; the manifest says {file.sha256[:16]}...")
+    return content
+
+
+def _parsed(content: bytes, where: str) -> dict[str, Float32s]:
+    try:
+        return load(content)
+    except (SafetensorError, KeyError, ValueError) as error:  # the last two: dtypes that NumPy lacks
+        raise DamagedCheckpoint(f"{where}: not safetensors of float32: {error!r}") from None
+
+
+def _tensors_due(manifest: ShardManifest, prefix: Prefix) -> dict[str, int]:
+    if prefix == "variables":
+        return {variable_tensor(p): p.rows for p in manifest.held}
+    return {slot_tensor(slot, p): p.rows for slot in manifest.slots for p in manifest.held}

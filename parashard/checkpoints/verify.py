@@ -1,0 +1,111 @@
+"""Verification: reads every byte that the records of a store list, and names each file that is not what was written.
+
+Called by `parashard checkpoint verify`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.manifest import ShardManifest, StoredFile
+from parashard.checkpoints.tensors import iterate_tensors, read_file
+from parashard.errors import DamagedCheckpoint, NotStored
+
+
+def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
+    """Yield what is wrong with each damaged file of the store: records, manifests and arrays.
+
+    A checkpoint that its shard deletes meanwhile is not damaged. One file is in memory at a time.
+
+    Raises
+    ------
+    StoreFailed
+        If the store gives an error.
+    """
+    yield from _damage(catalogue.run)
+    for version in catalogue.plans():
+        yield from _damage_of_plan(catalogue, version)
+    for number in catalogue.job_checkpoints():
+        yield from damage_in_job(catalogue, number, arrays=False)
+    for id_ in catalogue.checkpoints():
+        found = list(damage_in_shard(catalogue, id_))
+        if catalogue.has(id_):
+            yield from found
+
+
+def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> Iterator[str]:
+    """Yield what is wrong with each damaged file of a drained checkpoint, its plan and its parts.
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+    number : int
+    arrays : bool
+        False: of the parts only the manifests are read.
+
+    Raises
+    ------
+    NotStored
+        If there is no such drained checkpoint.
+    StoreFailed
+        If the store gives an error.
+    """
+    try:
+        job = catalogue.job_manifest(number)
+    except DamagedCheckpoint as error:
+        yield str(error)
+        return
+    yield from _damage_of_plan(catalogue, job.plan_version)
+    for shard in range(len(job.parts)):
+        try:
+            manifest = catalogue.part_manifest(job, shard)
+        except DamagedCheckpoint as error:
+            yield str(error)
+            continue
+        if arrays:
+            yield from _damage_of_files(catalogue, manifest)
+
+
+def damage_in_shard(catalogue: Catalogue, id_: CheckpointId) -> Iterator[str]:
+    """Yield what is wrong with each damaged file of a shard's checkpoint.
+
+    Raises
+    ------
+    StoreFailed
+        If the store gives an error.
+    """
+    try:
+        manifest = catalogue.manifest(id_)
+    except (DamagedCheckpoint, NotStored) as error:
+        yield str(error)
+        return
+    yield from _damage_of_files(catalogue, manifest)
+
+
+def _damage_of_plan(catalogue: Catalogue, version: int) -> Iterator[str]:
+    return _damage(lambda: catalogue.plan(version).to_plan())
+
+
+def _damage_of_files(catalogue: Catalogue, manifest: ShardManifest) -> Iterator[str]:
+    """Read as a restore reads; only if that fails look at each file by itself."""
+    folder = CheckpointId.of(manifest).folder
+    try:
+        for _ in iterate_tensors(catalogue.store, folder, manifest, "variables"):
+            pass
+        for _ in iterate_tensors(catalogue.store, folder, manifest, "slots"):
+            pass
+    except DamagedCheckpoint as error:
+        found = [text for file in manifest.files for text in _damage_of_file(catalogue, folder, file)]
+        yield from found or [str(error)]
+
+
+def _damage_of_file(catalogue: Catalogue, folder: str, file: StoredFile) -> Iterator[str]:
+    return _damage(lambda: read_file(catalogue.store, folder, file))
+
+
+def _damage(read: Callable[[], object]) -> Iterator[str]:
+    try:
+        read()
+    except (DamagedCheckpoint, NotStored) as error:
+        yield str(error)

@@ -1,0 +1,103 @@
+"""The command `parashard chaos`: a job under faults on purpose, and what became of it.
+
+Parses, calls, prints; decides nothing but that a broken promise is a failure. Registered in `parashard.cli`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from parashard.chaos.runner import CHAOS_FLAG, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.job.layers import Override, parse_set
+from parashard.job.load import load_job
+from parashard.live import NoView, open_view
+from parashard.process import ExitCode
+from parashard.run import Outcome, new_run_dir
+
+PROMISES = ("ledger_wrong", "torn")
+"""Figures of the oracles: anything but 0 is a broken promise."""
+
+
+def chaos(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeats the schedule of faults; default: drawn, and told.")
+    ] = None,
+    mean_interval_s: Annotated[
+        float, typer.Option(min=0.05, help="Mean time between the beginnings of two faults.")
+    ] = 5.0,
+    faults: Annotated[int | None, typer.Option(min=0, help="Stop after so many; default: when the job ends.")] = None,
+    kill: Annotated[
+        str, typer.Option(metavar="ROLES", help="SIGKILL to worker, shard, coordinator: any of them, with commas.")
+    ] = "",
+    pause: Annotated[bool, typer.Option("--pause", help="SIGSTOP for up to 5 s, to any process.")] = False,
+    partition: Annotated[
+        bool,
+        typer.Option("--partition", help="Cut links for up to 5 s, both ways or one way; reset their connections."),
+    ] = False,
+    delay: Annotated[
+        bool, typer.Option("--delay", help="Delay what links carry for up to 5 s, or deliver it twice.")
+    ] = False,
+    shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
+    consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
+    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key.")] = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+) -> None:
+    """Run a job under faults, of all kinds unless some are asked for, and tell whether every promise was kept."""
+    flags: list[Override] = [*UNDER_CHAOS, *(parse_set(text) for text in set_ or ())]
+    for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
+        if value is not None:
+            flags.append((key, value, CHAOS_FLAG))
+    loaded = load_job(job, flags)
+    kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], pause, partition, delay)
+    options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
+    folder = new_run_dir(run_dir, loaded.job.job.name)
+    console = Console(stderr=json_)
+    view = open_view(console) if not json_ or console.is_terminal else NoView()
+    outcome = run_chaos(loaded, folder, view, options)
+    broken = broken_promises(outcome.report)
+    if json_:
+        typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))
+    else:
+        typer.echo("\n".join(told(outcome)))
+    code = outcome.exit_code
+    if code != ExitCode.DONE or broken:
+        why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
+        print(f"parashard: {why}; --seed {options.seed}; see {folder}", file=sys.stderr, flush=True)  # noqa: T201
+        code = code or int(ExitCode.FAILED)
+    raise typer.Exit(code)
+
+
+def broken_promises(report: dict[str, Any]) -> list[str]:
+    """Return what a report says of broken promises, in words; empty where all were kept."""
+    broken = [f"{name} is {report[name]}, not 0" for name in PROMISES if report.get(name)]
+    applied, total = report.get("steps_applied"), report.get("steps_total")
+    if report.get("state") == "done" and any(count != total for count in applied or ()):
+        broken.append(f"steps applied are {applied}, not {total} on every shard")
+    return broken
+
+
+def told(outcome: Outcome) -> list[str]:
+    """Return the lines that tell people how a job under faults went."""
+    report = outcome.report
+    struck = ", ".join(f"{count} {kind}" for kind, count in report["faults"].items() if count)
+    lines = [
+        f"{report.get('job', 'job')}: {report.get('state', 'failed')}: {report.get('reason', outcome.reason)}",
+        f"faults      {sum(report['faults'].values())}: {struck or 'none'}",
+    ]
+    if "steps_total" in report:
+        applied = ", ".join(map(str, report["steps_applied"]))
+        lines.append(f"steps       {report['steps_total']}, applied by the shards: {applied}")
+    lines += [f"{name:<11} {report[name]}" for name in PROMISES if name in report]
+    lines += [f"{name:<11} {report[name]}" for name in ("accuracy", "weights_sha256") if report.get(name) is not None]
+    restarts = ", ".join(f"{report.get(f'{role}_restarts', 0)} {role}" for role in ("worker", "shard", "coordinator"))
+    return [*lines, f"restarts    {restarts}", f"seed        {report['seed']}", f"run         {outcome.run_dir}"]

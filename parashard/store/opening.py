@@ -1,0 +1,36 @@
+"""Which store a URL means.
+
+Owns the schemes that we take. Called by the services and the command line, as `parashard.store.open_store`.
+"""
+
+from __future__ import annotations
+
+from parashard.errors import ConfigurationError
+from parashard.store.base import Store
+from parashard.store.local import LocalStore
+from parashard.store.remote import CREATE_IS_CONDITIONAL, ObjectStore
+
+
+def open_store(url: str) -> Store:
+    """Open the store at a path, ``file://PATH``, or a URL of an object store, such as ``s3://BUCKET/FOLDER``.
+
+    Nothing is read or written yet.
+
+    Raises
+    ------
+    ConfigurationError
+        If the scheme is none that we take, or the package for it is not installed.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        return LocalStore(url)
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ConfigurationError(f"{url}: a file URL needs an absolute path: file:///PATH")
+        return LocalStore(rest)
+    if scheme not in CREATE_IS_CONDITIONAL:
+        raise ConfigurationError(
+            f"{url}: {scheme}:// is not a store we take; allowed are a path, file://, "
+            + ", ".join(f"{known}://" for known in sorted(CREATE_IS_CONDITIONAL))
+        )
+    return ObjectStore(url)

@@ -1,0 +1,58 @@
+"""Cadence: when a shard's state is due to be saved. Pure: `now_s` is an argument.
+
+Without rounds a shard keeps its own time. In `sync:N` all shards must save the same rounds (P12): every so many rounds,
+which each counts for itself, and rounds that the coordinator names ahead of time, which is how seconds become rounds.
+"""
+
+from __future__ import annotations
+
+AHEAD_MAX = 16  # rounds that may be named ahead; the coordinator names one at a time
+
+
+class Cadence:
+    """Decides for one shard.
+
+    Parameters
+    ----------
+    every_s : float
+        Seconds between two checkpoints; 0: not by time. Only without rounds.
+    every_steps : int
+        Steps between two checkpoints, rounded up to whole rounds; 0: not by steps.
+    round_steps : int or None
+        N of `sync:N`.
+    steps : int
+        Steps applied at the start.
+    now_s : float
+        When the shard started.
+    """
+
+    def __init__(self, *, every_s: float, every_steps: int, round_steps: int | None, steps: int, now_s: float) -> None:
+        self._every_s = every_s
+        self._every_steps = every_steps
+        self._every_rounds = -(-every_steps // round_steps) if round_steps else 0
+        self._steps = steps
+        self._saved_s = now_s
+        self._round: int | None = None  # the one that was saved last
+        self._ahead: set[int] = set()
+
+    def name_ahead(self, round_: int) -> None:
+        """Save this round's starting weights once they are reached; rounds that have passed are forgotten."""
+        self._ahead.add(round_)
+        for passed in sorted(self._ahead)[:-AHEAD_MAX]:
+            self._ahead.discard(passed)
+
+    def due(self, steps: int, round_: int | None, now_s: float) -> bool:
+        """Tell whether the present state, with so many steps applied, is to be saved."""
+        if round_ is not None:
+            periodic = bool(self._every_rounds and round_ and round_ % self._every_rounds == 0)
+            return round_ != self._round and (periodic or round_ in self._ahead)
+        if steps == self._steps:
+            return False
+        by_steps = bool(self._every_steps) and steps - self._steps >= self._every_steps
+        return by_steps or (bool(self._every_s) and now_s - self._saved_s >= self._every_s)
+
+    def cut(self, steps: int, round_: int | None, now_s: float) -> None:
+        """Note that the present state is being saved."""
+        self._steps, self._round, self._saved_s = steps, round_, now_s
+        if round_ is not None:
+            self._ahead.discard(round_)

@@ -1,0 +1,314 @@
+"""Checkpointer: saves a shard's state beside running pushes, and deletes what newer checkpoints have replaced.
+
+Owns the order of things: cut (under the owner), copy (a partition at a time), files, manifest, collection. Knows no
+cadence rule (`ps_server.cadence`), no format (`parashard.checkpoints`) and no gRPC. A store that fails costs a
+checkpoint, which is counted and told, and never a push.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import structlog
+
+from parashard import failpoints
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.encoding import encode, sha256_of
+from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.retention import Held, collect, superseded
+from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
+from parashard.claims import newest_claim
+from parashard.errors import QueueFull, StoreFailed, Superseded
+from parashard.intervals import IntervalSet
+from parashard.job.tables import CheckpointOptions
+from ps_server.cadence import Cadence
+from ps_server.served import Served
+from ps_server.shard import Cut, Shard
+
+LOOK_S = 0.2
+
+log = structlog.get_logger("shard")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that is in the store."""
+
+    id: CheckpointId
+    manifest_bytes: int
+    manifest_sha256: str
+    applied: IntervalSet
+    round: int | None
+
+
+@dataclass
+class CheckpointRecord:
+    """What the checkpointer counts."""
+
+    stored: int = 0
+    failed: int = 0
+    error: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    stall_s: float = 0.0  # the longest that pushes waited for a copy
+
+
+class Checkpointer:
+    """Saves the shard that is served.
+
+    Parameters
+    ----------
+    served : Served
+        Whose state to save.
+    catalogue : Catalogue
+        Where.
+    cadence : Cadence
+        When.
+    options : CheckpointOptions
+        How many to keep.
+    known : sequence of Held
+        The checkpoints that are there already and are not known to be damaged.
+    on_cut, on_collected : callable
+        Called under the owner after each cut; and after each collection with the checkpoints that are kept.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        catalogue: Catalogue,
+        cadence: Cadence,
+        options: CheckpointOptions,
+        known: list[Held],
+        *,
+        on_cut: Callable[[], None] = lambda: None,
+        on_collected: Callable[[list[Held]], None] = lambda kept: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.record = CheckpointRecord()
+        self.cut_round: int | None = None
+        """The newest round that every shard has saved, as the coordinator told last."""
+        self._served = served
+        self._catalogue = catalogue
+        self._cadence = cadence
+        self._options = options
+        self._known = known
+        self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
+        self._on_cut = on_cut
+        self._on_collected = on_collected
+        self._clock = clock
+        self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
+        self.pending: Cut | None = None
+        """A cut that is not saved yet."""
+        self._wake = threading.Event()
+        self._last: Stored | None = None
+        self._handed_out: str = ""  # folder of a checkpoint that may become part of a drained one: kept until the next
+        self._number = 0
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds that the shard can return to, ascending."""
+        return sorted({held.round for held in self._known if held.round is not None})
+
+    def start(self) -> None:
+        """Begin to save by the cadence."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Save no more by the cadence; one that is under way is finished first."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self, shard: Shard) -> None:
+        """Cut here and now if a checkpoint is due and none is under way; under the owner, after each request."""
+        steps, round_ = len(shard.ingest.applied), shard.ingest.round
+        if self.pending is None and self._cadence.due(steps, round_, self._clock()):
+            self.pending = self._cut(shard)
+            self._wake.set()
+
+    def name_ahead(self, round_: int) -> None:
+        """Save a round when it is reached, as all shards do (P12)."""
+
+        def name(shard: Shard) -> None:
+            self._cadence.name_ahead(round_)
+            self.look(shard)
+
+        self._served.alone(name)
+
+    def take(self, round_: int | None = None) -> Stored:
+        """Save the present state now, or in sync mode the start of a round that is full or reached (P10).
+
+        Raises
+        ------
+        StaleRound
+            If the shard is not at that round.
+        StoreFailed
+            If the store failed; nothing is acknowledged.
+        """
+        with self._saving:
+
+            def reach(shard: Shard) -> Cut | None:
+                if round_ is not None:
+                    shard.ingest.reach(round_)
+                last = self._last
+                same = last is not None and last.id.incarnation == shard.identity.incarnation
+                if same and last is not None and last.applied == shard.ingest.applied:
+                    return None  # nothing has moved since
+                return self._cut(shard)
+
+            cut = self._served.alone(reach)
+            stored = self._last if cut is None else self._save(cut)
+            assert stored is not None
+            self._handed_out = stored.id.folder
+            return stored
+
+    def forget(self, id_: CheckpointId) -> None:
+        """Return to this checkpoint no more: it was found damaged."""
+        with self._listing:
+            self._known = [held for held in self._known if held.id != id_]
+
+    def at_round(self, round_: int) -> list[CheckpointId]:
+        """Return the checkpoints of a round, the newest first."""
+        return sorted((held.id for held in self._known if held.round == round_), reverse=True)
+
+    def save_pending(self) -> None:
+        """Save the cut that waits, if one does; what goes wrong is counted and told."""
+        if self.pending is None:
+            return
+        try:
+            with self._saving:
+                self._save(self.pending)
+        except (StoreFailed, QueueFull, Superseded) as error:
+            log.warning("checkpoint-dropped", error=str(error))  # the next one comes by the cadence
+        self.pending = None
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
+            with suppress(QueueFull):  # a busy shard looks by itself, after its requests
+                self._served.alone(self.look)
+            self.save_pending()
+
+    def _cut(self, shard: Shard) -> Cut:
+        self._cadence.cut(len(shard.ingest.applied), shard.ingest.round, self._clock())
+        cut = shard.cut()
+        self._on_cut()
+        return cut
+
+    def _save(self, cut: Cut) -> Stored:
+        started_s = time.monotonic()
+        try:
+            failpoints.hit("shard.checkpoint.cut")
+            self._copy(cut)
+            stored = self._store(cut)
+        except StoreFailed as error:
+            self.record.failed += 1
+            self.record.error = str(error)
+            raise
+        self.record.stored += 1
+        self.record.error = ""
+        self.record.seconds = time.monotonic() - started_s
+        self._last = stored
+        log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
+        self._collect(cut)
+        return stored
+
+    def _copy(self, cut: Cut) -> None:
+        more = True
+        while more:
+
+            def copy_one(_: Shard) -> bool:
+                started_s = time.monotonic()
+                more = cut.snapshot.save_next()
+                self.record.stall_s = max(self.record.stall_s, time.monotonic() - started_s)
+                return more
+
+            more = self._served.alone(copy_one)
+
+    def _store(self, cut: Cut) -> Stored:
+        store, mine, snapshot = self._catalogue.store, cut.identity, cut.snapshot
+        self._number += 1
+        id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
+        variables, slots = {}, {}
+        for placed in snapshot.layout:
+            p, run = placed.partition, slice(placed.offset, placed.stop)
+            shape = (p.rows, *self._served.shard.storage.variables[p.variable].shape[1:])
+            variables[variable_tensor(p)] = snapshot.weights[run].reshape(shape)
+            for name, slot in snapshot.slots.items():
+                slots[slot_tensor(name, p)] = slot[run].reshape(shape)
+        try:
+            files = write_tensors(store, id_.folder, variables, "variables")
+            files += write_tensors(store, id_.folder, slots, "slots")
+            failpoints.hit("shard.checkpoint.files")
+            manifest = ShardManifest(
+                run_id=mine.run_id,
+                job_digest=mine.job_digest,
+                plan_version=mine.plan_version,
+                shard=mine.shard,
+                incarnation=mine.incarnation,
+                number=self._number,
+                round=cut.round,
+                version=cut.version,
+                applied=tuple(cut.applied.intervals()),
+                slots=tuple(snapshot.slots),
+                partitions=tuple(
+                    (placed.partition.variable, placed.partition.row_start, placed.partition.row_stop)
+                    for placed in snapshot.layout
+                ),
+                files=tuple(files),
+                log_position=cut.replay_from,
+                written_at=time.time(),
+            )
+            content = encode(manifest)
+            if newest_claim(store, f"shard-{mine.shard}") > self._served.shard.identity.incarnation:
+                raise Superseded(f"a newer life of shard-{mine.shard} saves now")  # P3
+            store.create(id_.manifest_name, content)
+        except (StoreFailed, Superseded):
+            self._undo(id_)
+            raise
+        failpoints.hit("shard.checkpoint.manifest")
+        self.record.bytes = manifest.size_bytes + len(content)
+        with self._listing:
+            self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
+        return Stored(id_, len(content), sha256_of(content), cut.applied, cut.round)
+
+    def _undo(self, id_: CheckpointId) -> None:
+        """Remove the files of a checkpoint that did not come about: a full disk must not be filled further."""
+        store = self._catalogue.store
+        try:
+            for name in store.names(id_.folder):
+                store.delete(f"{id_.folder}/{name}")
+        except StoreFailed as error:
+            log.warning("checkpoint-not-removed", id=str(id_), error=str(error))
+
+    def _collect(self, cut: Cut) -> None:
+        """Delete what is no longer needed; only the newest claim does (P3)."""
+        mine = cut.identity
+        try:
+            if newest_claim(self._catalogue.store, f"shard-{mine.shard}") != mine.incarnation:
+                return
+            cut_round = None if cut.round is None else self.cut_round
+            old = superseded(
+                self._known,
+                keep=self._options.keep,
+                keep_every=self._options.keep_every,
+                pinned=self._catalogue.pinned() | {self._handed_out},
+                cut_round=cut_round,
+            )
+            for id_ in old:
+                failpoints.hit("shard.checkpoint.collecting")
+                self.forget(id_)
+                collect(self._catalogue, id_)
+            self._on_collected(self._known)
+        except StoreFailed as error:
+            log.warning("collection-failed", error=str(error))

@@ -1,0 +1,234 @@
+"""Lives: the lives of one shard in this process, each with a claimed incarnation, a state to begin from, and a log.
+
+The first life restores the newest checkpoint and replays the log over it (P18). A rollback begins another one at an
+earlier round (P12). Knows the store and the disk; knows no gRPC. Called by `ps_server.__main__` and the service.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import structlog
+
+from parashard import failpoints
+from parashard.checkpoints.retention import Held
+from parashard.claims import claim_incarnation, newest_claim
+from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound, Superseded
+from parashard.job.tables import CheckpointOptions
+from parashard.store.base import Store
+from protos import shard_pb2
+from ps_server.build import ShardBuilder
+from ps_server.checkpointing import Checkpointer
+from ps_server.owner import Owner
+from ps_server.push_log.log import PushLog, open_log
+from ps_server.push_log.records import HEAD_BYTES, LogIdentity
+from ps_server.push_log.replaying import Replay, replay
+from ps_server.restoring import Restored, Restorer
+from ps_server.served import Served
+from ps_server.shard import Shard
+
+log = structlog.get_logger("shard")
+
+
+class Lives:
+    """Begins lives of a shard.
+
+    Parameters
+    ----------
+    builder : ShardBuilder
+        Makes shards.
+    restorer : Restorer
+        Finds what they begin from.
+    store : Store
+        Where incarnations are claimed, and the log lies if it is on this disk.
+    options : CheckpointOptions
+        Whether there is a log.
+    opened, replayed : callable
+        `open_log` and `replay`; a test's log in memory comes in here.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is to be a log and the store is not on a local disk.
+    """
+
+    def __init__(
+        self,
+        builder: ShardBuilder,
+        restorer: Restorer,
+        store: Store,
+        options: CheckpointOptions,
+        *,
+        opened: Callable[..., PushLog] = open_log,
+        replayed: Callable[..., Replay] = replay,
+    ) -> None:
+        self._builder = builder
+        self._restorer = restorer
+        self._store = store
+        self._options = options
+        self._opened = opened
+        self._replayed = replayed
+        self.log: PushLog | None = None
+        self._log_folder: Path | None = None
+        self._returning = threading.Lock()
+        self._claimed = 0  # the highest incarnation that this process has claimed, or tried to
+        self._served: Served
+        self._checkpointer: Checkpointer
+        self.known: list[Held] = []
+        if options.durability == "log":
+            self._log_folder = store.local_path(f"log/p{builder.plan.version:04d}/s{builder.index:04d}")
+            if self._log_folder is None:
+                raise ConfigurationError(f'checkpoint.durability = "log" needs a local disk; the store is {store.url}')
+
+    def first(self) -> Served:
+        """Claim an incarnation, restore, replay, and return what is served from now on."""
+        incarnation = self._claimed = self._claim()
+        failpoints.hit("shard.boot.claimed")
+        restored = self._restorer.newest()
+        self.known = restored.known
+        shard = self._builder.build(incarnation, restored.state)
+        text = restored.text
+        if self._log_folder is not None:
+            text += self._replay(shard, restored, self._log_folder)
+        failpoints.hit("shard.boot.restored")
+        log.info("restored", what=text, steps=len(shard.ingest.applied))
+        self._served = Served(shard, Owner(self._builder.job.cluster.queue_pushes), text)
+        return self._served
+
+    def follow(self, checkpointer: Checkpointer) -> None:
+        """Use this checkpointer's knowledge of rounds."""
+        self._checkpointer = checkpointer
+
+    def returnable(self) -> list[int]:
+        """Return the rounds that the shard can return to, ascending (sync mode)."""
+        first = self._restorer.first_round
+        return [] if first is None else sorted({first, *self._checkpointer.rounds})
+
+    def roll_back(self, round_: int, incarnation: int) -> int:
+        """Begin another life at an earlier round; return its incarnation.
+
+        Raises
+        ------
+        StaleIncarnation
+            If another life began meanwhile.
+        Superseded
+            If that was in another process: this one must not come before it again (P3).
+        DamagedCheckpoint
+            If the shard cannot return there after all; it does not say any more that it can.
+        """
+        with self._returning:
+            earlier = self._served.shard
+            if earlier.identity.incarnation != incarnation:
+                raise StaleIncarnation(f"this is incarnation {earlier.identity.incarnation} already, not {incarnation}")
+            ids = self._checkpointer.at_round(round_)
+            try:
+                state = self._restorer.at(round_, ids)
+            except DamagedCheckpoint:
+                for id_ in ids:
+                    self._checkpointer.forget(id_)
+                raise
+            new = self._claim_next()
+            failpoints.hit("shard.rollback.claimed")
+            shard = self._builder.build(new, state)
+            shard.record = earlier.record  # of the process, whose counters only grow
+            self._served.replace(shard, f"returned to round {round_}", taking_over=self._take_log_over)
+            log.info("returned", round=round_, incarnation=new)
+            return new
+
+    # --- the log ---
+
+    @property
+    def log_position(self) -> int:
+        """Position of the next record; 0 without a log."""
+        return 0 if self.log is None else self.log.position
+
+    def wait_durable(self, position: int, timeout_s: float) -> None:
+        """Wait until everything before a position is as durable as the job asks for."""
+        if self.log is not None and position:
+            failpoints.hit("shard.log.appended")
+            self.log.wait_durable(position - 1, timeout_s)
+            failpoints.hit("shard.log.durable")
+
+    def rolled(self) -> None:
+        """Begin a new segment, so that the older ones can go with the checkpoints that need them."""
+        if self.log is not None:
+            self.log.roll()
+
+    def collected(self, kept: list[Held]) -> None:
+        """Delete the segments that no checkpoint which is kept needs."""
+        if self.log is not None and kept:
+            self.log.delete_below(min(held.log_position or 0 for held in kept))
+
+    def describe_log(self, reply: shard_pb2.InspectReply) -> None:
+        """Add what the log has counted to a shard's record."""
+        if self.log is not None:
+            reply.log_records, reply.log_syncs, reply.log_error = (
+                self.log.position,
+                self.log.fsyncs,
+                self.log.failed,
+            )
+
+    def close(self) -> None:
+        """Close the log."""
+        if self.log is not None:
+            self.log.close()
+
+    def _claim_next(self) -> int:
+        """Claim another incarnation, unless another process has come after this one."""
+        newest = newest_claim(self._store, f"shard-{self._builder.index}")
+        if newest <= self._claimed:
+            self._claimed = newest + 1
+            claimed = self._claim()
+            if claimed == self._claimed:
+                return claimed
+        raise Superseded(f"a newer process of shard-{self._builder.index} has incarnation {newest}")
+
+    def _claim(self) -> int:
+        return claim_incarnation(self._store, f"shard-{self._builder.index}")  # P3
+
+    def _replay(self, shard: Shard, restored: Restored, folder: Path) -> str:
+        """Push again what the log has and the checkpoint has not; return what happened, for people."""
+        position = restored.state.log_position if restored.state is not None else 0
+        records = self._replayed(
+            folder, self._log_identity(shard), position or 0, shard.storage.weights.nbytes + HEAD_BYTES
+        )
+        replayed, stopped = 0, ""
+        for record in records:
+            try:
+                replayed += shard.replay(
+                    record.position, record.step, record.gradient, record.staleness, skipped=record.skipped
+                )
+            except StaleRound as error:
+                stopped, position = str(error), record.position
+                break
+        ended = records.ended if not stopped else None
+        self._open_log(shard, position or 0 if ended is None else ended.position)
+        text = f"; replayed {replayed} pushes of the log"
+        if ended is None or ended.reason in ("damage", "gap"):
+            why = stopped if ended is None else f"{ended.reason} at {ended.place}"
+            log.warning("log-not-replayed", why=why)
+            text += f", the rest is computed again ({why})"
+        return text
+
+    def _take_log_over(self, shard: Shard) -> None:
+        """Go on with the log in a new life; under the owner, so that no push falls in between."""
+        if self.log is not None:
+            self.log.close()
+            self._open_log(shard, self.log.position)
+
+    def _open_log(self, shard: Shard, first_position: int) -> None:
+        assert self._log_folder is not None
+        self.log = self._opened(
+            self._log_folder,
+            self._log_identity(shard),
+            shard.identity.incarnation,
+            first_position,
+            fsync=self._options.log_fsync,
+        )
+        shard.journal = self.log
+
+    def _log_identity(self, shard: Shard) -> LogIdentity:
+        mine = shard.identity
+        return LogIdentity(mine.run_id, mine.job_digest, mine.plan_version, mine.shard)

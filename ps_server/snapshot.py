@@ -1,0 +1,58 @@
+"""Snapshot: a shard's weights and slots as they were at one moment, copied while pushes go on.
+
+Pure. Copy-on-write by partition: `Storage.apply` saves a partition before it first moves it, and the checkpointer saves
+the others one at a time, so that pushes wait for the copy of one partition and not of the whole shard. Knows no step,
+no file and no lock: every call happens under the shard's owner, but for reading once it is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from parashard.partition import Placed
+from parashard.variables import Float32s
+
+
+class Snapshot:
+    """Copies of a shard's vectors, taken partition by partition.
+
+    Parameters
+    ----------
+    layout : sequence of Placed
+        The shard's partitions.
+    weights : ndarray of float32, shape (elements,)
+        The live weights.
+    slots : mapping of str to ndarray of float32, shape (elements,)
+        The live optimizer state.
+
+    Attributes
+    ----------
+    weights, slots
+        The copies; whole once `missing` is empty.
+    """
+
+    def __init__(self, layout: Sequence[Placed], weights: Float32s, slots: Mapping[str, Float32s]) -> None:
+        self.layout = tuple(layout)
+        self.missing: dict[Placed, None] = dict.fromkeys(layout)
+        self.weights: Float32s = np.empty_like(weights)
+        self.slots: dict[str, Float32s] = {name: np.empty_like(slot) for name, slot in slots.items()}
+        self._live_weights = weights
+        self._live_slots = slots
+
+    def save(self, placed: Placed) -> None:
+        """Copy a partition, unless that has been done."""
+        if placed not in self.missing:
+            return
+        run = slice(placed.offset, placed.stop)
+        self.weights[run] = self._live_weights[run]
+        for name, slot in self._live_slots.items():
+            self.slots[name][run] = slot[run]
+        del self.missing[placed]
+
+    def save_next(self) -> bool:
+        """Copy one partition that is missing; return whether more are."""
+        if self.missing:
+            self.save(next(iter(self.missing)))
+        return bool(self.missing)

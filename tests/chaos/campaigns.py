@@ -1,0 +1,180 @@
+"""Campaigns: jobs of every oracle and policy under every kind of fault, `parashard chaos` for each.
+
+`python tests/chaos/campaigns.py --faults 45 --write` prints a line for each job and writes
+benchmarks/results/chaos_campaigns.json. The tests run some of the same campaigns for a shorter time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from figures import say, write_figures
+from job_run import JobRun, fault_free_sha256, sets, violations
+
+MEAN_INTERVAL_S = 1.0
+JOBS_MAX = 4  # of one campaign, where the first ended before all faults had struck
+DEADLINE_S = 120.0  # of one job, besides the time in which faults strike
+FIGURES = "chaos_campaigns"
+RESTARTS = ("worker_restarts", "shard_restarts", "coordinator_restarts", "rollbacks")
+
+
+@dataclass(frozen=True)
+class Oracle:
+    """A job whose end shows what went wrong.
+
+    Attributes
+    ----------
+    name : str
+        As in the guarantees: ledger, torn or digest.
+    file : str
+        The job file, of which a campaign changes the number of epochs.
+    steps_per_epoch, steps_per_s : int
+        How long an epoch is, and how many steps a second of faults asks for, so that the job outlasts them.
+    digest : bool
+        Whether the weights must be those of a run without faults.
+    """
+
+    name: str
+    file: str
+    steps_per_epoch: int
+    steps_per_s: int
+    digest: bool = False
+
+    def epochs(self, faulty_s: float) -> int:
+        """Return how many epochs outlast faults of so many seconds."""
+        return max(1, math.ceil(faulty_s * self.steps_per_s / self.steps_per_epoch))
+
+
+LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
+TORN = Oracle("torn", "examples/torn.toml", 100, 25)
+DIGEST = Oracle("digest", "examples/digits.toml", 36, 250, digest=True)
+
+POLICIES = ("async", "ssp:8", "sync:4")
+MATRIX = [*((oracle, policy) for oracle in (LEDGER, TORN) for policy in POLICIES), (DIGEST, "sync:4")]
+
+
+@dataclass
+class Campaign:
+    """What a campaign showed.
+
+    Attributes
+    ----------
+    oracle, policy : str
+        Which job it was.
+    seeds : list of int
+        Of the jobs that it took; each repeats its schedule of faults.
+    faults : Counter of str
+        How many of each kind struck.
+    restarts : Counter of str
+        Of workers, shards and the coordinator, and rollbacks.
+    broken : list of str
+        Promises that were broken, in words.
+    wall_s : float
+        How long all of it took.
+    """
+
+    oracle: str
+    policy: str
+    seeds: list[int] = field(default_factory=list)
+    faults: Counter[str] = field(default_factory=Counter)
+    restarts: Counter[str] = field(default_factory=Counter)
+    broken: list[str] = field(default_factory=list)
+    wall_s: float = 0.0
+
+    def __str__(self) -> str:
+        struck = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()) if count)
+        verdict = "; ".join(self.broken) or "every promise kept"
+        return (
+            f"{self.oracle}/{self.policy}, seeds {self.seeds}: {verdict}; {self.faults.total()} faults: {struck}; "
+            f"{self.wall_s:.0f} s"
+        )
+
+
+def run_campaign(
+    oracle: Oracle, policy: str, *, faults: int, seed: int, folder: Path, mean_interval_s: float = MEAN_INTERVAL_S
+) -> Campaign:
+    """Run jobs until so many faults have struck; each job must keep every promise.
+
+    A machine may be fast enough for a job to end before its last fault: then another one takes the faults that are
+    left, with the next seed.
+    """
+    started_s, campaign = time.monotonic(), Campaign(oracle.name, policy)
+    while (left := faults - campaign.faults.total()) > 0 and not campaign.broken:
+        if len(campaign.seeds) == JOBS_MAX:
+            campaign.broken.append(f"only {campaign.faults.total()} of {faults} faults struck in {JOBS_MAX} jobs")
+            break
+        faulty_s = left * mean_interval_s
+        job = [oracle.file, "--consistency", policy, *sets({"job.epochs": oracle.epochs(faulty_s)})]
+        name = f"{oracle.name}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
+        expected = fault_free_sha256(job, folder / f"{name}-fault-free") if oracle.digest else ""
+        campaign.seeds.append(seed + len(campaign.seeds))
+        strikes = ["--seed", str(campaign.seeds[-1]), "--mean-interval-s", str(mean_interval_s), "--faults", str(left)]
+        with JobRun(folder / name, ["chaos", *job, *strikes]) as run:
+            ended = run.wait(time.monotonic() + DEADLINE_S + 3 * faulty_s)
+        campaign.faults.update(ended.report.get("faults", {}))
+        campaign.restarts.update({key: ended.report.get(key, 0) for key in RESTARTS})
+        campaign.broken.extend(violations(ended, expected))
+    campaign.wall_s = time.monotonic() - started_s
+    return campaign
+
+
+def main() -> int:
+    """Run the matrix and return the exit code."""
+    parser = argparse.ArgumentParser(description="Runs jobs of every oracle and policy under every kind of fault.")
+    parser.add_argument("--faults", type=int, default=45, help="how many strike each of the jobs")
+    parser.add_argument("--seed", type=int, default=1, help="of the first job; others follow")
+    parser.add_argument("--only", default="", metavar="ORACLE/POLICY", help="only this one, such as torn/async")
+    parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
+    arguments = parser.parse_args()
+    matrix = [(oracle, policy) for oracle, policy in MATRIX if arguments.only in ("", f"{oracle.name}/{policy}")]
+    if not matrix:
+        parser.error(f"--only is one of {', '.join(f'{oracle.name}/{policy}' for oracle, policy in MATRIX)}")
+    folder = Path(tempfile.mkdtemp(prefix="parashard-campaigns-"))
+    campaigns = []
+    for number, (oracle, policy) in enumerate(matrix):
+        seed = arguments.seed + number * JOBS_MAX
+        campaigns.append(run_campaign(oracle, policy, faults=arguments.faults, seed=seed, folder=folder))
+        say(str(campaigns[-1]))
+    broken = [campaign for campaign in campaigns if campaign.broken]
+    say(f"{len(broken)} of {len(campaigns)} campaigns broke a promise{f'; see {folder}' if broken else ''}")
+    if not broken:
+        shutil.rmtree(folder)
+    if arguments.write:
+        write_figures(FIGURES, summed(campaigns))
+    return int(bool(broken))
+
+
+def summed(campaigns: Sequence[Campaign]) -> dict[str, Any]:
+    """Return the figures of campaigns, as the results' table has them."""
+    faults = sum((campaign.faults for campaign in campaigns), Counter[str]())
+    return {
+        "violations": f"{sum(bool(campaign.broken) for campaign in campaigns)} of {len(campaigns)}",
+        "faults": faults.total(),
+        "faults_by_kind": dict(sorted(faults.items())),
+        "rows": [
+            {
+                "oracle": campaign.oracle,
+                "consistency": campaign.policy,
+                "seeds": campaign.seeds,
+                "faults": {kind: count for kind, count in sorted(campaign.faults.items()) if count},
+                **campaign.restarts,
+                "wall_s": round(campaign.wall_s, 1),
+                "violations": campaign.broken,
+            }
+            for campaign in campaigns
+        ],
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,28 @@
+"""What the programs of this folder write under benchmarks/results: a table with the machine and the command named."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.append(str(ROOT))  # benchmarks/ is beside the packages and is not installed with them
+
+from benchmarks.machine import described  # noqa: E402
+
+
+def write_figures(name: str, figures: Mapping[str, Any]) -> None:
+    """Write `benchmarks/results/NAME.json`."""
+    program = Path(sys.argv[0]).resolve().relative_to(ROOT)
+    machine = {**described(), "command": " ".join(["python", str(program), *sys.argv[1:]])}
+    path = ROOT / "benchmarks" / "results" / f"{name}.json"
+    path.write_text(json.dumps({"machine": machine, **figures}, indent=2) + "\n")
+
+
+def say(line: str) -> None:
+    """Print a line at once."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()

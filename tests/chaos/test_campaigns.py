@@ -1,0 +1,23 @@
+"""Every oracle under faults of every kind, for a short time; `make chaos` does it for longer, in every policy."""
+
+from pathlib import Path
+
+import pytest
+from campaigns import DIGEST, LEDGER, TORN, Oracle, run_campaign
+
+FAULTS = 10
+MEAN_INTERVAL_S = 0.7
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("oracle", "policy", "seed"),
+    # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved
+    # something, of a shard.
+    [(LEDGER, "async", 24), (TORN, "ssp:8", 66), (DIGEST, "sync:4", 50)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_every_promise_is_kept_under_faults(oracle: Oracle, policy: str, seed: int, tmp_path: Path) -> None:  # P1-P14
+    campaign = run_campaign(oracle, policy, faults=FAULTS, seed=seed, folder=tmp_path, mean_interval_s=MEAN_INTERVAL_S)
+    assert campaign.broken == [], f"{campaign}; see {tmp_path}"
+    assert campaign.faults.total() >= FAULTS

@@ -1,0 +1,66 @@
+"""The verdict on a run under faults: each broken promise is seen, and told in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from campaigns import Campaign, summed
+from failpoint_sweep import spec
+from job_run import Ended, violations
+from sweeps import ONCE, Sweep
+
+from parashard.failpoints import parse
+
+REPORT = {"state": "done", "shards": 2, "steps_applied": [8, 8], "steps_total": 8, "ledger_wrong": 0, "torn": 0}
+SOUND = Ended(0, {**REPORT, "weights_sha256": "a1"}, "", ())
+
+
+def test_a_run_that_kept_every_promise_has_no_violation() -> None:
+    assert violations(SOUND) == []
+    assert violations(SOUND, expected_sha256="a1") == []
+
+
+@pytest.mark.parametrize(
+    ("found", "told"),
+    [
+        ({"state": "failed"}, "exit code 0, state failed: "),
+        ({"ledger_wrong": 3}, "ledger_wrong is 3"),
+        ({"torn": 1}, "torn is 1"),
+        ({"steps_applied": [8, 7]}, "steps applied are [8, 7], not 8 on each shard"),
+        ({"steps_applied": [8]}, "steps applied are [8], not 8 on each shard"),
+        ({"weights_sha256": "b2"}, "weights are b2, not a1"),
+    ],
+)
+def test_a_broken_promise_in_the_report_is_told(found: dict[str, Any], told: str) -> None:
+    assert violations(replace(SOUND, report={**SOUND.report, **found}), expected_sha256="a1") == [told]
+
+
+def test_a_run_without_a_report_is_a_violation() -> None:
+    ended = Ended(-1, {}, "the job has not ended within its time", ())
+    assert violations(ended) == ["exit code -1, state None: the job has not ended within its time"]
+
+
+def test_a_process_that_is_left_over_is_a_violation() -> None:
+    assert violations(replace(SOUND, left_over=("python -m worker",))) == ["left over: python -m worker"]
+
+
+def test_violations_are_counted_among_all_jobs() -> None:
+    sound = Campaign("ledger", "async", faults=Counter(kill_worker=2))
+    broken = Campaign("torn", "async", faults=Counter(kill_worker=1, delay=1), broken=["torn is 1"])
+    figures = summed([sound, broken])
+    assert figures["violations"] == "1 of 2"
+    assert figures["faults"] == 4
+    assert figures["faults_by_kind"] == {"delay": 1, "kill_worker": 3}
+
+
+def test_each_failpoint_kills_as_often_as_asked_and_what_brings_a_job_there_more_often() -> None:
+    sweep = Sweep("x", "x.toml", "async", 1, {"shard.boot.claimed": ONCE}, fuel={"shard.push.received": 60})
+    faults = {fault.name: fault for fault in parse(spec(sweep, times=20))}
+    assert {(f.name, f.action, f.first, f.last, f.times) for f in faults.values()} == {
+        ("shard.boot.claimed", "kill", 1, 2, 20),
+        ("shard.push.received", "kill", 1, 60, 60),
+    }
+    assert parse(spec(sweep, times=1))[0].last == 1  # a life that survived it might never pass it again

@@ -1,0 +1,159 @@
+"""The runner: a job's processes really are struck while it runs, everything is lifted at its end, and it is reported.
+
+The job is replaced by children that wait, ended once enough has struck; everything else is as in `parashard chaos`.
+"""
+
+import json
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from parashard.chaos import runner
+from parashard.chaos.proxied_cluster import ProxiedCluster
+from parashard.chaos.runner import ChaosOptions, kinds_of, run_chaos
+from parashard.chaos.schedule import LENGTHS_S
+from parashard.errors import ConfigurationError
+from parashard.job.load import LoadedJob, load_job
+from parashard.live import JobView, NoView
+from parashard.run import Outcome
+
+DEADLINE_S = 20.0
+JOB = """
+[job]
+name = "small"
+epochs = 1
+batch_size = 8
+[data]
+source = "synthetic"
+[model]
+kind = "softmax"
+[optimizer]
+kind = "sgd"
+learning_rate = 0.1
+[cluster]
+shards = 1
+workers = 1
+"""
+
+Job = Callable[[ProxiedCluster], None]
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LoadedJob:
+    """Return a job of one shard and one worker, whose processes are modules that wait."""
+    (tmp_path / "wait.py").write_text("import signal\nsignal.pause()\n")
+    (tmp_path / "job.toml").write_text(JOB)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    return load_job(tmp_path / "job.toml", environ={})
+
+
+@pytest.fixture
+def job_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Job], None]:
+    """Return a function that puts another job in the place of `run_job`'s, with the cluster ended as there."""
+
+    def replace(job: Job) -> None:
+        def run(loaded: LoadedJob, run_dir: Path, view: JobView, *, cluster: ProxiedCluster, **_: object) -> Outcome:
+            try:
+                job(cluster)
+            finally:
+                cluster.end(0.0)
+            return Outcome(0, {"state": "done"}, "every step is in", run_dir)
+
+        monkeypatch.setattr(runner, "run_job", run)
+
+    return replace
+
+
+def keep_alive_until_struck(cluster: ProxiedCluster, times: int) -> None:
+    """Start whatever does not run, until so much has struck."""
+    struck = cluster.log_path("x").parent.parent / "strikes.jsonl"
+    deadline_s = time.monotonic() + DEADLINE_S
+    while len(struck.read_text().splitlines()) < times:
+        assert time.monotonic() < deadline_s
+        cluster.reap()
+        for name in cluster.processes:
+            if name not in cluster.running:
+                cluster.start(name, "wait", [])
+
+
+def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(loaded, job_is, tmp_path):
+    job_is(lambda cluster: keep_alive_until_struck(cluster, 30))
+    outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 30, tuple(LENGTHS_S)))
+    struck = [json.loads(line) for line in (tmp_path / "strikes.jsonl").read_text().splitlines()]
+    assert outcome.report["state"] == "done"
+    assert outcome.report["seed"] == 5
+    assert list(outcome.report["faults"]) == list(LENGTHS_S)
+    assert sum(outcome.report["faults"].values()) == 30 == len(struck)
+    for kind, count in outcome.report["faults"].items():
+        assert count == sum(strike["kind"] == kind for strike in struck)
+
+
+def test_what_does_not_strike_is_reported_as_none(loaded, job_is, tmp_path):
+    job_is(lambda cluster: keep_alive_until_struck(cluster, 0))
+    outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 0, ("kill_worker", "delay")))
+    assert outcome.report["faults"] == {"kill_worker": 0, "delay": 0}
+
+
+def test_nothing_stays_paused_and_no_thread_is_left_when_the_job_ends(loaded, job_is, tmp_path, monkeypatch):
+    resumed: list[str] = []
+    true_signal = ProxiedCluster.signal
+
+    def noted(cluster: ProxiedCluster, process: str, number: int) -> bool:
+        if number == signal.SIGCONT:
+            resumed.append(process)
+        return true_signal(cluster, process, number)
+
+    monkeypatch.setattr(ProxiedCluster, "signal", noted)
+    monkeypatch.setitem(LENGTHS_S, "pause_worker", (60.0, 60.0))
+    job_is(lambda cluster: keep_alive_until_struck(cluster, 1))
+    run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.001, 1, ("pause_worker",)))
+    assert resumed == ["worker-0"]
+    assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
+
+
+def test_a_job_that_fails_at_once_leaves_no_thread(loaded, monkeypatch, tmp_path):
+    def refuse(*_: object, **__: object) -> Outcome:
+        raise ConfigurationError("no")
+
+    monkeypatch.setattr(runner, "run_job", refuse)
+    with pytest.raises(ConfigurationError, match="no"):
+        run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))
+    assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
+
+
+def test_where_nobody_can_be_struck_nothing_is_run(tmp_path, loaded):
+    alone = load_job(loaded.path, [("cluster.workers", 0, "--workers")], environ={})
+    with pytest.raises(ConfigurationError, match="nobody to strike: 1 shards, 0 workers"):
+        run_chaos(alone, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))
+
+
+# --- what flags ask for ---
+
+
+@pytest.mark.parametrize(
+    ("flags", "kinds"),
+    [
+        (([], False, False, False), set(LENGTHS_S)),
+        ((["worker"], False, False, False), {"kill_worker"}),
+        ((["worker", "coordinator"], False, False, False), {"kill_worker", "kill_coordinator"}),
+        (([], True, False, False), {"pause_worker", "pause_shard", "pause_coordinator"}),
+        (([], False, True, False), {"partition", "one_way", "reset"}),
+        (([], False, False, True), {"delay", "duplicate"}),
+        ((["shard"], False, False, True), {"kill_shard", "delay", "duplicate"}),
+        ((["worker", "shard", "coordinator"], True, True, True), set(LENGTHS_S)),
+    ],
+)
+def test_flags_ask_for_kinds_and_none_for_all(flags, kinds):
+    assert set(kinds_of(*flags)) == kinds
+    assert list(kinds_of(*flags)) == [kind for kind in LENGTHS_S if kind in kinds], (
+        "in a stable order: the seed's draws"
+    )
+
+
+def test_a_role_that_is_none_is_refused():
+    with pytest.raises(ConfigurationError, match="--kill: found 'server'; allowed: worker, shard, coordinator"):
+        kinds_of(["server"], False, False, False)

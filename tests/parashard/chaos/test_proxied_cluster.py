@@ -1,0 +1,209 @@
+"""A proxied cluster: what children are told, where the links lead as lives come and go, and who may be struck.
+
+The children are modules of a few lines. A service listens, writes its address file and answers each connection with its
+first argument.
+"""
+
+import json
+import os
+import signal
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parashard.chaos.proxied_cluster import ProxiedCluster, listening_at
+from parashard.chaos.proxy import Faults, Proxy
+
+DEADLINE_S = 20.0
+SERVICE = """
+import contextlib, json, os, socket, sys
+listener = socket.create_server(("127.0.0.1", 0))
+path = sys.argv[sys.argv.index("--address-file") + 1]
+with open(path + ".tmp", "w") as file:
+    json.dump({"address": "127.0.0.1:%d" % listener.getsockname()[1]}, file)
+os.replace(path + ".tmp", path)
+while True:
+    accepted, _ = listener.accept()
+    with contextlib.suppress(OSError), accepted:
+        accepted.sendall(sys.argv[1].encode())
+"""
+TELL = "import json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+WAIT = "import signal\nsignal.pause()\n"
+
+
+@pytest.fixture
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let children run the modules `service`, `tell` and `wait`."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    for name, source in (("service", SERVICE), ("tell", TELL), ("wait", WAIT)):
+        (tmp_path / f"{name}.py").write_text(source)
+
+
+@pytest.fixture
+def ended() -> list[str]:
+    """Return a list that names the end of the cluster."""
+    return []
+
+
+@pytest.fixture
+def cluster(tmp_path: Path, modules: None, ended: list[str]) -> Iterator[ProxiedCluster]:
+    """Return a cluster of two shards and a worker, behind a proxy."""
+    with Proxy() as proxy:
+        cluster = ProxiedCluster(tmp_path, proxy, 2, 1, lambda: ended.append("before the end"))
+        yield cluster
+        if not ended:
+            cluster.end(0.0)
+
+
+def wait_for(condition: Callable[[], object]) -> None:
+    """Wait for what another process does."""
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline_s
+        os.sched_yield()
+
+
+def told(cluster: ProxiedCluster, name: str, *arguments: str) -> list[str]:
+    """Start a child that tells its arguments; return them without the lifeline."""
+    cluster.start(name, "tell", arguments)
+    os.waitid(os.P_PID, cluster.pid(name), os.WEXITED | os.WNOWAIT)
+    cluster.reap()
+    words: list[str] = json.loads(cluster.log_path(name).read_text())
+    return words[: words.index("--lifeline")]
+
+
+def answer(address: str) -> str:
+    """Return what whoever is behind an address says; "" if nobody is."""
+    host, _, port = address.rpartition(":")
+    try:
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+            return connection.recv(100).decode()
+    except ConnectionResetError:
+        return ""
+
+
+def is_reset(cluster: ProxiedCluster, connection: socket.socket) -> bool:
+    """Reset the coordinator's link; tell whether that ended a connection that the proxy may only be about to accept."""
+    cluster.reset("coordinator")
+    try:
+        connection.recv(1)
+    except TimeoutError:
+        return False
+    except ConnectionResetError:
+        return True
+    pytest.fail("a link that holds answers has carried one")
+
+
+def test_the_links_are_one_to_each_service_and_one_to_the_coordinator_for_each_child(cluster):
+    assert cluster.processes == ("coordinator", "shard-0", "shard-1", "worker-0")
+    assert sorted(cluster.links) == [
+        "coordinator",
+        "shard-0",
+        "shard-0>coordinator",
+        "shard-1",
+        "shard-1>coordinator",
+        "worker-0>coordinator",
+    ]
+
+
+def test_a_worker_connects_to_the_front_of_its_own_link(cluster):
+    words = told(cluster, "worker-0", "--connect", "/runs/1", "--name", "worker-0")
+    assert words == ["--connect", words[1], "--name", "worker-0"]
+    other = told(cluster, "shard-0", "--connect", "/runs/1")
+    assert words[1].startswith("127.0.0.1:")
+    assert words[1] != other[1]
+
+
+def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_path):
+    words = told(cluster, "shard-1", "--connect", "/runs/1", "--index", "1")
+    assert words[2:4] == ["--index", "1"]
+    assert words[4] == "--advertise"
+    assert words[6:] == ["--address-file", str(tmp_path / "chaos" / "shard-1.json")]
+
+
+def test_a_coordinator_advertises_and_connects_to_nobody(cluster, tmp_path):
+    words = told(cluster, "coordinator", "--job", "job.toml")
+    assert words[:3] == ["--job", "job.toml", "--advertise"]
+    assert words[4:] == ["--address-file", str(tmp_path / "chaos" / "coordinator.json")]
+
+
+def test_a_worker_that_came_later_connects_as_it_was_told(cluster):
+    assert told(cluster, "worker-7", "--connect", "/runs/1") == ["--connect", "/runs/1"]
+
+
+def test_a_link_leads_to_the_present_life_and_to_nobody_between_two(cluster, tmp_path):
+    front = told(cluster, "shard-0", "first")[2]
+    file = tmp_path / "chaos" / "shard-0.json"
+    assert answer(front) == ""
+    for life in ("first", "second"):
+        cluster.start("shard-0", "service", [life])
+        wait_for(file.exists)
+        assert answer(front) == life
+        assert cluster.signal("shard-0", signal.SIGKILL)
+        os.waitid(os.P_PID, cluster.pid("shard-0"), os.WEXITED | os.WNOWAIT)
+        cluster.reap()
+        assert answer(front) == ""
+    cluster.start("shard-0", "wait", [])
+    assert not file.exists()
+
+
+def test_every_child_reaches_the_coordinator_over_its_own_link(cluster, tmp_path):
+    cluster.start("coordinator", "service", ["the coordinator"])
+    wait_for((tmp_path / "chaos" / "coordinator.json").exists)
+    fronts = [told(cluster, name, "--connect", "/runs/1")[1] for name in ("shard-0", "shard-1", "worker-0")]
+    assert [answer(front) for front in fronts] == ["the coordinator"] * 3
+
+
+@pytest.mark.parametrize(
+    ("content", "address"),
+    [
+        ('{"address": "127.0.0.1:7"}', ("127.0.0.1", 7)),
+        ('{"address": "[::1]:7"}', ("::1", 7)),
+        ('{"address": "127.0.0.1:"}', None),
+        ("{}", None),
+        ("[]", None),
+        ("{torn", None),
+    ],
+)
+def test_what_an_address_file_says(content, address, tmp_path):
+    assert listening_at(tmp_path / "x.json") is None
+    (tmp_path / "x.json").write_text(content)
+    assert listening_at(tmp_path / "x.json") == address
+
+
+def test_a_link_suffers_what_it_is_told_and_may_be_reset(cluster, tmp_path):
+    front = told(cluster, "coordinator")[1]
+    cluster.start("coordinator", "service", ["here"])
+    wait_for((tmp_path / "chaos" / "coordinator.json").exists)
+    cluster.suffer("coordinator", Faults(answers_held=True))
+    host, _, port = front.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+        connection.settimeout(0.01)
+        wait_for(lambda: is_reset(cluster, connection))
+    cluster.suffer("coordinator", Faults())
+    assert answer(front) == "here"
+
+
+def test_the_field_is_ready_once_every_first_process_runs(cluster):
+    for name in cluster.processes:
+        assert not cluster.ready()
+        cluster.start(name, "wait", [])
+    assert cluster.ready()
+
+
+def test_a_process_may_be_struck_while_it_runs(cluster):
+    assert not cluster.signal("worker-0", signal.SIGKILL)
+    cluster.start("worker-0", "wait", [])
+    assert cluster.signal("worker-0", signal.SIGKILL)
+    wait_for(lambda: not cluster.signal("worker-0", signal.SIGKILL))
+    assert [(child.name, child.reason) for child in cluster.reap()] == [("worker-0", "killed by SIGKILL")]
+
+
+def test_whoever_strikes_is_stopped_before_the_children_are_ended(cluster, ended):
+    cluster.start("worker-0", "wait", [])
+    cluster.end(DEADLINE_S)
+    assert ended == ["before the end"]
+    assert cluster.running == []

@@ -1,0 +1,75 @@
+"""The schedule: the same seed draws the same strikes, every kind and target has its turn, gaps are exponential."""
+
+from collections import Counter
+from itertools import islice, pairwise
+from statistics import mean
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.chaos.schedule import LENGTHS_S, PROCESS_KINDS, Strike, strikes, targets_of
+
+PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1", "worker-2")
+LINKS = ("coordinator", "shard-0", "worker-0>coordinator")
+KINDS = tuple(LENGTHS_S)
+
+
+def first(count: int, seed: int = 7, mean_interval_s: float = 5.0, kinds: tuple[str, ...] = KINDS) -> list[Strike]:
+    return list(islice(strikes(seed, mean_interval_s, kinds, PROCESSES, LINKS), count))
+
+
+def test_a_seed_repeats_its_strikes_and_another_draws_others():
+    assert first(200) == first(200)
+    assert first(200) != first(200, seed=8)
+
+
+def test_the_first_strikes_do_not_depend_on_how_many_are_asked_for():
+    assert first(200)[:10] == first(10)
+
+
+@given(st.integers(0, 2**63), st.floats(0.01, 100.0), st.sets(st.sampled_from(KINDS), min_size=1))
+@settings(deadline=None, max_examples=50)
+def test_strikes_come_in_order_and_strike_whom_they_may_for_as_long_as_they_may(seed, mean_interval_s, kinds):
+    drawn = first(30, seed, mean_interval_s, tuple(sorted(kinds)))
+    assert [strike.at_s for strike in drawn] == sorted(strike.at_s for strike in drawn)
+    for strike in drawn:
+        shortest_s, longest_s = LENGTHS_S[strike.kind]
+        assert strike.kind in kinds
+        assert strike.target in targets_of(strike.kind, PROCESSES, LINKS)
+        assert shortest_s <= strike.length_s <= longest_s
+
+
+def test_every_kind_strikes_and_every_one_it_may_strike():
+    struck = Counter((strike.kind, strike.target) for strike in first(2000))
+    assert set(struck) == {(kind, target) for kind in KINDS for target in targets_of(kind, PROCESSES, LINKS)}
+    of_kind = Counter(strike.kind for strike in first(2000))
+    assert min(of_kind.values()) > 0.5 * max(of_kind.values())
+    ways = Counter(strike.towards_backend for strike in first(2000) if strike.kind == "one_way")
+    assert min(ways.values()) > 0.5 * max(ways.values())
+
+
+def test_times_between_strikes_are_exponential():
+    drawn = first(5000, mean_interval_s=2.0)
+    gaps_s = [after.at_s - before.at_s for before, after in pairwise(drawn)]
+    assert mean(gaps_s) == pytest.approx(2.0, rel=0.1)
+    assert sum(gap_s > 2.0 for gap_s in gaps_s) / len(gaps_s) == pytest.approx(0.368, abs=0.05)  # 1/e
+
+
+@pytest.mark.parametrize(
+    ("kind", "targets"),
+    [
+        ("kill_worker", ["worker-0", "worker-1", "worker-2"]),
+        ("pause_shard", ["shard-0", "shard-1"]),
+        ("kill_coordinator", ["coordinator"]),
+        ("partition", list(LINKS)),
+        ("duplicate", list(LINKS)),
+    ],
+)
+def test_a_kind_says_whom_it_strikes(kind, targets):
+    assert list(targets_of(kind, PROCESSES, LINKS)) == targets
+
+
+def test_what_strikes_a_process_is_a_kill_or_a_pause():
+    assert {kind.partition("_")[0] for kind in PROCESS_KINDS} == {"kill", "pause"}
+    assert set(KINDS) - set(PROCESS_KINDS) == {"partition", "one_way", "reset", "delay", "duplicate"}

@@ -1,0 +1,139 @@
+"""Retention: what newer checkpoints have replaced goes, what anyone may still need stays."""
+
+from collections.abc import Collection, Iterable
+
+import pytest
+from checkpoint_cases import write_shard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from store_fakes import MemoryStore
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.retention import Held, collect, superseded
+from parashard.errors import DamagedCheckpoint, StoreFailed
+
+
+def held(numbers: Iterable[int], incarnation: int = 1) -> list[Held]:
+    return [Held(CheckpointId(1, 0, incarnation, n), None) for n in numbers]
+
+
+def rounds(rounds_: Iterable[int], incarnation: int = 1) -> list[Held]:
+    return [Held(CheckpointId(1, 0, incarnation, r), r) for r in rounds_]
+
+
+def deleted(
+    held_: list[Held],
+    *,
+    keep: int = 1,
+    keep_every: int = 0,
+    pinned: Collection[str] = (),
+    cut_round: int | None = None,
+) -> list[tuple[int, int]]:
+    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, cut_round=cut_round)
+    return [(id_.incarnation, id_.number) for id_ in found]
+
+
+# --- which ---
+
+
+def test_the_newest_are_kept():
+    assert deleted(held([1, 2, 3, 4, 5]), keep=3) == [(1, 1), (1, 2)]
+    assert deleted(held([1, 2]), keep=3) == []
+
+
+def test_a_newer_life_is_newer_whatever_its_numbers():
+    assert deleted(held([7, 8]) + held([1], incarnation=2), keep=2) == [(1, 7)]
+
+
+def test_every_mth_is_kept_for_ever():
+    assert deleted(held(range(1, 10)), keep=1, keep_every=3) == [(1, n) for n in (1, 2, 4, 5, 7, 8)]
+
+
+def test_what_a_drained_checkpoint_is_made_of_is_kept():  # P8
+    pinned = {CheckpointId(1, 0, 1, 2).folder}
+    assert deleted(held([1, 2, 3]), pinned=pinned) == [(1, 1)]
+
+
+def test_a_round_is_kept_until_a_newer_one_is_complete_on_every_shard():  # P12
+    assert deleted(rounds([2, 4, 6, 8]), cut_round=None) == []
+    assert deleted(rounds([2, 4, 6, 8]), cut_round=4) == [(1, 2)]
+    assert deleted(rounds([2, 4, 6, 8]), cut_round=8) == [(1, 2), (1, 4), (1, 6)]
+    assert deleted(rounds([2, 4, 6, 8]), keep=3, cut_round=8) == [(1, 2)]
+
+
+def test_in_sync_the_newest_are_those_of_the_highest_rounds():  # P12
+    # After a rollback a newer life stands at an older round.
+    assert deleted(rounds([10]) + rounds([6, 8], incarnation=2), keep=2, cut_round=10) == [(2, 6)]
+
+
+@settings(deadline=None, max_examples=100)
+@given(
+    st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30), st.integers(0, 9)), unique_by=lambda t: t[:2]),
+    st.integers(1, 5),
+    st.integers(0, 5),
+    st.none() | st.integers(0, 9),
+    st.randoms(use_true_random=False),
+)
+def test_whatever_there_is(drawn, keep, keep_every, cut_round, random):
+    all_held = [Held(CheckpointId(1, 0, i, n), r) for i, n, r in drawn]
+    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "cut_round": cut_round}
+    gone = superseded(all_held, **rule)
+    left = [h for h in all_held if h.id not in gone]
+    assert len(left) >= min(keep, len(all_held))
+    assert superseded(left, **rule) == []  # twice is once
+    assert gone == superseded(random.sample(all_held, len(all_held)), **rule)  # any order is the same
+    if cut_round in [h.round for h in all_held]:
+        assert cut_round in [h.round for h in left]  # what all shards can return to
+
+
+# --- deletion ---
+
+ID = CheckpointId(1, 0, 1, 1)
+
+
+def test_a_checkpoint_is_deleted_manifest_first_and_then_what_it_listed():
+    store = MemoryStore()
+    manifest = write_shard(store, ID)
+    store.calls.clear()
+    collect(Catalogue(store), ID)
+    names = [name for operation, name in store.calls if operation == "delete"]
+    assert names == [ID.manifest_name, *(f"{ID.folder}/{file.name}" for file in manifest.files)]
+    assert store.contents == {}
+
+
+def test_what_no_manifest_of_ours_lists_is_never_deleted():
+    store = MemoryStore()
+    write_shard(store, ID)
+    write_shard(store, CheckpointId(1, 0, 1, 2))
+    others = {name: content for name, content in store.contents.items() if not name.startswith(ID.folder)}
+    others[f"{ID.folder}/notes.txt"] = store.contents[f"{ID.folder}/notes.txt"] = b"mine"
+    collect(Catalogue(store), ID)
+    assert store.contents == others
+
+
+def test_of_a_damaged_manifest_nothing_is_believed_and_nothing_deleted():
+    store = MemoryStore()
+    write_shard(store, ID)
+    store.contents[ID.manifest_name] = store.contents[ID.manifest_name].replace(b"variables-0", b"variables-1")
+    before = dict(store.contents)
+    with pytest.raises(DamagedCheckpoint):
+        collect(Catalogue(store), ID)
+    assert store.contents == before
+
+
+def test_twice_is_once():
+    store = MemoryStore()
+    write_shard(store, ID)
+    collect(Catalogue(store), ID)
+    collect(Catalogue(store), ID)
+    assert store.contents == {}
+
+
+def test_a_deletion_that_was_interrupted_leaves_no_checkpoint():
+    store = MemoryStore()
+    write_shard(store, ID)
+    fault = store.fail("delete", "variables-0")
+    with pytest.raises(StoreFailed):
+        collect(Catalogue(store), ID)
+    assert fault.fired == 1
+    assert Catalogue(store).shard_checkpoints(1, 0) == []

@@ -1,0 +1,102 @@
+"""Verification: every byte is read, each damaged file is named, and what is sound is not."""
+
+import pytest
+from checkpoint_cases import write_drained, write_shard
+from store_fakes import MemoryStore
+
+from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
+from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.errors import NotStored, StoreFailed
+
+FIRST, LATER = CheckpointId(1, 0, 1, 1), CheckpointId(1, 1, 2, 5)
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    """Return a store with a drained checkpoint and a newer one of a shard."""
+    store = MemoryStore()
+    write_drained(store)
+    write_shard(store, LATER)
+    return store
+
+
+def damage(store: MemoryStore, name: str) -> str:
+    store.contents[name] = store.contents[name][:-1] + b"?"
+    return name
+
+
+def test_a_sound_store_has_no_damage_and_every_byte_of_it_was_read(store):
+    assert list(damage_in_store(Catalogue(store))) == []
+    assert {name for operation, name in store.calls if operation == "read"} == {*store.contents, RUN_NAME}
+
+
+def test_each_damaged_file_is_named(store):
+    names = [
+        plan_name(1),
+        job_name(1),
+        f"{FIRST.folder}/variables-0.safetensors",
+        f"{FIRST.folder}/slots-0.safetensors",
+        f"{LATER.folder}/manifest.json",
+    ]
+    for name in names:
+        damage(store, name)
+    texts = list(damage_in_store(Catalogue(store)))
+    assert len(texts) == len(names)
+    assert all(f"{store.url}/{name}: " in text for name, text in zip(names, texts, strict=True))
+
+
+def test_a_damaged_run_record_is_named(store):
+    store.contents[RUN_NAME] = b"?"
+    assert [text.split(": ")[0] for text in damage_in_store(Catalogue(store))] == [f"{store.url}/{RUN_NAME}"]
+
+
+def test_a_drained_checkpoint_is_verified_with_its_plan_and_its_parts(store):
+    catalogue = Catalogue(store)
+    damage(store, f"{LATER.folder}/variables-0.safetensors")  # no part of it
+    assert list(damage_in_job(catalogue, 1)) == []
+    del store.contents[plan_name(1)]
+    damage(store, f"{FIRST.folder}/variables-0.safetensors")
+    del store.contents[CheckpointId(1, 1, 1, 1).manifest_name]
+    texts = list(damage_in_job(catalogue, 1))
+    assert [name for name in ("plans/0001", "variables-0", "s0001/") for text in texts if name in text] == [
+        "plans/0001",
+        "variables-0",
+        "s0001/",
+    ]
+    assert len(texts) == 3
+
+
+def test_a_part_that_is_gone_is_damage_of_the_drained_checkpoint(store):
+    del store.contents[FIRST.manifest_name]
+    assert [f"{FIRST.manifest_name}: is not there" in text for text in damage_in_store(Catalogue(store))] == [True]
+
+
+def test_bytes_that_are_right_with_tensors_that_are_not_are_damage():
+    store = MemoryStore()
+    write_shard(store, FIRST, slots=("m", "other"))
+    texts = list(damage_in_shard(Catalogue(store), FIRST))
+    assert len(texts) == 1
+    assert "is not one that the manifest says" in texts[0]
+
+
+def test_a_checkpoint_that_its_shard_deletes_meanwhile_is_not_damaged(store):
+    class Collecting(MemoryStore):
+        def size(self, name: str) -> int:
+            for gone in [n for n in self.contents if n.startswith(LATER.folder)]:
+                del self.contents[gone]
+            return super().size(name)
+
+    assert list(damage_in_store(Catalogue(Collecting(contents=dict(store.contents))))) == []
+
+
+def test_one_that_is_not_there_is_told(store):
+    assert "there is nothing" in next(damage_in_shard(Catalogue(store), CheckpointId(1, 0, 9, 9)))
+    with pytest.raises(NotStored):
+        list(damage_in_job(Catalogue(store), 2))
+
+
+def test_a_store_that_does_not_answer_is_not_damage(store):
+    fault = store.fail("read", "slots-0")
+    with pytest.raises(StoreFailed, match="no space left"):
+        list(damage_in_store(Catalogue(store)))
+    assert fault.fired == 1

@@ -1,0 +1,115 @@
+"""Cores of a coordinator that break a rule, each the smallest change of the real one that forgets it.
+
+Used by `broken_rules` alone; the product has no switches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from coordinator.core import Core, Options
+from coordinator.evaluations import Evaluations
+from coordinator.launchers import Launcher
+from coordinator.leases import StepLeases
+from coordinator.membership import Shards
+from coordinator.policies import LeasingPolicy
+from coordinator.rounds import ANY_STEP, RoundBook, Rounds
+from parashard.intervals import IntervalSet
+
+
+def core_with(leases: type[StepLeases]) -> type[Core]:
+    """Return a core that leases by another class."""
+
+    class Variant(Core):
+        def __init__(
+            self,
+            options: Options,
+            policy: LeasingPolicy,
+            evaluations: Evaluations,
+            launcher: Launcher,
+            rounds: RoundBook,
+        ) -> None:
+            super().__init__(options, policy, evaluations, launcher, rounds)
+            self.leases = leases(
+                options.steps_total,
+                options.shards,
+                policy,
+                speculate_after=options.speculate_after,
+                max_attempts=options.max_attempts,
+            )
+
+    return Variant
+
+
+class AnyLife(Shards):
+    """P3 off: receipts count, whichever life of the shard gave them."""
+
+    def acknowledged(self, incarnations: list[int]) -> list[int]:
+        return list(range(len(incarnations)))
+
+
+class CreditingCore(Core):
+    """P3 off, with `AnyLife`."""
+
+    def __init__(
+        self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: RoundBook
+    ) -> None:
+        super().__init__(options, policy, evaluations, launcher, rounds)
+        self.shards = AnyLife(options.shards, first_view=options.incarnation - 1 << 32)
+
+
+class MergingLeases(StepLeases):
+    """P3 off: what a shard's new life says is added to what was believed of the one before."""
+
+    def shard_registered(self, shard: int, applied: IntervalSet) -> int:
+        both = applied.copy()
+        for start, stop in self._acknowledged[shard].intervals():
+            both.add_range(start, stop)
+        return super().shard_registered(shard, both)
+
+
+class LosingLeases(StepLeases):
+    """P5 off: a step whose worker ended is not leased again."""
+
+    def end(self, worker: str) -> list[int]:
+        steps = super().end(worker)
+        self._returned = [step for step in self._returned if step not in steps]
+        return steps
+
+
+class TrustingLeases(StepLeases):
+    """P5 off: a lease that a worker gives up counts as done."""
+
+    def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
+        for step in self.held_by(worker) - set(held):
+            self.acknowledge(worker, step, range(len(self._acknowledged)), now_s)
+        return super().renew(worker, held, now_s)
+
+
+class PausingCore(Core):
+    """P8 off: a drain leases nothing at all, not even what somebody lost."""
+
+    def _lease_limit(self) -> int:
+        return super()._lease_limit() if self.draining.target is None else 0
+
+
+class HastyCore(Core):
+    """P8 off, with a coordinator that does not compare the sets: a drain is over as soon as it is asked for."""
+
+    @property
+    def drained(self) -> bool:
+        return self.draining.target is not None and self.shards.all_registered and not self.over
+
+
+class UnboundedLeases(StepLeases):
+    """P9 off: the step lag has no limit."""
+
+    def limit(self) -> int:
+        return min(self.target, ANY_STEP)
+
+
+class NoRollback(Rounds):
+    """P12 off: nobody returns, wherever the shards stand."""
+
+    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+        return False

@@ -1,0 +1,160 @@
+"""Parts of a shard that break a rule, each the smallest change of the real part that forgets it.
+
+Used by `broken_rules` alone; the product has no switches.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from sim_store import Logs, MemoryReplay
+
+from parashard.errors import MalformedFrame, NonFiniteGradient
+from parashard.messages import PushChunk, PushResult, Target
+from parashard.variables import Float32s
+from ps_server.assembly import Assemblies, Assembly
+from ps_server.ingest import Immediate, Rounds
+from ps_server.kernels import fused
+from ps_server.shard import Shard
+from ps_server.snapshot import Snapshot
+from ps_server.storage import Storage
+
+
+class Forgetful(Immediate):
+    """P1 off: the shard forgets that it holds a step, and applies it again."""
+
+    def holds(self, step: int) -> bool:
+        return False
+
+
+class LateSet(Immediate):
+    """P1 off, by a moment: a step enters the applied set in the critical section after that of the weights."""
+
+    _moved: int | None = None
+
+    def holds(self, step: int) -> bool:
+        held = super().holds(step)
+        self._enter()
+        return held
+
+    def reach(self, round_: int | None) -> None:
+        super().reach(round_)
+        self._enter()
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        self._storage.apply(gradient, t=len(self.applied) + 1)
+        self._moved = step
+        return PushResult.APPLIED
+
+    def _enter(self) -> None:
+        if self._moved is not None:
+            self.applied.add(self._moved)
+            self._moved = None
+
+
+class UncopiedStorage(Storage):
+    """P1 off, in checkpoints: pushes that come beside one move the weights that it saves with an older set."""
+
+    def snapshot(self) -> Snapshot:
+        return Snapshot(self.layout, self.weights, self.slots)
+
+
+class HospitableShard(Shard):
+    """P2 off: a push of any run and job is taken."""
+
+    def _check_target(self, target: Target) -> None:
+        mine = self.identity
+        super()._check_target(replace(target, run_id=mine.run_id, job_digest=mine.job_digest))
+
+
+class StepAssemblies(Assemblies):
+    """P4 off: pushes are put together under their step alone, whichever attempt a chunk is of."""
+
+    def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
+        return super().add(replace(chunk, attempt=0), now_s)
+
+
+class EagerRounds(Rounds):
+    """P10 off: a full round is applied at once, wherever the other shards stand."""
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        result = super().take(step, gradient, staleness)
+        if self._full():
+            self.commit()
+        return result
+
+
+class UnnamedRounds(Rounds):
+    """P11 off: a pull gets the weights of the moment, and a push of any round is taken.
+
+    Pushes still commit the round before theirs (P10), and so does the pull of the final weights.
+    """
+
+    def reach(self, round_: int | None) -> None:
+        if round_ is None:
+            raise MalformedFrame("the request names no round; in this job every one must")
+        if self._first(round_) == self._steps_total:
+            super().reach(round_)
+
+    def admit(self, step: int) -> None:
+        if step // self._round_steps == self.round + 1 and self._full():
+            self.commit()
+
+
+class ArrivalOrder(Rounds):
+    """P13 off: gradients of a round are added as they arrive."""
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        fused.accumulate(self._sum, gradient)
+        return super().take(step, np.zeros_like(gradient), staleness)
+
+
+class HastyShard(Shard):
+    """P14 off, with `HastyStorage`: values are checked as they are written."""
+
+    def _check_values(self, step: int, content: Float32s) -> None:
+        """Leave it to the storage."""
+
+
+class HastyStorage(Storage):
+    """P14 off: a partition is written before the values of the next one are checked."""
+
+    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+        layout = self.layout
+        try:
+            for placed in layout:
+                if not fused.is_finite(gradient[placed.offset : placed.stop]):
+                    raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
+                self.layout = (placed,)
+                super().apply(gradient, t=t, scale=scale, damping=damping)
+        finally:
+            self.layout = layout
+
+
+class ReplayingAll(Shard):
+    """P18 off, with `LogsFromStart`: what the log has is applied, whether the checkpoint has it or not."""
+
+    def replay(
+        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+    ) -> bool:
+        zero = np.zeros(self.storage.elements, np.float32)
+        self.ingest.take(step, zero if gradient is None else gradient, staleness)
+        return True
+
+
+class LogsFromStart(Logs):
+    """P18 off: a log is read from its beginning."""
+
+    def replayed(self, folder: object, identity: object, position: int, record_bytes_max: int) -> MemoryReplay:
+        return super().replayed(folder, identity, 0, record_bytes_max)  # type: ignore[arg-type]
+
+
+class _Uncritical(MemoryReplay):
+    checks = False
+
+
+class UncriticalLogs(Logs):
+    """P18 off: the replay goes on past damage."""
+
+    replaying = _Uncritical

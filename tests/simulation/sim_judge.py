@@ -1,0 +1,113 @@
+"""The judge: what a run that has ended violates. The oracles of the protocol, and what it promises of checkpoints.
+
+Reads final weights, the store and the shards that live. Knows nothing of what happened on the way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from functools import lru_cache
+
+import numpy as np
+from sim_client import joined
+from sim_coordinator import CoordinatorProcess
+from sim_jobs import STEPS, Job, digest, job
+from sim_parts import REAL, Builder
+from sim_settings import Setting
+from sim_shard import ShardProcess
+from sim_store import SimulatedStore
+
+from coordinator.core import JobState
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.state import whole_model
+from parashard.claims import newest_claim
+from parashard.errors import StoreFailed
+from parashard.job.policy import Policy
+from parashard.partition import Partition
+from parashard.variables import Float32s
+
+
+@lru_cache
+def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS) -> str:
+    """Return the digest of the weights after so many steps of a `sync:N` job, computed without any process."""
+    job_ = job(oracle, policy)
+    plan, round_steps = job_.plan(1), job_.round_steps
+    assert round_steps is not None
+    shard = Builder(job_, plan, 0, 1 << 20, REAL).build(1, None)
+    for step in range(steps):
+        shard.ingest.admit(step)
+        pulled = joined(plan, [shard.storage.weights])
+        gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
+        vector = shard.storage.weights.copy()
+        for placed in plan.layouts[0]:
+            vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
+        shard.ingest.take(step, vector, None)
+    shard.ingest.reach(-(-steps // round_steps))
+    return digest(joined(plan, [shard.storage.weights]))
+
+
+def violations(
+    setting: Setting,
+    job_: Job,
+    coordinator: CoordinatorProcess,
+    shards: Sequence[ShardProcess],
+    store: SimulatedStore,
+    stops: Collection[int],
+) -> list[str]:
+    """Return what is wrong with a run whose job is over; each line begins with the oracle's name."""
+    core, final = coordinator.core, coordinator.final
+    if core.state is not JobState.DONE:
+        return [f"progress: the job is {core.state.name}: {core.reason}"]
+    if final is None:
+        return ["checkpoint: the job is done without one"]
+    target = core.leases.target
+    # A stop that was told may only move up, to what some shard has applied already.
+    forgotten = [s for s in stops if not s <= target or not core.early_stop]
+    found = [f"stop: workers were told of a stop at step {s}, and it was at {target}" for s in forgotten]
+    due = [step for step in range(target) if step != setting.bad_step]
+    found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due)]
+    found += _checkpoints(store)
+    restored = False
+    for process in shards:
+        shard = process.shard
+        restored |= shard.identity.incarnation > 1
+        if not process.alive or shard.identity.incarnation != newest_claim(store, process.name):
+            continue
+        applied = list(shard.ingest.applied.intervals())
+        if core.early_stop:  # an earlier coordinator's lease may still reach past the stop
+            if next(shard.ingest.applied.missing(0, target), None) is not None:
+                found.append(f"exactly once: {process.name} applied the steps {applied}, and the stop is at {target}")
+        elif applied != [(0, target)]:
+            found.append(f"exactly once: {process.name} applied the steps {applied}")
+        elif any(
+            (shard.storage.weights[p.offset : p.stop] != rows_of(final, p.partition)).any()
+            for p in shard.storage.layout
+        ):
+            found.append(f"exactly once: the weights of {process.name} moved after the job was done")
+    lag = max(process.shard.record.step_lag_max for process in shards)
+    if setting.policy.kind == "ssp" and not restored and lag > setting.policy.bound:
+        found.append(f"ssp: a shard saw a step lag of {lag}")
+    if setting.oracle == "digest":
+        expected = faultless_digest("digest", setting.policy, target)
+        if digest(final) != expected:
+            found.append(f"digest: {digest(final)[:12]} is not the faultless {expected[:12]}")
+    return found
+
+
+def rows_of(variables: Mapping[str, Float32s], p: Partition) -> Float32s:
+    """Return a partition's values, flat."""
+    return variables[p.variable][p.row_start : p.row_stop].reshape(-1)
+
+
+def _checkpoints(store: SimulatedStore) -> list[str]:
+    """Check that every drained checkpoint is whole, and has the same steps on every shard (P7, P8)."""
+    catalogue, found = Catalogue(store), []
+    for number in catalogue.job_checkpoints():
+        try:
+            manifest = catalogue.job_manifest(number)
+            for shard in range(len(manifest.parts)):
+                catalogue.part_manifest(manifest, shard)
+            whole_model(store, manifest)
+        except StoreFailed as error:
+            found.append(f"checkpoint: {error}")
+    return found

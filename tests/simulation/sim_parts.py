@@ -1,0 +1,112 @@
+"""Parts: what the processes of a run are made of, and the messages and names that they share.
+
+A broken rule comes in as another class in `Parts` (`broken_rules`); the product has no switches. Knows no process.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from sim_jobs import SEED, Job
+from sim_store import Logs
+
+from coordinator.core import Core
+from coordinator.rounds import Rounds as RoundsBook
+from parashard.checkpoints.state import ShardState
+from parashard.messages import Target
+from parashard.partition import Plan
+from ps_server.assembly import Assemblies
+from ps_server.build import stored_values
+from ps_server.ingest import Immediate, Ingest, Rounds
+from ps_server.optimizer import Optimizer
+from ps_server.shard import Shard
+from ps_server.storage import Storage, drawn_from
+
+RUN_ID = "run"
+DIGEST = "d" * 64
+COORDINATOR = "coordinator"
+
+
+@dataclass(frozen=True)
+class Push:
+    """A frame for the shard's Push."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Pull:
+    """A frame for the shard's Pull."""
+
+    frame: bytes
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The classes that the processes are made of."""
+
+    shard: type[Shard] = Shard
+    storage: type[Storage] = Storage
+    assemblies: type[Assemblies] = Assemblies
+    immediate: type[Immediate] = Immediate
+    rounds: type[Rounds] = Rounds
+    logs: type[Logs] = Logs
+    core: type[Core] = Core
+    book: type[RoundsBook] = RoundsBook
+    habits: frozenset[str] = field(default_factory=frozenset)  # of processes that have no class for it, by rule
+
+
+REAL = Parts()
+
+
+def identity(shard: int, incarnation: int) -> Target:
+    """Return what requests to a shard must name."""
+    return Target(RUN_ID, DIGEST, 1, shard, incarnation)
+
+
+@dataclass(frozen=True)
+class _Cluster:
+    queue_pushes: int = 64
+
+
+@dataclass(frozen=True)
+class _JobFile:
+    cluster: _Cluster = field(default_factory=_Cluster)
+
+
+class Builder:
+    """Builds a shard's lives, as `ps_server.build.ShardBuilder` does from a job file."""
+
+    job = _JobFile()
+
+    def __init__(self, job: Job, plan: Plan, index: int, queue_bytes: int, parts: Parts) -> None:
+        self.plan = plan
+        self.index = index
+        self.optimizer = Optimizer(job.spec)
+        self._job = job
+        self._queue_bytes = queue_bytes
+        self._parts = parts
+
+    @property
+    def round_steps(self) -> int | None:
+        """N in `sync:N`, else None."""
+        return self._job.round_steps
+
+    def build(self, incarnation: int, state: ShardState | None) -> Shard:
+        """Return a shard with the state of a checkpoint, or with its first values."""
+        job, parts = self._job, self._parts
+        values = drawn_from(SEED) if state is None else stored_values(state)
+        storage = parts.storage(self.plan, self.index, self.optimizer, values)
+        if state is not None:
+            storage.restore_slots(state.slots)
+        ingest: Ingest = parts.immediate(storage, applied=None if state is None else state.applied.copy())
+        if job.round_steps is not None:
+            ingest = parts.rounds(
+                storage,
+                round_steps=job.round_steps,
+                steps_total=job.steps_total,
+                mean=job.mean,
+                round_=0 if state is None else state.round or 0,
+            )
+        target = identity(self.index, incarnation)
+        return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self._queue_bytes))

@@ -1,0 +1,103 @@
+"""Settings: what a run of the simulation is made of, drawn from its seed."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from sim_jobs import STEPS
+from sim_world import CALM, Faults
+
+from parashard.job.policy import Policy
+
+JOBS: tuple[tuple[str, str], ...] = (
+    ("ledger", "async"),
+    ("ledger", "ssp:3"),
+    ("ledger", "sync:4"),
+    ("torn", "async"),
+    ("torn", "ssp:2"),
+    ("torn", "sync:4"),
+    ("digest", "sync:4"),
+)
+"""Oracles and policies that the tests and `__main__` run."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What a run is made of, beside its seed."""
+
+    oracle: str
+    policy: Policy
+    shards: int = 1
+    workers: int = 1
+    depth: int = 0
+    lease_batch: int = 4
+    chunks: int = 1  # of a push to the largest shard, about
+    queue_pushes: float = 100.0  # how many pushes the shards' budget for assemblies has room for
+    retry_budget_s: float = 30.0
+    evaluate_every_epochs: float = 0.0  # 0: never
+    stops_early: bool = False  # some evaluation reaches the target
+    bad_step: int | None = None  # its gradient is never finite; it is given up, and skipped everywhere (P6)
+    checkpoint_every_s: float = 0.0
+    checkpoint_every_steps: int = 0
+    checkpoints_kept: int = 2
+    durability: Literal["checkpoint", "log"] = "checkpoint"
+    drained_checkpoints: int = 0  # that an operator asks for
+    strays: bool = False  # processes of another run are about
+    same_address: bool = False  # a shard that is started again listens where it did
+    supervised: bool = True  # the coordinator is told of exits
+    faults: Faults = CALM
+    calm_events_max: int = 200_000
+
+
+def drawn_setting(seed: int, oracle: str, policy: str) -> Setting:
+    """Return a setting with faults of every kind, some more often than others."""
+    rng = random.Random(f"{oracle} {policy} {seed}")
+
+    def some(most: float) -> float:
+        return rng.choice((0.0, 0.3, 1.0)) * most
+
+    bad_step = rng.choice((None, None, None, rng.randrange(STEPS))) if oracle == "ledger" else None
+    evaluate = rng.choice((0.0, 0.4, 1.0))
+    faults = Faults(
+        lost=some(0.05),
+        late=some(0.05),
+        duplicated=some(0.1),
+        crash=some(0.01),
+        pause=some(0.004),
+        leave=some(0.01),
+        shard_crash=some(0.008),
+        shard_pause=some(0.003),
+        shard_stop=some(0.01),
+        coordinator_crash=some(0.005),
+        coordinator_pause=some(0.003),
+        replaced=some(0.3),
+        poison=0.0 if bad_step is not None else some(0.05),
+        log_torn=0.5,
+        log_damaged=0.2,
+        until_s=rng.uniform(1.0, 5.0),
+    )
+    return Setting(
+        oracle,
+        Policy.parse(policy),
+        shards=rng.randint(2 if oracle == "digest" else 1, 4),
+        workers=rng.randint(1, 4),
+        depth=rng.choice((0, 0, 1, 2)),
+        lease_batch=rng.choice((1, 2, 4, 16)),
+        chunks=rng.choice((1, 2, 2, 3, 4)),
+        queue_pushes=rng.choice((0.5, 2.5, 100.0, 100.0, 100.0)),
+        retry_budget_s=rng.choice((1.0, 30.0, 30.0)),
+        evaluate_every_epochs=evaluate,
+        stops_early=bool(evaluate) and rng.random() < 0.3,
+        bad_step=bad_step,
+        checkpoint_every_s=rng.choice((0.0, 0.2, 0.5)),
+        checkpoint_every_steps=rng.choice((0, 0, 3, 8)),
+        checkpoints_kept=rng.choice((1, 2, 3)),
+        durability=rng.choice(("checkpoint", "checkpoint", "log")),
+        drained_checkpoints=rng.choice((0, 0, 1, 3)),
+        strays=rng.random() < 0.2,
+        same_address=rng.random() < 0.5,
+        supervised=rng.random() < 0.5,
+        faults=faults,
+    )

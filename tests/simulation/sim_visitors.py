@@ -1,0 +1,105 @@
+"""Who else calls: an operator that asks for drained checkpoints, and strays of another run (P2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from sim_jobs import Job
+from sim_network import Network
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, Push
+from sim_shard import ShardProcess
+from sim_world import Process, World
+
+from parashard import wire
+from parashard.errors import JobFailed, ParashardError, RetryLater
+from parashard.messages import PushChunk, Slice, Target
+from parashard.partition import Plan
+from protos import coordinator_pb2 as pb
+
+DEADLINE_S = 0.3
+OPERATOR_PAUSE_S = (0.2, 3.0)
+STRAY_PAUSE_S = (0.05, 0.5)
+
+
+class Operator(Process):
+    """Asks for drained checkpoints, one after the other, until the job is over."""
+
+    def __init__(self, world: World, network: Network, checkpoints: int) -> None:
+        super().__init__(world, "operator")
+        self._network = network
+        self._checkpoints = checkpoints
+        self.stored: list[str] = []  # what it was told
+
+    async def work(self) -> None:
+        """Ask for each until it is there."""
+        rng = self.world.rng
+        for _ in range(self._checkpoints):
+            await self.world.sleep(rng.uniform(*OPERATOR_PAUSE_S))
+            request = pb.CreateCheckpointRequest(request=rng.getrandbits(63))
+            reply = pb.CreateCheckpointReply()
+            while not (reply.checkpoint or reply.error):
+                try:
+                    reply = await self._network.call(self, COORDINATOR, request, DEADLINE_S)
+                except RetryLater:
+                    pass
+                except JobFailed:
+                    return
+                await self.world.sleep(0.05)
+            if reply.checkpoint:
+                self.stored.append(reply.checkpoint)
+
+
+class Stray(Process):
+    """A shard and a worker of another run, which found this run's addresses."""
+
+    def __init__(self, world: World, network: Network, job: Job, plan: Plan, shards: Sequence[ShardProcess]) -> None:
+        super().__init__(world, "stray")
+        self._network = network
+        self._job = job
+        self._plan = plan
+        self._shards = shards  # all that were ever started; more are added as they are
+
+    async def work(self) -> None:
+        """Say what would do harm, were it taken for one of this run."""
+        world, rng = self.world, self.world.rng
+        while not world.calm:
+            await world.sleep(rng.uniform(*STRAY_PAUSE_S))
+            run_id, digest = rng.choice((("other", DIGEST), (RUN_ID, "e" * 64)))
+            calls = [self._network.call(self, COORDINATOR, self._registration(run_id, digest), DEADLINE_S)]
+            if self._shards:
+                shard = self._shards[-1]
+                calls.append(self._network.call(self, shard.address, self._push(shard, run_id, digest), DEADLINE_S))
+            for call in calls:
+                try:
+                    await call
+                except ParashardError as error:
+                    world.fired[f"stray: {error.code}"] += 1
+
+    def _registration(self, run_id: str, digest: str) -> pb.RegisterWorkerRequest:
+        return pb.RegisterWorkerRequest(run_id=run_id, job_digest=digest, name="worker-0", fingerprint="same")
+
+    def _push(self, shard: ShardProcess, run_id: str, digest: str) -> Push:
+        mine, layout = shard.shard.identity, self._plan.layouts[shard.index]
+        slices = tuple(
+            Slice(placed.partition, self._plan.variables[placed.partition.variable].row_elements) for placed in layout
+        )
+        content = np.full(self._plan.shard_elements(shard.index), 0.25, np.float32).tobytes()
+        step = shard.shard.ingest.held.lowest_missing() % self._job.steps_total
+        target = Target(run_id, digest, mine.plan_version, mine.shard, mine.incarnation)
+        return Push(
+            wire.encode_push(
+                PushChunk(
+                    target,
+                    "stray",
+                    step,
+                    self.world.rng.getrandbits(64),
+                    0,
+                    len(content),
+                    slices,
+                    False,
+                    None,
+                    content,
+                )
+            )
+        )
