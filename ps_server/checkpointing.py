@@ -280,6 +280,8 @@ class Checkpointer:
         self.record.bytes = manifest.size_bytes + len(content)
         with self._listing:
             self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
+        if cut.round is not None:
+            self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
         return Stored(id_, len(content), sha256_of(content), cut.applied, cut.round)
 
     def _undo(self, id_: CheckpointId) -> None:

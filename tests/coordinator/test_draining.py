@@ -123,7 +123,7 @@ def test_a_job_that_is_over_makes_no_more_checkpoints() -> None:
 
 
 def test_a_drain_that_is_asked_for_before_the_shards_are_back_takes_in_what_they_have() -> None:  # P8
-    """A coordinator that was started again knows of no lease yet: the simulation found it draining at step 0 for ever."""
+    """A coordinator that was started again knows of no lease yet; it must not drain at step 0."""
     core = core_of(Sync(4), registered=False, incarnation=2)
     core.create_checkpoint(1)
     announce(core, 0, 1, [(0, 4)])

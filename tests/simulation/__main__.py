@@ -15,7 +15,7 @@ from pathlib import Path
 
 import structlog
 
-sys.path.insert(1, str(Path(__file__).absolute().parents[2]))  # the packages, before folders of tests with their names
+sys.path.insert(1, str(Path(__file__).absolute().parents[2]))  # packages, before folders of their tests
 sys.path.insert(2, str(Path(__file__).absolute().parents[1]))  # the store that all tests share
 
 from broken_rules import BROKEN_RULES
