@@ -57,6 +57,7 @@ def main() -> int:
     parser.add_argument("--run-dir", required=True, type=Path, help="where the run's files go")
     parser.add_argument("--run-id", default="", help="the run; the same at every start of its coordinator")
     parser.add_argument("--resume", action="store_true", help="take up the run that the checkpoint store has")
+    parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
     parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     arguments = parser.parse_args()
@@ -70,13 +71,16 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     check_host(arguments.host, arguments.insecure)
     job = load_job(arguments.job, environ={}).job
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
+    resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
+    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    # Before a claim, which would fence the coordinator of a run that this one is not of.
+    drawn = arguments.run_id or secrets.token_hex(8)
+    run_id = RunStore(store, 0).check_run(drawn, identity, resume=arguments.resume)
     incarnation = claim_incarnation(store, "coordinator")  # P3
     failpoints.hit("coordinator.boot.claimed")
-    resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
     run_store = RunStore(store, incarnation)
-    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
-    run_id = run_store.open_run(arguments.run_id or secrets.token_hex(8), identity, resume=arguments.resume)
-    plan, source = run_store.open_plan(resolved.plan)
+    run_store.begin_run(run_id, identity)
+    plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
     core = build_core(resolved, run_id, incarnation)
     saved = run_store.load_saved()
     if saved is not None:

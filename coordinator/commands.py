@@ -14,8 +14,8 @@ from parashard.errors import ParashardError
 from protos import shard_pb2, shard_pb2_grpc
 
 NAME_DEADLINE_S = 1.0
-ROLLBACK_DEADLINE_S = 60.0
-SAVE_DEADLINE_S = 300.0
+ROLLBACK_DEADLINE_S = 20.0
+SAVE_DEADLINE_S = 20.0  # asked again after that: a shard that has saved meanwhile says so
 
 
 class ShardCommands:

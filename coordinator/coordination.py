@@ -29,7 +29,7 @@ from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard import failpoints
 from parashard.contracts import intervals_from
-from parashard.errors import ParashardError, Redo, RetryLater, StoreFailed, Superseded
+from parashard.errors import DamagedCheckpoint, ParashardError, Redo, RetryLater, StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop
@@ -40,6 +40,7 @@ TICK_S = 0.05
 LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
+DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
 PULL_BUDGET_S = 10.0
 STORE_PATIENCE_S = 60.0  # how long a store may fail before the last checkpoint is given up, and the job with it
 DECISION_PATIENCE_S = 20.0
@@ -90,6 +91,7 @@ class Coordination:
         self._store_failing_since_s: float | None = None
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again
+        self._damaged_returns = 0
         self._checkpoint = ""
         self._saved: Saved | None = None
 
@@ -158,6 +160,10 @@ class Coordination:
             for shard, error in self._commands.roll_back(strayed).items():
                 self._return_s = time.monotonic() + AGAIN_S  # it says by and by where it stands, or is away
                 log.warning("not-returned", shard=shard, error=str(error))
+                self._damaged_returns += isinstance(error, DamagedCheckpoint)
+            if self._damaged_returns > DAMAGED_RETURNS_MAX:
+                reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
+                self.service.run(lambda core, _: core.fail(reason))
         round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
         if round_ is not None:
             for shard, error in self._commands.name_round(lives, round_).items():
@@ -169,10 +175,8 @@ class Coordination:
         target = self.core.drain_target or 0
         try:
             id_ = self._checkpoint_of_all(target, final=False)
-        except (RetryLater, Redo) as error:
-            log.info(
-                "drained-checkpoint-waits", error=str(error)
-            )  # a shard is away; leasing stays paused until it is back
+        except (RetryLater, Redo) as error:  # a shard is away; leasing stays paused until it is back
+            log.info("drained-checkpoint-waits", error=str(error))
             return
         except ParashardError as error:
             answer = Answer(error=str(error), steps=target)
@@ -189,8 +193,12 @@ class Coordination:
         whole = IntervalSet([(0, steps)])
         applied = [intervals_from(part.applied) for part in parts]
         if any(steps_of != whole for steps_of in applied):
-            # A lease of an earlier coordinator reached further than this one knew.
             furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
+            if furthest <= steps:
+                lacking = "a shard's own record lacks steps that it acknowledged"
+                self.service.run(lambda core, _: core.fail(lacking))
+                return ""
+            # A lease of an earlier coordinator reached further than this one knew.
             self.service.run(lambda core, _: core.drain_further(furthest))
             return ""
         failpoints.hit("coordinator.checkpoint.parts")
@@ -215,6 +223,10 @@ class Coordination:
             if not self._checkpoint:
                 return
             variables = self._run_store.weights(self._checkpoint)
+        except DamagedCheckpoint as error:
+            log.warning("last-checkpoint-damaged", error=str(error))
+            self._checkpoint = ""  # another one is taken
+            return
         except StoreFailed as error:
             self._store_failing_since_s = self._store_failing_since_s or time.monotonic()
             if time.monotonic() - self._store_failing_since_s > STORE_PATIENCE_S:
@@ -222,11 +234,14 @@ class Coordination:
                 self.service.run(lambda core, _: core.fail(reason))
             return
         except ParashardError as error:
+            self._store_failing_since_s = None
             log.info("end-waits", error=str(error))
             return
         self._look()
         figures = report(core, resolved, self._status, time.monotonic())
         figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
+        # What each part of the checkpoint was checked to have; a record may be older, or the shard just away.
+        figures["steps_applied"] = [core.leases.target] * core.options.shards
         figures["checkpoint"] = self._checkpoint
         save_weights(self._run_dir, variables, self._run_id)
         failpoints.hit("coordinator.finish.weights")

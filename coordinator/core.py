@@ -81,7 +81,6 @@ class Core:
         self.early_stop = ""
         self.supervision = Supervision(launcher, options.silence_s)
         self.shard_restarts = 0
-        self.skipped_steps = 0
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
@@ -119,6 +118,11 @@ class Core:
         steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
         return target is not None and steady and self.leases.lowest_incomplete >= target
 
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that are complete as empty pushes (P6)."""
+        return sum(step in self.leases.complete for step in self.leases.skips)
+
     def done(self) -> None:
         """Record that the report is written."""
         self._become(JobState.DONE, self.early_stop or "every step is in")
@@ -149,7 +153,8 @@ class Core:
         self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
         self.leases.reach(held_stop - 1)
         if is_new:
-            self.shard_restarts += earlier is not None
+            returns = self.rounds.returning_to is not None  # told to; that is no restart
+            self.shard_restarts += earlier is not None and not returns
             lost = self.leases.shard_registered(shard, says.held)
             due = f"; {lost} steps are due again" if lost else ""
             self._event(
@@ -158,6 +163,7 @@ class Core:
             )
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
+            is_new = True
             if self.early_stop:
                 self._become(JobState.DRAINING, self.early_stop)
         if self.rounds.look(self.leases.held_by_shard):
@@ -166,6 +172,9 @@ class Core:
                 self._event("every shard stands at the same round again")
             else:
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
+        if is_new and self.state is not JobState.STARTING:
+            for again in self.evaluations.reopen(self.leases.lowest_incomplete):
+                self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
@@ -310,11 +319,10 @@ class Core:
             target=self.leases.target,
             early_stop=self.early_stop,
             evaluations={
-                str(number): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-                for number, metrics in self.evaluations.results().items()
+                str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+                for after_step, metrics in self.evaluations.results().items()
             },
             skips=tuple(sorted(self.leases.skips)),
-            skipped_steps=self.skipped_steps,
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
             rollbacks=self.rounds.rollbacks,
@@ -330,13 +338,10 @@ class Core:
             self.early_stop = saved.early_stop
             self.leases.stop_at(saved.target)
             self.evaluations.stop_at(saved.target)
-        for number, metrics in saved.evaluations.items():
+        for after_step, metrics in saved.evaluations.items():
             known = {name: math.nan if value is None else value for name, value in metrics.items()}
-            self.evaluations.finish(int(number), known)
-        for step in saved.skips:
-            self.leases.skip(step)
-            self.leases.skips.add(step)
-        self.skipped_steps = saved.skipped_steps
+            self.evaluations.known(int(after_step), known)
+        self.leases.skips.update(saved.skips)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         self.rounds.rollbacks = saved.rollbacks
         self.workers_wanted = saved.workers_wanted
@@ -350,7 +355,6 @@ class Core:
         if not self.leases.acknowledge(worker.name, done.step, shards, now_s):
             return
         worker.steps_complete += 1
-        self.skipped_steps += done.skipped
         self.supervision.step_completed()
         loss = None if done.skipped else done.loss
         warning = self.progress.step_completed(worker.name, done.examples, loss, now_s)

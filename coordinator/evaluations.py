@@ -44,9 +44,13 @@ class Evaluations:
         bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
         self._open = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]  # without a result
         self._held: dict[int, Evaluation] = {}
-        self._results: dict[int, dict[str, float]] = {}
+        self._done: dict[int, Evaluation] = {}  # by the steps before them
         self._numbers = len(bounds)
-        self.latest: Evaluation | None = None  # of those with a result, the one after the most steps
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """Of those with a result, the one after the most steps."""
+        return self._done[max(self._done)] if self._done else None
 
     @property
     def finished(self) -> bool:
@@ -80,12 +84,25 @@ class Evaluations:
         evaluation = self._find(number)
         if evaluation is None:
             return None
-        self._free(evaluation)
-        self._open.remove(evaluation)
-        evaluation.metrics = self._results[number] = dict(metrics)
-        if self.latest is None or evaluation.after_step > self.latest.after_step:
-            self.latest = evaluation
+        self._end(evaluation, metrics)
         return evaluation
+
+    def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
+        """Take over a result that an earlier coordinator had, if this job still asks for it."""
+        for evaluation in [e for e in self._open if e.after_step == after_step]:
+            self._end(evaluation, metrics)
+
+    def reopen(self, lowest_incomplete: int) -> list[Evaluation]:
+        """Judge again what was judged after more steps than the shards have now, and return it.
+
+        In rounds the same weights come again, bit for bit; else those that were judged never do.
+        """
+        gone = [e for e in self._done.values() if e.round is None and e.after_step > lowest_incomplete]
+        for evaluation in gone:
+            del self._done[evaluation.after_step]
+            self._add(evaluation.after_step)  # under another number: a result under way is of the weights that are gone
+        self._open.sort(key=lambda e: e.after_step)
+        return gone
 
     def fail(self, number: int, reason: str) -> str | None:
         """Count a failed attempt; return why the job must stop, or None."""
@@ -99,8 +116,8 @@ class Evaluations:
         return None
 
     def results(self) -> dict[int, dict[str, float]]:
-        """Return the results so far, by number."""
-        return {number: dict(metrics) for number, metrics in self._results.items()}
+        """Return the results so far, by the steps before them."""
+        return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
 
     def passed(self, steps: int) -> list[Evaluation]:
         """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
@@ -115,8 +132,17 @@ class Evaluations:
         self._open = [e for e in self._open if e.after_step <= target]
         last = self._open[-1] if self._open else self.latest
         if last is None or last.after_step != target:
-            self._open.append(Evaluation(self._numbers, target, self._policy.round_of(target)))
-            self._numbers += 1
+            self._add(target)
+
+    def _add(self, after_step: int) -> None:
+        self._open.append(Evaluation(self._numbers, after_step, self._policy.round_of(after_step)))
+        self._numbers += 1
+
+    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
+        self._free(evaluation)
+        self._open.remove(evaluation)
+        evaluation.metrics = dict(metrics)
+        self._done[evaluation.after_step] = evaluation
 
     def _find(self, number: int) -> Evaluation | None:
         return next((e for e in self._open if e.number == number), None)

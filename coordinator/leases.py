@@ -34,7 +34,6 @@ class _Step:
 
     holders: set[str] = field(default_factory=set)
     failures: list[str] = field(default_factory=list)
-    skip: bool = False
 
 
 class StepLeases:
@@ -72,7 +71,7 @@ class StepLeases:
         self.complete = IntervalSet()
         self.lowest_incomplete = 0
         self.speculative_leases = 0
-        self.skips: set[int] = set()  # steps given up (P6)
+        self.skips: set[int] = set()  # steps given up: empty pushes for every shard, whenever they are leased (P6)
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
         self._acknowledged = [IntervalSet() for _ in range(shards)]
@@ -121,7 +120,7 @@ class StepLeases:
                 self.speculative_leases += 1
                 self._hold(worker, straggling, now_s)
                 granted.append(straggling)
-        return [Grant(step, self._steps[step].skip) for step in granted]
+        return [Grant(step, step in self.skips) for step in granted]
 
     def acknowledge(self, worker: str, step: int, shards: Iterable[int], now_s: float) -> bool:
         """Record which shards acknowledged a worker's step; return True if that completed it just now."""
@@ -175,7 +174,6 @@ class StepLeases:
         state.failures.append(reason)
         given_up = len(state.failures) >= self._max_attempts
         if given_up and skip:
-            state.skip = True
             self.skips.add(step)
         self._release(worker, step)
         if given_up and not skip:
@@ -221,12 +219,6 @@ class StepLeases:
     def stop_at(self, target: int) -> None:
         """Lower the target, as an earlier coordinator decided."""
         self.target = min(self.target, target)
-
-    def skip(self, step: int) -> None:
-        """Lease a step as an empty push, as an earlier coordinator decided (P6)."""
-        self.reach(step)
-        if step not in self.complete:
-            self._steps.setdefault(step, _Step()).skip = True
 
     def reach(self, step: int) -> None:
         """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
@@ -279,7 +271,7 @@ class StepLeases:
         if not state.holders:
             if step not in self.complete:
                 heapq.heappush(self._returned, step)
-            if not state.failures and not state.skip:
+            if not state.failures:
                 del self._steps[step]
 
     def _complete(self, step: int) -> None:

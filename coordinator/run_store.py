@@ -55,8 +55,8 @@ class RunStore:
         self.catalogue = Catalogue(store)
         self.incarnation = incarnation
 
-    def open_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
-        """Take up the store's run, or begin it; return its id.
+    def check_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
+        """Return the id of the run that the store has, or may have; nothing is written, not even a claim.
 
         Parameters
         ----------
@@ -76,14 +76,6 @@ class RunStore:
         if stored is None:
             if resume:
                 raise ConfigurationError(f"--resume: {self.store.url} has no run to take up")
-            record = RunRecord(
-                run_id=run_id,
-                job_digest=mine.digest,
-                identity=dict(mine.identity),
-                job_toml=mine.job_toml,
-                created_at=time.time(),
-            )
-            self._create(RUN_NAME, encode(record))
             return run_id
         if stored.run_id != run_id and not resume:
             raise ConfigurationError(
@@ -97,38 +89,74 @@ class RunStore:
             )
         return stored.run_id
 
-    def open_plan(self, wanted: Plan) -> tuple[Plan, str]:
+    def begin_run(self, run_id: str, mine: Identity) -> None:
+        """Write the run's record, unless it is there."""
+        if self.catalogue.run() is not None:
+            return
+        record = RunRecord(
+            run_id=run_id,
+            job_digest=mine.digest,
+            identity=dict(mine.identity),
+            job_toml=mine.job_toml,
+            created_at=time.time(),
+        )
+        self._create(RUN_NAME, encode(record))
+
+    def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
         """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).
 
-        A plan that places rows in another way than the newest one takes effect as a new version, over the newest
-        drained checkpoint (P8).
+        A plan that places rows in another way than the newest one takes effect as a new version, over a drained
+        checkpoint (P8): the newest, if the shards have saved nothing beyond it, or the one that was asked for.
 
         Raises
         ------
         ConfigurationError
-            If the placement changed and there is no drained checkpoint to start from.
+            If the placement changed and there is no drained checkpoint to start from, or shards have saved more.
         """
         newest = self.catalogue.newest_plan()
-        if newest is not None and newest.to_plan().shards == wanted.shards:
+        if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
             return newest.to_plan(), newest.source or ""
         source = None
+        if newest is None and source_asked:
+            raise ConfigurationError(f"--from-checkpoint {source_asked}: this run has no drained checkpoint yet")
         if newest is not None:
-            drained = self.catalogue.newest_job_manifest()
+            number = parse_job_id(source_asked)
+            if source_asked and number not in self.catalogue.job_checkpoints():
+                raise ConfigurationError(f"--from-checkpoint {source_asked}: this run has no such drained checkpoint")
+            drained = self.catalogue.job_manifest(number) if number else self.catalogue.newest_job_manifest()
             if drained is None:
                 raise ConfigurationError(
                     f"cluster.shards = {len(wanted.shards)}: the run is on {len(newest.plan.shards)} shards, and "
                     "another placement needs a drained checkpoint, of which it has none; resume it as it was, then "
                     "`parashard checkpoint create`"
                 )
-            newer = [f"j{n}" for n in self.catalogue.job_checkpoints() if n > drained.number]
-            if newer:
-                log.warning("drained-checkpoints-damaged", skipped=", ".join(newer))
+            if not source_asked:
+                self._check_nothing_lost(newest.version, len(newest.plan.shards), drained, len(wanted.shards))
             source = f"j{drained.number}"
             log.info("new-plan", source=source, steps=drained.steps, shards=len(wanted.shards))
         plan = replace(wanted, version=1 if newest is None else newest.version + 1)
         record = PlanRecord.of(plan, source=source, coordinator_incarnation=self.incarnation)
         self._create(plan_name(plan.version), encode(record))
         return plan, source or ""
+
+    def _check_nothing_lost(self, version: int, shards: int, drained: JobManifest, wanted: int) -> None:
+        """Refuse to go back behind what the shards have saved, unless that is asked for by name."""
+        newer = [f"j{n}" for n in self.catalogue.job_checkpoints() if n > drained.number]
+        if newer:
+            raise ConfigurationError(
+                f"cluster.shards = {wanted}: the newest drained checkpoint {newer[-1]} is damaged; "
+                f"--from-checkpoint j{drained.number} starts from the one before it, with {drained.steps} steps"
+            )
+        for shard in range(shards):
+            for id_ in reversed(self.catalogue.shard_checkpoints(version, shard)):
+                steps = len(self.catalogue.manifest(id_).steps)
+                if steps > drained.steps:
+                    raise ConfigurationError(
+                        f"cluster.shards = {wanted}: another placement starts from a drained checkpoint, and the "
+                        f"newest, j{drained.number}, has {drained.steps} steps where shard {shard} has saved {steps}. "
+                        f"Resume it on {shards} shards and `parashard checkpoint create`, or give the rest up: "
+                        f"--from-checkpoint j{drained.number}"
+                    )
 
     def add_job_manifest(
         self,
@@ -206,7 +234,7 @@ class RunStore:
 
 
 def try_save(run_store: RunStore, saved: Saved) -> bool:
-    """Store figures that only people miss; return whether that went well."""
+    """Store what a later coordinator needs; return whether that went well."""
     try:
         run_store.save(saved)
     except StoreFailed as error:

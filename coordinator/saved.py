@@ -13,7 +13,10 @@ from parashard.checkpoints.encoding import Record
 
 
 class Saved(Record):
-    """Decisions, and figures for the report. Evaluations are by number; a metric that is not finite is None."""
+    """Decisions, and figures for the report.
+
+    Evaluations' results are by the steps before them; a metric that is not finite is None.
+    """
 
     kind: ClassVar[str] = "coordinator"
 
@@ -21,7 +24,6 @@ class Saved(Record):
     early_stop: str = ""
     evaluations: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     skips: tuple[int, ...] = ()
-    skipped_steps: int = 0
     worker_restarts: int = 0
     shard_restarts: int = 0
     rollbacks: int = 0

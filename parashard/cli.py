@@ -64,6 +64,9 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run that was stopped: --run-dir, or this job's newest one.")
     ] = False,
+    from_checkpoint: Annotated[
+        str, typer.Option(metavar="jN", help="With --resume and other --shards: start from this drained checkpoint.")
+    ] = "",
     init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to copy the final weights.")] = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
@@ -72,11 +75,13 @@ def run(
     loaded = _load(job, shards, workers, consistency, device, set_)
     if resume and init is not None:
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
+    if from_checkpoint and not resume:
+        raise ConfigurationError("--from-checkpoint needs --resume: it names a checkpoint of a run that goes on")
     name = loaded.job.job.name
     folder = resumed_run_dir(run_dir, name) if resume else new_run_dir(run_dir, name)
     console = Console(stderr=json_)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
-    outcome = run_job(loaded, folder, view, init=init, output=output, resume=resume)
+    outcome = run_job(loaded, folder, view, init=init, output=output, resume=resume, from_checkpoint=from_checkpoint)
     if outcome.exit_code != ExitCode.DONE:
         _complain(f"{outcome.reason}; logs are in {_short(outcome.run_dir / 'logs')}")
     elif not json_:

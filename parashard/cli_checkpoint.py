@@ -12,7 +12,6 @@ import secrets
 import time
 import zipfile
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -41,6 +40,7 @@ CHECKPOINTS = "checkpoints"
 """The store in a run directory, unless the job says otherwise."""
 
 CREATE_POLL_S = 0.1
+AWAY_S = 15.0  # longer than a coordinator needs to be started again
 
 checkpoint = typer.Typer(help="Create, list, verify and export checkpoints.", no_args_is_help=True)
 
@@ -62,10 +62,18 @@ def create(
     place = where or str(newest_run())
     client = CoordinatorClient(find_coordinator(place, wait_s=0.0), where=place)
     asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64))
-    deadline_s = time.monotonic() + timeout_s
+    heard_s = time.monotonic()
+    deadline_s = heard_s + timeout_s
     while True:
-        with suppress(RetryLater):  # a coordinator that is away may come back; asking again is safe
+        try:  # a coordinator that is away may come back; asking again is safe
             answer = client.create_checkpoint(asked)
+        except RetryLater as error:
+            if time.monotonic() - heard_s > AWAY_S:
+                raise Unreachable(
+                    f"nobody runs this run now ({error}); `parashard run JOB.toml --resume` does"
+                ) from None
+        else:
+            heard_s = time.monotonic()
             if answer.error:
                 raise StoreFailed(f"the checkpoint was not stored: {answer.error}")
             if answer.checkpoint:

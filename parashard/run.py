@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import secrets
@@ -15,13 +16,15 @@ from typing import Any
 
 from parashard.coordinator_client import ADDRESS_FILE, CoordinatorClient
 from parashard.errors import ConfigurationError, JobFailed, ParashardError, RetryLater
-from parashard.job.load import LoadedJob, as_toml
+from parashard.job.load import LoadedJob, as_toml, load_job
 from parashard.live import JobView
 from parashard.local_cluster import Ended, LocalCluster
 from parashard.process import ExitCode
 from protos import coordinator_pb2 as pb
 
 JOB_FILE = "job.toml"
+NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
+LOCK_FILE = "lock"
 REPORT_FILE = "report.json"
 WEIGHTS_FILE = "weights.safetensors"
 RUNS = Path("runs")
@@ -67,19 +70,17 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
     Raises
     ------
     ConfigurationError
-        If there is none, or its coordinator still lives.
+        If there is none.
     """
     found = [asked] if asked is not None else sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
     kept = [path for path in found if (path / JOB_FILE).is_file()]
+    if asked is None:
+        kept = [path for path in kept if load_job(path / JOB_FILE, environ={}).job.job.name == name]
     if not kept:
         raise ConfigurationError(
             f"--resume: {asked or f'no directory of a run of {name!r} under {RUNS}/'} has no {JOB_FILE} of a run"
         )
-    path = kept[-1].absolute()
-    pid = _coordinator_in(path).get("pid")
-    if isinstance(pid, int) and str(path) in _command_line(pid):
-        raise ConfigurationError(f"--resume: the run in {path} has not ended: its coordinator is process {pid}")
-    return path
+    return kept[-1].absolute()
 
 
 def run_job(
@@ -90,6 +91,7 @@ def run_job(
     init: Path | None,
     output: Path | None,
     resume: bool = False,
+    from_checkpoint: str = "",
     cluster: LocalCluster | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, no process of it is left.
@@ -106,6 +108,8 @@ def run_job(
         Weights to start from; where to copy the final weights.
     resume : bool
         True: take up the run in `run_dir` where its checkpoints end.
+    from_checkpoint : str
+        The drained checkpoint that another placement starts from; empty: the newest.
     cluster : LocalCluster, optional
         Who starts processes; by default an ordinary one.
     """
@@ -117,9 +121,8 @@ def run_job(
     if output is not None:
         _check_output(output)
     try:
-        for name in (REPORT_FILE, ADDRESS_FILE):  # of an earlier start of this run
-            (run_dir / name).unlink(missing_ok=True)
-        (run_dir / JOB_FILE).write_text(as_toml(loaded.job))
+        lock = _locked(run_dir)
+        (run_dir / NEW_JOB_FILE).write_text(as_toml(loaded.job))
         cluster = cluster or LocalCluster(run_dir)
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
@@ -127,7 +130,7 @@ def run_job(
     # As Ctrl-C: the report is written, the terminal given back.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
     try:
-        run.start_coordinator(init, resume=resume)
+        run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
         state, reason = run.until_over()
         exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
     except KeyboardInterrupt:
@@ -142,7 +145,9 @@ def run_job(
         cluster.end(loaded.job.cluster.grace_s)
         for number, handler in before.items():
             signal.signal(number, handler)
-    report = read_report(run_dir)
+        os.close(lock)
+        (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
+    report = read_report(run_dir) if run.accepted else {}
     if report.get("state") == "done":  # whatever came after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
     if exit_code == ExitCode.DONE and output is not None:
@@ -168,17 +173,20 @@ class _Run:
         self._heard_s = 0.0
         self._asked_to_end: set[tuple[str, int]] = set()
         self.failure_code = ExitCode.FAILED
+        self.accepted = False
+        """The coordinator has taken the job: until then an earlier run's files are as they were."""
 
-    def start_coordinator(self, init: Path | None, *, resume: bool) -> None:
+    def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
         """Start the coordinator and wait until it serves."""
-        self._arguments = ["--job", str(self._run_dir / JOB_FILE), "--run-dir", str(self._run_dir)]
-        self._arguments += [*self._listen(), "--model-folder", str(self._model_folder)]
+        self._arguments = ["--run-dir", str(self._run_dir), *self._listen(), "--model-folder", str(self._model_folder)]
         if init is not None:
             self._arguments += ["--init", str(init.absolute())]
-        first = ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
+        first += ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
         self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
         deadline_s = time.monotonic() + START_DEADLINE_S
-        while not (where := _coordinator_in(self._run_dir)):
+        while (where := _coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
             for child in self._cluster.reap():
                 self._coordinator_ended(child)
                 if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
@@ -187,8 +195,11 @@ class _Run:
             if time.monotonic() > deadline_s:
                 raise JobFailed(f"the coordinator did not serve within {START_DEADLINE_S:.0f} s")
             time.sleep(SUPERVISE_S)
+        self.accepted = True
+        (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
+        os.replace(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
-        self._arguments += ["--run-id", self._run_id]
+        self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
         self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir))
 
     def until_over(self) -> tuple[pb.JobState, str]:
@@ -340,11 +351,21 @@ def _coordinator_in(run_dir: Path) -> dict[str, Any]:
     return where
 
 
-def _command_line(pid: int) -> str:
+def _locked(run_dir: Path) -> int:
+    """Return the descriptor of a run directory's lock, held until it is closed: one launcher at a time.
+
+    Raises
+    ------
+    ConfigurationError
+        If another one has it.
+    """
+    descriptor = os.open(run_dir / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        return Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-    except OSError:
-        return ""
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ConfigurationError(f"run directory {run_dir}: another `parashard run` works in it") from None
+    return descriptor
 
 
 def _process(name: str) -> pb.ProcessName:

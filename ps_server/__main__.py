@@ -73,7 +73,14 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         now_s=time.monotonic(),
     )
     checkpointer = Checkpointer(
-        served, catalogue, cadence, options, lives.known, on_cut=lives.rolled, on_collected=lives.collected
+        served,
+        catalogue,
+        cadence,
+        options,
+        lives.known,
+        last=lives.restored,
+        on_cut=lives.rolled,
+        on_collected=lives.collected,
     )
     lives.follow(checkpointer)
     service = ShardService(served, checkpointer, lives)

@@ -45,6 +45,12 @@ class Stored:
     round: int | None
 
 
+def stored_as(manifest: ShardManifest) -> Stored:
+    """Return a checkpoint that is in the store, by its manifest."""
+    content = encode(manifest)
+    return Stored(CheckpointId.of(manifest), len(content), sha256_of(content), manifest.steps, manifest.round)
+
+
 @dataclass
 class CheckpointRecord:
     """What the checkpointer counts."""
@@ -72,8 +78,11 @@ class Checkpointer:
         How many to keep.
     known : sequence of Held
         The checkpoints that are there already and are not known to be damaged.
+    last : Stored, optional
+        The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
+        be about to become part of a drained one.
     on_cut, on_collected : callable
-        Called under the owner after each cut; and after each collection with the checkpoints that are kept.
+        Called under the owner after each cut; and after each collection with the newest checkpoints that are kept.
     clock : callable
         Monotonic seconds.
     """
@@ -86,6 +95,7 @@ class Checkpointer:
         options: CheckpointOptions,
         known: list[Held],
         *,
+        last: Stored | None = None,
         on_cut: Callable[[], None] = lambda: None,
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
         clock: Callable[[], float] = time.monotonic,
@@ -106,9 +116,11 @@ class Checkpointer:
         self.pending: Cut | None = None
         """A cut that is not saved yet."""
         self._wake = threading.Event()
-        self._last: Stored | None = None
-        self._handed_out: str = ""  # folder of a checkpoint that may become part of a drained one: kept until the next
-        self._number = 0
+        self._last = last
+        self._handed_out = (
+            last.id.folder if last else ""
+        )  # folder of a checkpoint that may become part of a drained one: kept until the next
+        self._number = max((held.id.number for held in known), default=0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
@@ -155,14 +167,15 @@ class Checkpointer:
             If the store failed; nothing is acknowledged.
         """
         with self._saving:
+            self._save_waiting()  # it is older, and numbers rise with age
 
             def reach(shard: Shard) -> Cut | None:
                 if round_ is not None:
                     shard.ingest.reach(round_)
                 last = self._last
-                same = last is not None and last.id.incarnation == shard.identity.incarnation
-                if same and last is not None and last.applied == shard.ingest.applied:
+                if last is not None and last.applied == shard.ingest.applied:
                     return None  # nothing has moved since
+                self.pending = None  # cut a moment ago: this one is newer
                 return self._cut(shard)
 
             cut = self._served.alone(reach)
@@ -182,11 +195,18 @@ class Checkpointer:
 
     def save_pending(self) -> None:
         """Save the cut that waits, if one does; what goes wrong is counted and told."""
+        with self._saving:
+            self._save_waiting()
+
+    def stalled(self, seconds: float) -> None:
+        """Take note of a push that had to copy what it was about to move."""
+        self.record.stall_s = max(self.record.stall_s, seconds)
+
+    def _save_waiting(self) -> None:
         if self.pending is None:
             return
         try:
-            with self._saving:
-                self._save(self.pending)
+            self._save(self.pending)
         except (StoreFailed, QueueFull, Superseded) as error:
             log.warning("checkpoint-dropped", error=str(error))  # the next one comes by the cadence
         self.pending = None
@@ -211,7 +231,7 @@ class Checkpointer:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
             stored = self._store(cut)
-        except StoreFailed as error:
+        except (StoreFailed, QueueFull) as error:
             self.record.failed += 1
             self.record.error = str(error)
             raise
@@ -311,6 +331,7 @@ class Checkpointer:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
                 collect(self._catalogue, id_)
-            self._on_collected(self._known)
+            by_age = sorted(self._known, key=lambda held: (-1 if held.round is None else held.round, held.id))
+            self._on_collected(by_age[-self._options.keep :])
         except StoreFailed as error:
             log.warning("collection-failed", error=str(error))

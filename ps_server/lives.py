@@ -20,7 +20,7 @@ from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
 from protos import shard_pb2
 from ps_server.build import ShardBuilder
-from ps_server.checkpointing import Checkpointer
+from ps_server.checkpointing import Checkpointer, Stored, stored_as
 from ps_server.owner import Owner
 from ps_server.push_log.log import PushLog, open_log
 from ps_server.push_log.records import HEAD_BYTES, LogIdentity
@@ -77,6 +77,8 @@ class Lives:
         self._served: Served
         self._checkpointer: Checkpointer
         self.known: list[Held] = []
+        self.restored: Stored | None = None
+        """The checkpoint that the first life was restored from."""
         if options.durability == "log":
             self._log_folder = store.local_path(f"log/p{builder.plan.version:04d}/s{builder.index:04d}")
             if self._log_folder is None:
@@ -88,6 +90,8 @@ class Lives:
         failpoints.hit("shard.boot.claimed")
         restored = self._restorer.newest()
         self.known = restored.known
+        if restored.manifest is not None:
+            self.restored = stored_as(restored.manifest)
         shard = self._builder.build(incarnation, restored.state)
         text = restored.text
         if self._log_folder is not None:

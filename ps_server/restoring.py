@@ -23,6 +23,7 @@ class Restored:
     """A state to begin from (None: the first values), the checkpoints that are there, and all that in words."""
 
     state: ShardState | None
+    manifest: ShardManifest | None  # of the checkpoint of its own that the state is from
     known: list[Held]
     text: str
 
@@ -92,7 +93,7 @@ class Restorer:
             state = self._first()
             origin = f"cut out of {self._reply.source}" if self._source else "from the first values"
             said.insert(0, f"{origin}, {len(state.applied) if state else 0} steps")
-        return Restored(state, known, "; ".join(said))
+        return Restored(state, manifest, known, "; ".join(said))
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
         """Return the state at a round, from the first of its checkpoints that verifies; None: the first values.

@@ -11,7 +11,7 @@ import grpc
 from parashard import failpoints, wire
 from parashard.contracts import interval_messages
 from parashard.errors import MalformedFrame, NotReady, StaleIncarnation, Superseded, WrongRun
-from parashard.messages import Receipt
+from parashard.messages import PushResult, Receipt
 from parashard.rpc import DATA_DEADLINE_S, Server, raw_handlers
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
@@ -63,17 +63,22 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         def take() -> tuple[Receipt, int]:
             started_s = self._clock()
             shard = self._served.shard
+            uncopied = shard.storage.uncopied
             try:
                 receipt = shard.push(chunk, started_s)
+                if shard.storage.uncopied < uncopied:
+                    self._checkpointer.stalled(self._clock() - started_s)
                 self._checkpointer.look(shard)
                 return receipt, self._lives.log_position
             finally:
                 shard.record.push_s += self._clock() - started_s
 
-        failpoints.hit("shard.push.received")
+        if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
+            failpoints.hit("shard.push.received")
         receipt, position = self._served.owner.run(take, _time_left_s(context))
         self._lives.wait_durable(position, _time_left_s(context))
-        failpoints.hit("shard.push.applied")
+        if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
+            failpoints.hit("shard.push.applied")
         return wire.encode_receipt(receipt)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:

@@ -70,6 +70,11 @@ class Storage:
             for placed in self.layout:
                 slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
 
+    @property
+    def uncopied(self) -> int:
+        """Partitions that a snapshot still lacks; a push copies those that it moves."""
+        return 0 if self._snapshot is None else len(self._snapshot.missing)
+
     def snapshot(self) -> Snapshot:
         """Begin a snapshot of this moment; an earlier one is completed first, since somebody may still be saving it."""
         while self._snapshot is not None and self._snapshot.save_next():

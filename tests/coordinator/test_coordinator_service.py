@@ -108,7 +108,7 @@ def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  #
     assert stored == [], "nothing was decided"
     result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
     it.client.lease(lease_request(sequence=3, held=[0], evaluated=[result]))
-    assert stored == [{"0": {"accuracy": 0.5}}]
+    assert stored == [{"1": {"accuracy": 0.5}}], "by the steps before it"
 
 
 def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3

@@ -155,3 +155,31 @@ def test_an_early_stop_keeps_one_that_is_due_there_already() -> None:
 def test_a_job_without_evaluations_is_finished() -> None:
     assert evaluations_of().finished
     assert evaluations_of().latest is None
+
+
+def test_without_rounds_what_was_judged_after_lost_steps_is_judged_again() -> None:
+    evaluations = evaluations_of(4, 8)
+    for number in (0, 1):
+        evaluations.finish(number, {"accuracy": 0.9})
+    [again] = evaluations.reopen(5)
+    assert (again.after_step, evaluations.finished, evaluations.results().keys()) == (8, False, {4})
+    assert evaluations.finish(1, {"accuracy": 0.1}) is None, (
+        "a result that was under way is of the weights that are gone"
+    )
+    [due] = evaluations.grant("worker-0", 8)
+    evaluations.finish(due.number, {"accuracy": 0.8})
+    assert evaluations.latest is not None
+    assert evaluations.latest.metrics == {"accuracy": 0.8}
+
+
+def test_in_rounds_the_same_weights_come_again() -> None:  # P12
+    evaluations = evaluations_of(4, policy=Sync(4))
+    evaluations.finish(0, {})
+    assert evaluations.reopen(0) == []
+
+
+def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -> None:
+    evaluations = evaluations_of(4, 8)
+    evaluations.known(8, {"loss": 1.0})
+    evaluations.known(6, {"loss": 2.0})
+    assert evaluations.results() == {8: {"loss": 1.0}}

@@ -11,7 +11,9 @@ from store_fakes import MemoryStore
 
 from coordinator.run_store import Identity, RunStore, try_save
 from coordinator.saved import Saved
-from parashard.checkpoints.catalogue import Catalogue, job_name
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
+from parashard.checkpoints.encoding import decode, encode
+from parashard.checkpoints.manifest import ShardManifest
 from parashard.claims import claim_incarnation
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.partition import Plan, fixed_shards, place, split
@@ -38,8 +40,15 @@ def store() -> MemoryStore:
 # --- the run ---
 
 
+def open_run(run_store: RunStore, run_id: str, mine: Identity, *, resume: bool) -> str:
+    """As a coordinator does, with a claim in between."""
+    run_id = run_store.check_run(run_id, mine, resume=resume)
+    run_store.begin_run(run_id, mine)
+    return run_id
+
+
 def test_a_fresh_run_is_recorded_before_anything_else(store: MemoryStore) -> None:  # P2
-    assert RunStore(store, 1).open_run(RUN, identity(), resume=False) == RUN
+    assert open_run(RunStore(store, 1), RUN, identity(), resume=False) == RUN
     record = Catalogue(store).run()
     assert record is not None
     assert (record.run_id, record.job_digest, record.identity) == (RUN, DIGEST, IDENTITY)
@@ -47,40 +56,40 @@ def test_a_fresh_run_is_recorded_before_anything_else(store: MemoryStore) -> Non
 
 
 def test_a_coordinator_that_is_started_again_takes_its_run_up(store: MemoryStore) -> None:
-    RunStore(store, 1).open_run(RUN, identity(), resume=False)
-    assert RunStore(store, 2).open_run(RUN, identity(), resume=False) == RUN
+    open_run(RunStore(store, 1), RUN, identity(), resume=False)
+    assert open_run(RunStore(store, 2), RUN, identity(), resume=False) == RUN
 
 
 def test_resume_takes_up_the_run_that_there_is_whatever_id_was_drawn(store: MemoryStore) -> None:  # P2
-    RunStore(store, 1).open_run(RUN, identity(), resume=False)
-    assert RunStore(store, 2).open_run("drawn-anew", identity(), resume=True) == RUN
+    open_run(RunStore(store, 1), RUN, identity(), resume=False)
+    assert open_run(RunStore(store, 2), "drawn-anew", identity(), resume=True) == RUN
 
 
 def test_without_resume_another_run_s_store_is_refused(store: MemoryStore) -> None:  # P2
-    RunStore(store, 1).open_run(RUN, identity(), resume=False)
+    open_run(RunStore(store, 1), RUN, identity(), resume=False)
     with pytest.raises(ConfigurationError, match=f"has run {RUN} already: --resume takes it up"):
-        RunStore(store, 2).open_run("run-2", identity(), resume=False)
+        open_run(RunStore(store, 2), "run-2", identity(), resume=False)
 
 
 def test_an_empty_store_has_nothing_to_resume(store: MemoryStore) -> None:
     with pytest.raises(ConfigurationError, match="--resume: memory://test has no run to take up"):
-        RunStore(store, 1).open_run(RUN, identity(), resume=True)
+        open_run(RunStore(store, 1), RUN, identity(), resume=True)
     assert store.contents == {}
 
 
 @pytest.mark.parametrize("resume", [False, True])
 def test_a_changed_job_is_refused_and_the_keys_are_named(store: MemoryStore, resume: bool) -> None:  # P2
-    RunStore(store, 1).open_run(RUN, identity(), resume=False)
+    open_run(RunStore(store, 1), RUN, identity(), resume=False)
     changed = identity("f" * 64, optimizer={"kind": "sgd", "learning_rate": 0.2}, job={"seed": 4, "batch_size": 8})
     with pytest.raises(ConfigurationError, match=r"keys that differ: job\.seed, optimizer\.learning_rate"):
-        RunStore(store, 2).open_run(RUN, changed, resume=resume)
+        open_run(RunStore(store, 2), RUN, changed, resume=resume)
 
 
 def test_a_damaged_record_is_told_and_not_written_over(store: MemoryStore) -> None:
-    RunStore(store, 1).open_run(RUN, identity(), resume=False)
+    open_run(RunStore(store, 1), RUN, identity(), resume=False)
     store.contents["run.json"] = store.contents["run.json"][:-9]
     with pytest.raises(DamagedCheckpoint, match=r"run\.json"):
-        RunStore(store, 2).open_run(RUN, identity(), resume=True)
+        open_run(RunStore(store, 2), RUN, identity(), resume=True)
 
 
 # --- the plan ---
@@ -108,11 +117,30 @@ def test_another_placement_takes_effect_over_the_newest_drained_checkpoint(store
     assert RunStore(store, 3).open_plan(plan_on(3)) == (plan, "j2"), "and that stays so"
 
 
-def test_a_damaged_drained_checkpoint_gives_way_to_the_one_before(store: MemoryStore) -> None:
+def test_a_damaged_drained_checkpoint_is_passed_over_only_if_that_is_asked_for(store: MemoryStore) -> None:
     write_drained(store)
     write_drained(store, seed=1, number=2)
     store.contents[job_name(2)] = store.contents[job_name(2)].replace(b"9", b"8", 1)
-    assert RunStore(store, 2).open_plan(plan_on(3))[1] == "j1"
+    with pytest.raises(ConfigurationError, match=r"j2 is damaged; --from-checkpoint j1 .* with \d+ steps"):
+        RunStore(store, 2).open_plan(plan_on(3))
+    assert RunStore(store, 2).open_plan(plan_on(3), "j1")[1] == "j1"
+
+
+def test_another_placement_does_not_throw_away_what_shards_have_saved(store: MemoryStore) -> None:  # P8
+    write_drained(store)
+    ahead = next(name for name in store.contents if name.endswith("manifest.json"))
+    manifest = decode(ShardManifest, store.contents[ahead], ahead)
+    further = manifest.model_copy(update={"number": 99, "applied": ((0, 10**6),)})
+    store.create(CheckpointId.of(further).manifest_name, encode(further))
+    with pytest.raises(ConfigurationError, match=r"has saved 1000000\. Resume it on \d shards"):
+        RunStore(store, 2).open_plan(plan_on(3))
+    assert RunStore(store, 2).open_plan(plan_on(3), "j1")[1] == "j1"
+
+
+def test_a_checkpoint_that_is_not_there_cannot_be_started_from(store: MemoryStore) -> None:
+    write_drained(store)
+    with pytest.raises(ConfigurationError, match="--from-checkpoint j7: this run has no such drained checkpoint"):
+        RunStore(store, 2).open_plan(plan_on(3), "j7")
 
 
 def test_another_placement_without_a_drained_checkpoint_is_refused(store: MemoryStore) -> None:  # P8
@@ -215,10 +243,10 @@ def test_figures_that_only_people_miss_may_fail_to_be_stored(store: MemoryStore)
 
 def test_on_a_disk(tmp_path: Path) -> None:
     first = RunStore(open_store(str(tmp_path)), 1)
-    first.open_run(RUN, identity(), resume=False)
+    open_run(first, RUN, identity(), resume=False)
     plan, _ = first.open_plan(plan_on(2))
     first.save(SAVED)
     second = RunStore(open_store(str(tmp_path)), 2)
-    assert second.open_run(RUN, identity(), resume=True) == RUN
+    assert open_run(second, RUN, identity(), resume=True) == RUN
     assert second.open_plan(plan_on(2)) == (plan, "")
     assert second.load_saved() == SAVED

@@ -321,3 +321,13 @@ def test_an_early_stop_never_raises_the_target() -> None:
         leases.acknowledge("a", step, ALL, 1.0)
     grant(leases, "a", 8)
     assert leases.stop_at_frontier() == 6
+
+
+def test_a_step_given_up_is_an_empty_push_for_every_shard_whenever_it_is_leased() -> None:  # P6
+    leases = StepLeases(4, 2, Async(), max_attempts=1)
+    leases.grant("a", 1, 1, 0.0, 4)
+    leases.fail("a", 0, "NaN", skip=True)
+    assert leases.grant("a", 1, 1, 0.0, 4) == [Grant(0, skip=True)]
+    leases.acknowledge("a", 0, [0, 1], 0.0)
+    leases.shard_registered(1, IntervalSet())
+    assert leases.grant("b", 1, 1, 0.0, 4) == [Grant(0, skip=True)], "the other shard has the empty push"

@@ -18,7 +18,7 @@ from safetensors.numpy import load_file
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
 LEDGER = ["examples/ledger.toml", *OFTEN, *sets(job__epochs=4)]
-DIGITS = ["examples/digits.toml", "--consistency", "sync:4", *OFTEN, *sets(job__epochs=40, evaluation__every_epochs=10)]
+DIGITS = ["examples/digits.toml", "--consistency", "sync:4", *OFTEN, *sets(job__epochs=80, evaluation__every_epochs=20)]
 
 
 @pytest.fixture(scope="module")
@@ -117,12 +117,19 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     assert re.match(r"j1: \d+ steps on every shard", command("checkpoint", "create", str(run.dir)))
     run.process.send_signal(signal.SIGINT)
     run.wait()
-    wider = start_run(*DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
-    wider.wait_for_steps(900)
+    reported = (run.dir / "report.json").read_text()
+    refused = start_run(*DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
+    refused.wait()
+    assert refused.process.returncode == 2
+    assert "give the rest up: --from-checkpoint j1" in refused.complaint()
+    assert (run.dir / "report.json").read_text() == reported, "what was refused has changed nothing"
+    assert checkpoints(run), "nor has it changed where its checkpoints are"
+    wider = start_run(*DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)
+    wider.wait_for_steps(450)
     command("checkpoint", "create", str(run.dir))
     wider.process.kill()
     eventually(lambda: not wider.left_over(), "every process has noticed", 10.0)
-    narrower = start_run(*DIGITS, "--resume", "--shards", "1", run_dir=run.dir)
+    narrower = start_run(*DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
     assert narrower.report()["weights_sha256"] == faultless_digest
     assert "cut out of j1" in restored(narrower, 2)[0]
     assert "every byte verified" in command("checkpoint", "verify", str(run.dir))
@@ -139,6 +146,20 @@ def test_a_changed_job_does_not_go_on(start_run: Start) -> None:  # P2
     changed.wait()
     assert changed.process.returncode == 2
     assert "keys that differ: job.seed" in changed.complaint()
+
+
+def test_two_launchers_do_not_share_a_run(start_run: Start) -> None:  # P3
+    run = start_run(*LEDGER)
+    run.wait_for_steps(100)
+    second = start_run(*LEDGER, "--resume", run_dir=run.dir)
+    second.wait()
+    assert second.process.returncode == 2
+    assert "another `parashard run` works in it" in second.complaint()
+    other = start_run(*LEDGER, *sets(checkpoint__url=str(run.dir / "checkpoints")))
+    other.wait()
+    assert other.process.returncode == 2
+    assert "--resume takes it up" in other.complaint()
+    assert assert_balanced(run)["coordinator_restarts"] == 0, "neither has fenced it"
 
 
 def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start) -> None:

@@ -264,7 +264,9 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             cli,
             "run_job",
-            lambda loaded, folder, view, *, init, output, resume: Outcome(exit_code, report, reason, folder),
+            lambda loaded, folder, view, *, init, output, resume, from_checkpoint: Outcome(
+                exit_code, report, reason, folder
+            ),
         )
 
     return play

@@ -71,11 +71,20 @@ def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(st
     shard = process(store, every_steps=2)
     shard.push(0, 1)  # the cadence cuts
     before = bits_of(shard.shard)
-    taken = shard.checkpointer.take()
     shard.push(2)
+    taken = shard.checkpointer.take()
     shard.checkpointer.save_pending()
-    for id_ in (taken.id, shard.id_of(2)):
-        assert bits_in(shard.state_in(id_), shard.shard) == before
+    assert bits_in(shard.state_in(shard.id_of(1)), shard.shard) == before
+    assert bits_in(shard.state_in(taken.id), shard.shard) == bits_of(shard.shard)
+    assert (taken.id, shard.numbers()) == (shard.id_of(2), [1, 2]), "the older cut has the lower number"
+
+
+def test_a_push_that_copies_what_it_moves_is_counted_as_a_stall(store: MemoryStore) -> None:
+    shard = process(store)
+    shard.shard.cut()
+    assert shard.shard.storage.uncopied
+    shard.push(0)
+    assert shard.shard.storage.uncopied == 0
 
 
 def test_by_seconds(store: MemoryStore) -> None:
@@ -232,10 +241,10 @@ def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: Memo
     assert shard.numbers() == []
 
 
-def test_after_a_return_the_next_checkpoint_is_the_new_life_s(store: MemoryStore) -> None:  # P12
+def test_after_a_return_the_round_s_checkpoint_is_there_already(store: MemoryStore) -> None:  # P12
     shard = process(store, consistency="sync:2", every_steps=2)
     shard.push(0, 1, 2)
     shard.checkpointer.save_pending()
     shard.lives.roll_back(1, incarnation=1)
     stored = shard.checkpointer.take(1)
-    assert (stored.id.incarnation, stored.round) == (2, 1), "though its steps are the same as the last one's"
+    assert (stored.id.incarnation, stored.round) == (1, 1), "a round's bits are the same in every life"

@@ -51,7 +51,7 @@ def test_a_later_process_goes_on_from_the_newest_checkpoint_bit_by_bit(store: Me
     first.checkpointer.take(2 if consistency == "sync:2" else None)
     first.push(4)  # and is killed: this one is lost
     second = process(store, consistency=consistency)
-    assert second.served.restored == "restored p5/s0/i1/c1 with 4 steps"
+    assert second.served.restored == "restored p5/s0/i1/c2 with 4 steps"
     assert list(second.shard.ingest.held.intervals()) == [(0, 4)], "what it lacks it says, and it is leased again"
     for shard in (second, undisturbed):
         shard.push(*range(4 if shard is second else 0, 6))
