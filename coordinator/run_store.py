@@ -15,7 +15,7 @@ import structlog
 
 from coordinator.saved import Saved
 from parashard import failpoints
-from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, job_name, parse_job_id, plan_name
+from parashard.checkpoints.catalogue import COORDINATORS, RUN_NAME, Catalogue, job_name, parse_job_id, plan_name
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
 from parashard.checkpoints.manifest import JobManifest, Part, PlanRecord, RunRecord
 from parashard.checkpoints.state import whole_model
@@ -203,10 +203,10 @@ class RunStore:
 
     def load_saved(self) -> Saved | None:
         """Return what the latest earlier coordinator saved, or None."""
-        lives = sorted(self.store.names("coordinator"), reverse=True)
+        lives = sorted(self.store.names(COORDINATORS), reverse=True)
         for name in lives:
             try:
-                return decode(Saved, self.store.read(f"coordinator/{name}", MANIFEST_BYTES_MAX), name)
+                return decode(Saved, self.store.read(f"{COORDINATORS}/{name}", MANIFEST_BYTES_MAX), name)
             except (DamagedCheckpoint, NotStored) as error:
                 log.warning("saved-state-damaged", name=name, error=str(error))
         return None
@@ -221,7 +221,7 @@ class RunStore:
         """
         if newest_claim(self.store, "coordinator") > self.incarnation:
             raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
-        self.store.replace(f"coordinator/i{self.incarnation:08d}.json", encode(saved))
+        self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(saved))
         failpoints.hit("coordinator.state.saved")
 
     def _create(self, name: str, content: bytes) -> None:

@@ -56,7 +56,7 @@ class CoordinatorClient:
         self._moving = threading.Lock()
         self._channel = rpc.connect(address)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
-        self._retry_budget_s = retry_budget_s
+        self.retry_budget_s = retry_budget_s
         self._giving_up = giving_up or threading.Event()
 
     def close(self) -> None:
@@ -129,7 +129,7 @@ class CoordinatorClient:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),
-            stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            stop=tenacity.stop_after_delay(self.retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
             sleep=tenacity.sleep_using_event(self._giving_up),
             before_sleep=self._tell_once,
             reraise=True,
@@ -139,7 +139,7 @@ class CoordinatorClient:
     def _tell_once(self, attempt: tenacity.RetryCallState) -> None:
         """Say that we wait, once a call: silence looks like a hang."""
         if attempt.attempt_number == 1 and attempt.outcome is not None:
-            log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self._retry_budget_s)
+            log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self.retry_budget_s)
 
 
 def address_in(folder: Path) -> str | None:

@@ -75,7 +75,7 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
     found = [asked] if asked is not None else sorted(RUNS.glob(f"{name}-*"), key=os.path.getmtime)
     kept = [path for path in found if (path / JOB_FILE).is_file()]
     if asked is None:
-        kept = [path for path in kept if load_job(path / JOB_FILE, environ={}).job.job.name == name]
+        kept = [path for path in kept if _job_name_in(path) == name]
     if not kept:
         raise ConfigurationError(
             f"--resume: {asked or f'no directory of a run of {name!r} under {RUNS}/'} has no {JOB_FILE} of a run"
@@ -340,6 +340,14 @@ def _check_output(output: Path) -> None:
             pass
     except OSError as error:
         raise ConfigurationError(f"--output {output}: cannot be written: {error.strerror}") from None
+
+
+def _job_name_in(run_dir: Path) -> str:
+    """Return the name of the job in a run directory; "" if its file is not one that this version can read."""
+    try:
+        return load_job(run_dir / JOB_FILE, environ={}).job.job.name
+    except ConfigurationError:
+        return ""
 
 
 def _coordinator_in(run_dir: Path) -> dict[str, Any]:

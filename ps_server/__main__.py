@@ -1,7 +1,7 @@
 """Starts a shard: ask for the job, claim an incarnation, restore, listen, and announce the shard once a second.
 
 The announcement is also how a coordinator that was started again learns of the shard. SIGTERM: accept nothing more,
-save, exit 0; whoever starts the shard again loses nothing.
+save, exit 0. What its next life lacks, in sync mode the part of a round that was only held, is computed again.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     catalogue = Catalogue(store)
     builder = ShardBuilder(reply, arguments.index)
     options = builder.job.checkpoint
+    coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
     rounds = builder.round_steps is not None
     restorer = Restorer(catalogue, reply, builder.plan, arguments.index, builder.optimizer.slots, rounds=rounds)
     lives = Lives(builder, restorer, store, options)

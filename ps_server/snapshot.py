@@ -1,8 +1,8 @@
 """Snapshot: a shard's weights and slots as they were at one moment, copied while pushes go on.
 
 Pure. Copy-on-write by partition: `Storage.apply` saves a partition before it first moves it, and the checkpointer saves
-the others one at a time, so that pushes wait for the copy of one partition and not of the whole shard. Knows no step,
-no file and no lock: every call happens under the shard's owner, but for reading once it is complete.
+the others one at a time. A push waits for the copy of what it moves and of no more. Knows no step, no file and no
+lock: every call happens under the shard's owner, but for reading once it is complete.
 """
 
 from __future__ import annotations

@@ -62,6 +62,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
     policy = job.consistency.policy
+    coordinator.retry_budget_s = job.cluster.retry_budget_s
     threads = threads_for(job.cluster.worker_threads, job.cluster.workers, reproducible=policy.kind == "sync")
     limit_threads(threads)
     device = open_device(arguments.device or job.cluster.device)

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, decode, sha256_of
+from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, sha256_of
 from parashard.checkpoints.manifest import JobManifest, PlanRecord, RunRecord, ShardManifest
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored
 from parashard.store.base import Store
 
 RUN_NAME = "run.json"
 MANIFEST_NAME = "manifest.json"
+COORDINATORS = "coordinator"
+"""Folder of what coordinators save for their successors."""
 
 _ID = re.compile(r"p(\d{1,9})/s(\d{1,9})/i(\d{1,9})/c(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"j(\d{1,9})", re.ASCII)
@@ -188,6 +190,10 @@ class Catalogue:
             return self._read(RunRecord, RUN_NAME)
         except NotStored:
             return None
+
+    def check_record(self, name: str) -> None:
+        """Check that a record of whatever kind is as it was written."""
+        check_whole(self.store.read(name, MANIFEST_BYTES_MAX), place_of(self.store, name))
 
     def _undamaged_job(self, number: int) -> JobManifest | None:
         try:

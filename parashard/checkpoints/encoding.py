@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from typing import ClassVar, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -19,6 +20,7 @@ MANIFEST_BYTES_MAX = 16 << 20
 """Greatest record that is read or written: room for about a million intervals of applied steps."""
 
 _HEAD = b'{"body":'
+_TAIL = re.compile(rb',"kind":"([a-z-]{1,40})","sha256":"[0-9a-f]{64}"\}\Z')
 
 
 class Table(BaseModel):
@@ -85,6 +87,20 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     if _canonical(record) != body:
         raise DamagedCheckpoint(f"{where}: a {kind} that is not in canonical form")
     return record
+
+
+def check_whole(content: bytes, where: str) -> None:
+    """Check that some bytes are a record of whatever kind, as it was written.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If they are not.
+    """
+    tail = _TAIL.search(content)
+    body = content[len(_HEAD) : tail.start()] if tail else b""
+    if tail is None or content != _HEAD + body + _tail(tail[1].decode(), body):
+        raise DamagedCheckpoint(f"{where}: these {len(content)} bytes are not a whole record as it was written")
 
 
 def sha256_of(content: bytes | memoryview) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.errors import DamagedCheckpoint, NotStored
@@ -28,6 +28,8 @@ def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
         yield from _damage_of_plan(catalogue, version)
     for number in catalogue.job_checkpoints():
         yield from damage_in_job(catalogue, number, arrays=False)
+    for name in catalogue.store.names(COORDINATORS):
+        yield from _damage(lambda name=name: catalogue.check_record(f"{COORDINATORS}/{name}"))
     for id_ in catalogue.checkpoints():
         found = list(damage_in_shard(catalogue, id_))
         if catalogue.has(id_):

@@ -5,6 +5,7 @@ from checkpoint_cases import write_drained, write_shard
 from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
+from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
 from parashard.errors import NotStored, StoreFailed
 
@@ -100,3 +101,12 @@ def test_a_store_that_does_not_answer_is_not_damage(store):
     with pytest.raises(StoreFailed, match="no space left"):
         list(damage_in_store(Catalogue(store)))
     assert fault.fired == 1
+
+
+def test_what_coordinators_saved_is_verified_too(store):  # P7
+    name = "coordinator/i00000002.json"
+    store.create(name, encode(Catalogue(store).plan(1)))  # a record of any kind
+    assert list(damage_in_store(Catalogue(store))) == []
+    damage(store, name)
+    [text] = damage_in_store(Catalogue(store))
+    assert f"{store.url}/{name}: " in text
