@@ -6,6 +6,7 @@ Called by `parashard checkpoint verify`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
@@ -29,7 +30,7 @@ def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
     for number in catalogue.job_checkpoints():
         yield from damage_in_job(catalogue, number, arrays=False)
     for name in catalogue.store.names(COORDINATORS):
-        yield from _damage(lambda name=name: catalogue.check_record(f"{COORDINATORS}/{name}"))
+        yield from _damage(partial(catalogue.check_record, f"{COORDINATORS}/{name}"))
     for id_ in catalogue.checkpoints():
         found = list(damage_in_shard(catalogue, id_))
         if catalogue.has(id_):
