@@ -41,11 +41,11 @@ from parashard.process import (
     write_address,
 )
 from parashard.rpc import Server, join_address
+from parashard.run_files import CHECKPOINTS
 from parashard.store import open_store
 from protos import coordinator_pb2 as pb
 
 LINGER_S = 1.0
-CHECKPOINTS = "checkpoints"
 
 log = structlog.get_logger("coordinator")
 

@@ -18,10 +18,8 @@ from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from parashard.intervals import IntervalSet
 from parashard.models.base import Audited
+from parashard.run_files import REPORT_FILE, WEIGHTS_FILE
 from parashard.variables import Float32s, values_sha256
-
-WEIGHTS_FILE = "weights.safetensors"
-REPORT_FILE = "report.json"
 
 
 def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:

@@ -7,12 +7,7 @@ however often its processes are killed.
 
 from __future__ import annotations
 
-BACKOFF_MAX_S = 5.0
-
-
-def backoff_s(first_s: float, exits: int) -> float:
-    """Return the pause after so many exits in a row: none after the first, then doubling from `first_s`."""
-    return 0.0 if exits <= 1 else min(BACKOFF_MAX_S, first_s * 2.0 ** min(exits - 2, 30))
+from parashard.backoff import backoff_s
 
 
 class Restarts:

@@ -31,13 +31,11 @@ from parashard.coordinator_client import CoordinatorClient, find_coordinator, ru
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.process import ExitCode
-from parashard.run import JOB_FILE, newest_run
+from parashard.run import newest_run
+from parashard.run_files import CHECKPOINTS, JOB_FILE
 from parashard.store import Store, open_store
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
-
-CHECKPOINTS = "checkpoints"
-"""The store in a run directory, unless the job says otherwise."""
 
 CREATE_POLL_S = 0.1
 AWAY_S = 15.0  # longer than a coordinator needs to be started again

@@ -14,24 +14,22 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from parashard.backoff import backoff_s
 from parashard.coordinator_client import ADDRESS_FILE, CoordinatorClient
 from parashard.errors import ConfigurationError, JobFailed, ParashardError, RetryLater
 from parashard.job.load import LoadedJob, as_toml, load_job
 from parashard.live import JobView
 from parashard.local_cluster import Ended, LocalCluster
 from parashard.process import ExitCode
+from parashard.run_files import JOB_FILE, REPORT_FILE, WEIGHTS_FILE
 from protos import coordinator_pb2 as pb
 
-JOB_FILE = "job.toml"
 NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
 LOCK_FILE = "lock"
-REPORT_FILE = "report.json"
-WEIGHTS_FILE = "weights.safetensors"
 RUNS = Path("runs")
 START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is noticed at once
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
-BACKOFF_MAX_S = 5.0
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130  # 128 + SIGINT, as shells have it
 
@@ -238,9 +236,7 @@ class _Run:
         """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
         self._check_exit(child)
         options = self._cluster_options
-        again = self._coordinator_exits - 2  # the first exit is taken for a preemption: no pause
-        pause_s = min(BACKOFF_MAX_S, options.restart_backoff_s * 2.0 ** min(again, 30)) if again >= 0 else 0.0
-        self._coordinator_due_s = time.monotonic() + pause_s
+        self._coordinator_due_s = time.monotonic() + backoff_s(options.restart_backoff_s, self._coordinator_exits)
         self._view.say(f"the coordinator ended: {child.reason}; it is started again")
 
     def _start_coordinator_again(self, first: list[str]) -> None:

@@ -12,10 +12,11 @@ from safetensors import safe_open
 from shard_records import record_of
 
 from coordinator.core import Core
-from coordinator.report import REPORT_FILE, audited, report, save_report, save_weights
+from coordinator.report import audited, report, save_report, save_weights
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.status import StatusView
 from parashard.job.load import job_from_toml
+from parashard.run_files import REPORT_FILE
 
 REQUIRED = {
     "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "loss", "accuracy",

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.restarts import BACKOFF_MAX_S, Restarts
+from coordinator.restarts import Restarts
+from parashard.backoff import BACKOFF_MAX_S
 
 
 def pause_s(restarts: Restarts, index: int = 0, now_s: float = 100.0) -> float:

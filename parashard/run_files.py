@@ -1,0 +1,7 @@
+"""Names of the files in a run directory, for all who write or read them."""
+
+JOB_FILE = "job.toml"
+REPORT_FILE = "report.json"
+WEIGHTS_FILE = "weights.safetensors"
+CHECKPOINTS = "checkpoints"
+"""The checkpoint store, unless the job says otherwise."""
