@@ -7,6 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from parashard.transfer import Overlap
 from protos import coordinator_pb2 as pb
 
 HISTORY_FILE = "history.jsonl"
@@ -45,5 +46,6 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
         "staleness_p95": status.staleness_p95,
         "staleness_max": status.staleness_max,
         "step_lag_max": status.step_lag_max,
+        "transfer_hidden": Overlap.of(worker.phases for worker in status.workers).hidden,
         "workers_live": sum(worker.live for worker in status.workers),
     }

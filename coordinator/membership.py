@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
 
-PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push")
+PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
 
 @dataclass
@@ -150,6 +150,8 @@ class ShardLife:
     incarnation: int
     address: str
     http_address: str
+    data_address: str = ""
+    local_path: str = ""
 
 
 class Shards:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from parashard.transfer import Bytes, Overlap, percent
 from protos import coordinator_pb2 as pb
 
 _STYLE = """
@@ -27,6 +28,8 @@ def status_page(status: pb.GetStatusReply) -> bytes:
         *((f"held-out {name}", f"{value:.4f}") for name, value in sorted(status.metrics.items())),
         ("staleness p50 / p95 / max", f"{status.staleness_p50} / {status.staleness_p95} / {status.staleness_max}"),
         ("step lag max", str(status.step_lag_max)),
+        ("transfer hidden", percent(Overlap.of(worker.phases for worker in status.workers).hidden)),
+        ("bytes saved", percent(Bytes.of(shard.record for shard in status.shards).saved)),
         ("leased steps", str(status.steps_leased)),
         ("elapsed", f"{status.elapsed_s:.0f} s"),
     ]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from coordinator.status import StatusView
 from parashard.intervals import IntervalSet
 from parashard.models.base import Audited
 from parashard.run_files import REPORT_FILE, WEIGHTS_FILE
+from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
 
 
@@ -29,6 +31,8 @@ def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) 
     training_s = core.progress.training_s()
     latest = core.evaluations.latest
     metrics = (latest.metrics or {}) if latest else {}
+    overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
+    moved = Bytes.of(records.values())
     return {
         "job": resolved.job.job.name,
         "run_id": core.options.run_id,
@@ -54,6 +58,12 @@ def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) 
             "max": max(staleness, default=0),
         },
         "step_lag": {"max": max((r.step_lag_max for r in records.values()), default=0)},
+        "transfer": {
+            "seconds": round(overlap.transfer_s, 3),
+            "waited_s": round(overlap.waited_s, 3),
+            "hidden": _rounded(overlap.hidden),
+        },
+        "bytes": {**asdict(moved), "saved": _rounded(moved.saved)},
         "worker_restarts": core.supervision.worker_restarts,
         "shard_restarts": core.shard_restarts,
         "coordinator_restarts": core.options.incarnation - 1,
@@ -92,6 +102,10 @@ def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
 
 def _steps(record: Any) -> int:
     return len(IntervalSet((i.start, i.stop) for i in record.applied))
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
 
 
 def _finite(value: float) -> float | None:

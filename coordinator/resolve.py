@@ -16,6 +16,7 @@ from safetensors.numpy import load_file, save_file
 
 from parashard.data import open_source
 from parashard.data.base import DataSpec
+from parashard.encodings import Encoding
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job
@@ -68,6 +69,7 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
     model = build_model(job.model, spec, job.job.seed, model_folder)
     declared, arrays = _declared(model)
     variables = apply_settings(declared, job.variables)
+    _check_encodings(job, variables)
     kept = (run_dir / INITIAL_FILE).absolute()
     if kept.exists():  # the run has begun: its first values are these, whatever a model draws anew
         arrays = _checked_file(kept, variables, whole=False)
@@ -138,6 +140,20 @@ def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = T
         if not np.isfinite(array).all():
             raise BadData(f"{path}: the values of variable {name!r} are not all finite")
     return stored
+
+
+def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
+    """A model may declare encodings too, which the job file's own checks have not seen."""
+    for variable in variables.values():
+        try:
+            encoding = Encoding.parse(variable.encoding)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"variable {variable.name!r}: {error}") from None
+        if job.consistency.policy.kind == "sync" and encoding.has_residue and not variable.frozen:  # P13
+            raise ConfigurationError(
+                f"variable {variable.name!r}: encoding {encoding} with consistency.policy {job.consistency.policy}; "
+                "allowed in sync: float32, bfloat16, float16"
+            )
 
 
 def _check_round_memory(job: Job, plan: Plan) -> None:

@@ -101,7 +101,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
         """Take in a shard, or what a known one says of itself."""
         says = Announcement(
-            ShardLife(request.incarnation, request.address, request.http_address),
+            ShardLife(
+                request.incarnation, request.address, request.http_address, request.data_address, request.local_path
+            ),
             applied=intervals_from(request.applied),
             held=intervals_from(request.held or request.applied),
             returnable=frozenset(request.checkpoint_rounds),
@@ -139,7 +141,15 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Give the shards' addresses."""
         with self.changed:
             self._core.check_run(request.run_id)
-            shards = [pb.ShardAddress(address=s.address, incarnation=s.incarnation) for s in self._core.shards.lives()]
+            shards = [
+                pb.ShardAddress(
+                    address=life.address,
+                    incarnation=life.incarnation,
+                    data_address=life.data_address,
+                    local_path=life.local_path,
+                )
+                for life in self._core.shards.lives()
+            ]
             return pb.GetViewReply(view=self._core.shards.view, shards=shards)
 
     def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:

@@ -29,6 +29,7 @@ from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
 from parashard.process import ExitCode, exit_code_of
 from parashard.run import Outcome, new_run_dir, newest_run, read_report, resumed_run_dir, run_job
+from parashard.transfer import percent
 
 app = typer.Typer(
     help="A parameter server for training on machines that come and go.",
@@ -204,6 +205,15 @@ def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str 
     staleness = report["staleness"]
     rows.append(("staleness", f"p50 {staleness['p50']}, p95 {staleness['p95']}, max {staleness['max']} pushes"))
     rows.append(("step lag", f"max {report['step_lag']['max']} steps"))
+    moved = report["bytes"]
+    rows.append(("transfer", f"{percent(report['transfer']['hidden'])} hidden behind computing"))
+    rows.append(
+        (
+            "bytes",
+            f"{moved['pushed'] / 2**20:,.1f} MiB pushed, {moved['pulled'] / 2**20:,.1f} MiB pulled; "
+            f"{percent(moved['saved'])} of all saved",
+        )
+    )
     rows += [(name, str(report[name])) for name in ("ledger_wrong", "torn") if name in report]
     rows.append(("duplicates", f"{report['duplicate_pushes']} pushes acknowledged and not applied"))
     if report["worker_restarts"]:

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from parashard.chaos.runner import CHAOS_FLAG, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
@@ -58,11 +58,16 @@ def chaos(
         if value is not None:
             flags.append((key, value, CHAOS_FLAG))
     loaded = load_job(job, flags)
+    automatic = loaded.job.cluster.transport == "auto"
+    if automatic:
+        loaded = load_job(job, [*flags, THROUGH_LINKS])
     kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], pause, partition, delay)
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
     folder = new_run_dir(run_dir, loaded.job.job.name)
     console = Console(stderr=json_)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
+    if automatic:
+        view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
     outcome = run_chaos(loaded, folder, view, options)
     broken = broken_promises(outcome.report)
     if json_:
@@ -100,4 +105,5 @@ def told(outcome: Outcome) -> list[str]:
     lines += [f"{name:<11} {report[name]}" for name in PROMISES if name in report]
     lines += [f"{name:<11} {report[name]}" for name in ("accuracy", "weights_sha256") if report.get(name) is not None]
     restarts = ", ".join(f"{report.get(f'{role}_restarts', 0)} {role}" for role in ("worker", "shard", "coordinator"))
-    return [*lines, f"restarts    {restarts}", f"seed        {report['seed']}", f"run         {outcome.run_dir}"]
+    lines += [f"restarts    {restarts}", f"transport   {report['transport']}", f"seed        {report['seed']}"]
+    return [*lines, f"run         {outcome.run_dir}"]

@@ -1,73 +1,63 @@
 """ShardClient: pulls variables from all shards and pushes gradients to all shards.
 
-Cuts by the plan, frames by `parashard.wire`, sends by a transport. Knows no lease and no model. Called by the worker's
-loop, by the coordinator (final weights) and by tools. A push is sent whole or reported as failed, with the shard named;
-to send it again is always safe, because the step is its identity (P1).
+Cuts by the plan, encodes gradients, sends by a transport. Knows no lease and no model. Called by the worker's loop, by
+the coordinator (final weights) and by tools. A push is sent whole or reported as failed, with the shard named; to send
+it again is always safe, because the step is its identity (P1).
 """
 
 from __future__ import annotations
 
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 import tenacity
 
-from parashard import failpoints, rpc, wire
-from parashard.errors import (
-    MalformedFrame,
-    RetryLater,
-    ShapeMismatch,
-    StaleIncarnation,
-    UnknownAttempt,
-    UnknownVariable,
-    Unreachable,
-)
-from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushChunk, PushResult, Receipt, Slice, Target
-from parashard.partition import ELEMENT_BYTES, Placed, Plan
-from parashard.push import ShardPush, new_attempt
-from parashard.transports.base import Reply, Transport
+from parashard import failpoints, rpc
+from parashard.buffers import Buffers
+from parashard.encodings import Encoded, GradientEncoder
+from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable, Unreachable
+from parashard.messages import PullRun, Push, PushResult, Receipt, Slice, Target
+from parashard.partition import ELEMENT_BYTES, Plan
+from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 from parashard.variables import Float32s
+from parashard.weight_sets import WeightSet, WeightSets
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 1.0
-WHOLE_ATTEMPTS_MAX = 5
-IN_FLIGHT_MAX = 16  # messages of one operation that wait for an answer, each of at most 4 MiB
 
-_Request = TypeVar("_Request")
+_Answer = TypeVar("_Answer")
 
 
-@dataclass(frozen=True)
-class View:
-    """Where every shard is now, and which life it leads; `number` rises with every change."""
-
-    number: int
-    addresses: tuple[str, ...]
-    incarnations: tuple[int, ...]
-
-
-@dataclass(frozen=True)
 class Pulled:
     """Variables as pulled.
 
     Attributes
     ----------
     variables : dict of str to ndarray of float32
-        By name, in their declared shapes; owned by the caller. In `async` and `ssp` runs of a large shard may be of
-        neighbouring versions.
+        By name, in their declared shapes; owned by the caller until `release`, and to be given back unchanged. In
+        `async` and `ssp` parts of one shard may be of neighbouring versions.
     versions : tuple of int
         By shard: the lowest version among what was pulled from it.
     incarnations : tuple of int
         By shard: the life that answered.
     """
 
-    variables: dict[str, Float32s]
-    versions: tuple[int, ...]
-    incarnations: tuple[int, ...]
+    def __init__(self, weights: WeightSet, sets: WeightSets) -> None:
+        self.variables = weights.variables
+        self.versions = tuple(version or 0 for version in weights.versions)
+        self.incarnations = weights.incarnations
+        self._weights: WeightSet | None = weights
+        self._sets = sets
+
+    def release(self) -> None:
+        """Give the arrays back, for a later pull to fill; they must not be used any more. Never necessary."""
+        if self._weights is not None:
+            self._sets.give_back(self._weights)
+            self._weights = None
 
 
 @dataclass(frozen=True)
@@ -106,8 +96,8 @@ class ShardClient:
         How long it may be sent again while nobody answers: the shard may live elsewhere by now, as a newer view says.
     giving_up : Event, optional
         Once set, nothing is retried any more.
-    connect : callable
-        From an address to a Transport; a test's fake comes in here.
+    connect : Connect
+        Makes transports; a test's fake comes in here.
     """
 
     def __init__(
@@ -120,7 +110,7 @@ class ShardClient:
         retry_budget_s: float = 30.0,
         away_budget_s: float = 30.0,
         giving_up: threading.Event | None = None,
-        connect: Callable[[str], Transport] = GrpcTransport,
+        connect: Connect = GrpcTransport,
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
@@ -131,20 +121,21 @@ class ShardClient:
         self._viewing = threading.Lock()
         self._giving_up = giving_up or threading.Event()
         self._connect = connect
-        self._transports: dict[str, Transport] = {}
-        self._slices = [self._trainable_slices(layout) for layout in plan.layouts]
-        self.view = View(0, (), ())
+        self._transports: dict[ShardAddress, Transport] = {}
+        self._encoder = GradientEncoder(plan)
+        self._sets = WeightSets(plan)
+        self.view = View(0, ())
 
     def use(self, view: View) -> None:
         """Send to these shards from now on, unless a newer view is in use; connections to others are closed."""
         with self._viewing:
             if view.number < self.view.number:
                 return
-            for address in set(self._transports) - set(view.addresses):
-                self._transports.pop(address).close()
-            for address in view.addresses:
-                if address not in self._transports:
-                    self._transports[address] = self._connect(address)
+            for where in set(self._transports) - set(view.shards):
+                self._transports.pop(where).close()
+            for shard, where in enumerate(view.shards):
+                if where not in self._transports:
+                    self._transports[where] = self._connect(where, Greeting(self._target(shard, view), self._worker))
             self.view = view
 
     def close(self) -> None:
@@ -154,7 +145,7 @@ class ShardClient:
         self._transports.clear()
 
     def pull(self, *, step: int | None = None, round_: int | None = None) -> Pulled:
-        """Pull every variable from all shards, at once.
+        """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
 
         Parameters
         ----------
@@ -171,19 +162,16 @@ class ShardClient:
             If a shard gave no answer within the retry budget.
         """
         view = self.view
-        vectors = [np.empty(self._plan.shard_elements(shard), np.float32) for shard in range(len(view.addresses))]
-        versions: list[int | None] = [None] * len(vectors)
-        for run, frame in self._in_flight(self._runs(view, step, round_), lambda run: self._pull(run, view)):
-            weights, shard = wire.decode_weights(frame), run.target.shard
-            content = vectors[shard].data.cast("B")
-            if weights.values.nbytes != run.length_bytes:
-                raise MalformedFrame(
-                    f"shard {shard} was asked for {run.length_bytes} bytes and sent {weights.values.nbytes}"
-                )
-            content[run.offset_bytes : run.offset_bytes + run.length_bytes] = weights.values
-            known = versions[shard]
-            versions[shard] = weights.version if known is None else min(known, weights.version)
-        return Pulled(self._joined(vectors), tuple(version or 0 for version in versions), view.incarnations)
+        weights = self._sets.take(tuple(where.incarnation for where in view.shards))
+
+        def pull(shard: int) -> Pending[int]:
+            length = self._plan.shard_elements(shard) * ELEMENT_BYTES
+            run = PullRun(self._target(shard, view), round_, step, 0, length, weights.versions[shard])
+            return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
+
+        # After an error the set is dropped: what its arrays hold is undefined.
+        weights.versions = self._of_all(pull, len(view.shards))
+        return Pulled(weights, self._sets)
 
     def push(
         self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
@@ -195,7 +183,8 @@ class ShardClient:
         step : int
             The push's identity (P1).
         gradients : mapping of str to ndarray of float32
-            By variable, in the declared shapes, finite (P6); a variable left out has a zero gradient.
+            By variable, in the declared shapes, finite (P6); a variable left out has a zero gradient. Only read; they
+            must not change before the push is through.
         pulled : Pulled, optional
             What the gradients were computed at; None: unknown.
         skipped : bool
@@ -210,50 +199,37 @@ class ShardClient:
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
         """
-        self._check(gradients)
+        arrays = self._checked(gradients)
         view = self.view
-        # Shards are settled in index order by everybody: with any other order two workers could each hold the last room
-        # of one shard's queue and wait for the other's.
-        pushes = [self._prepare(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.addresses))]
-        replies: list[Reply] = []
-        for push in pushes:
-            if replies:
+        unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(view.shards))}
+
+        def push(shard: int) -> Pending[Receipt]:
+            if shard:
                 failpoints.hit("worker.push.between_shards")
-            replies.append(self._push(push.chunk(0), view))
-        receipts = tuple(self._finish(push, reply, view) for push, reply in zip(pushes, replies, strict=True))
-        return Pushed(receipts, view.incarnations)
+            return self._transport(shard, view).push(
+                prepared[shard], rpc.data_deadline_s(prepared[shard].payload.nbytes)
+            )
 
-    # --- pull ---
+        def settle(shard: int, receipt: Receipt) -> None:
+            # P17. In sync:N nothing has a residue, and what is held will be applied.
+            taken = receipt.result in (PushResult.APPLIED, PushResult.BUFFERED)
+            self._encoder.settle(unsettled.pop(shard), applied=taken)
 
-    def _runs(self, view: View, step: int | None, round_: int | None) -> list[PullRun]:
-        """Return what to ask for, the shards taking turns, so that all of them are busy."""
-        sizes = [self._plan.shard_elements(shard) * ELEMENT_BYTES for shard in range(len(view.addresses))]
-        targets = [self._target(shard, view) for shard in range(len(sizes))]
-        return [
-            PullRun(targets[shard], round_, step, offset, min(CHUNK_BYTES_MAX, size_bytes - offset))
-            for offset in range(0, max(sizes, default=0) or 1, CHUNK_BYTES_MAX)
-            for shard, size_bytes in enumerate(sizes)
-            if offset < max(size_bytes, 1)  # an empty shard is asked too: its version and its round matter
-        ]
-
-    def _joined(self, vectors: Sequence[Float32s]) -> dict[str, Float32s]:
-        """Return variables by name: views of the vectors where a variable is in one piece, else copies."""
-        pieces: dict[str, list[tuple[int, Float32s]]] = {}
-        for vector, layout in zip(vectors, self._plan.layouts, strict=True):
-            for placed in layout:
-                run = vector[placed.offset : placed.stop]
-                pieces.setdefault(placed.partition.variable, []).append((placed.partition.row_start, run))
-        variables = {}
-        for name, runs in pieces.items():
-            runs.sort(key=lambda piece: piece[0])
-            flat = runs[0][1] if len(runs) == 1 else np.concatenate([run for _, run in runs])
-            variables[name] = flat.reshape(self._plan.variables[name].shape)
-        return variables
+        try:
+            prepared = [
+                self._prepare(shard, view, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+            ]
+            receipts = self._of_all(push, len(prepared), settle)
+        finally:
+            for encoded in unsettled.values():
+                self._encoder.settle(encoded, applied=False)
+        return Pushed(receipts, tuple(where.incarnation for where in view.shards))
 
     # --- push ---
 
-    def _check(self, gradients: Mapping[str, Float32s]) -> None:
-        """Refuse what would be cut into rows that mean something else, before the first shard is sent anything."""
+    def _checked(self, gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
+        """Return gradients as contiguous float32; refuse what would be cut into rows that mean something else."""
+        arrays = {}
         for name, gradient in gradients.items():
             variable = self._plan.variables.get(name)
             if variable is None:
@@ -262,81 +238,85 @@ class ShardClient:
                 raise ShapeMismatch(
                     f"the gradient of {name!r} has shape {np.shape(gradient)}, the variable has {variable.shape}"
                 )
+            if not variable.frozen:
+                arrays[name] = np.ascontiguousarray(gradient, np.float32)
+        return arrays
 
     def _prepare(
         self,
         shard: int,
         view: View,
         step: int,
-        gradients: Mapping[str, Float32s],
+        arrays: Mapping[str, Float32s],
         pulled: Pulled | None,
         skipped: bool,
-    ) -> ShardPush:
-        slices = tuple(s for s in self._slices[shard] if s.partition.variable in gradients)
-        runs = [
-            np.asarray(gradients[s.partition.variable], np.float32)[
-                s.partition.row_start : s.partition.row_stop
-            ].ravel()
-            for s in slices
-        ]
-        content = np.concatenate(runs) if runs else np.empty(0, np.float32)
-        known = pulled is not None and pulled.incarnations[shard] == view.incarnations[shard]  # P16
-        version = pulled.versions[shard] if pulled is not None and known else None
-        return ShardPush(self._target(shard, view), self._worker, step, slices, skipped, version, content)
-
-    def _finish(self, push: ShardPush, first: Reply, view: View) -> Receipt:
-        for _ in range(WHOLE_ATTEMPTS_MAX):
-            try:
-                receipt = self._send_rest(push, first, view)
-            except UnknownAttempt:  # P4: the assembly is gone; send it again whole
-                push.attempt = new_attempt()
-                first = self._push(push.chunk(0), view)
+        encoded: list[Encoded],
+    ) -> Push:
+        """Return a shard's part of a push; what had to be encoded joins `encoded`, to be settled."""
+        slices, pieces = [], []
+        for placed in self._plan.layouts[shard]:
+            p = placed.partition
+            if p.variable not in arrays:
                 continue
-            return receipt
-        raise UnknownAttempt(f"step {push.step}: the shard lost {WHOLE_ATTEMPTS_MAX} attempts in a row")
-
-    def _send_rest(self, push: ShardPush, first: Reply, view: View) -> Receipt:
-        receipt = self._receipt(push.chunk(0), first, view)
-        if receipt.result is not PushResult.PENDING:
-            return receipt
-        frames = self._in_flight(self._rest(push), lambda chunk: self._push(chunk, view))
-        receipts = [wire.decode_receipt(frame) for _, frame in frames]
-        done = [r for r in receipts if r.result is not PushResult.PENDING]
-        if not done:
-            raise UnknownAttempt(f"step {push.step}: every chunk is in and the push is not")
-        return next((r for r in done if r.result is not PushResult.DUPLICATE), done[0])
-
-    def _rest(self, push: ShardPush) -> Iterator[PushChunk]:
-        for index in range(1, push.chunks):
-            failpoints.hit("worker.push.between_chunks")
-            yield push.chunk(index)
-
-    def _receipt(self, chunk: PushChunk, reply: Reply, view: View) -> Receipt:
-        return wire.decode_receipt(self._settled(reply, lambda: self._push(chunk, view)))
+            variable = self._plan.variables[p.variable]
+            rows = arrays[p.variable][p.row_start : p.row_stop]
+            if variable.encoding == "float32":
+                slices.append(Slice(p, variable.row_elements))
+                pieces.append(rows.data)
+            else:
+                encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))
+                slices.append(encoded[-1].slice)
+                pieces.append(encoded[-1].payload)
+        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
+        version = pulled.versions[shard] if pulled is not None and known else None
+        target = self._target(shard, view)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces))
 
     # --- both ---
 
-    def _in_flight(
-        self, requests: Iterable[_Request], send: Callable[[_Request], Reply]
-    ) -> Iterator[tuple[_Request, bytes]]:
-        """Send requests, at most IN_FLIGHT_MAX at a time (P19); yield each with its answer, in order."""
-        waiting: deque[tuple[_Request, Reply]] = deque()
-        for request in requests:
-            if len(waiting) == IN_FLIGHT_MAX:
-                yield self._answered(waiting.popleft(), send)
-            waiting.append((request, send(request)))
-        while waiting:
-            yield self._answered(waiting.popleft(), send)
+    def _of_all(
+        self,
+        begin: Callable[[int], Pending[_Answer]],
+        shards: int,
+        settled: Callable[[int, _Answer], None] = lambda shard, answer: None,
+    ) -> tuple[_Answer, ...]:
+        """Begin a request on every shard, then wait for each; a shard that asks for patience is asked again.
 
-    def _answered(self, waiting: tuple[_Request, Reply], send: Callable[[_Request], Reply]) -> tuple[_Request, bytes]:
-        request, reply = waiting
-        return request, self._settled(reply, lambda: send(request))
-
-    def _settled(self, reply: Reply, again: Callable[[], Reply]) -> bytes:
-        """Wait for a reply; while the shard asks for patience, send again, within the budget."""
+        Shards are settled in index order by everybody: with any other order two workers could each hold the last room
+        of one shard's queue and wait for the other's. After an error nothing is under way any more.
+        """
+        begun: list[Pending[_Answer] | RetryLater] = []
+        answers: list[_Answer] = []
         try:
-            return reply.result()
+            for shard in range(shards):
+                begun.append(self._begun(begin, shard))
+            for shard in range(shards):
+                answers.append(self._patiently(begin, shard, begun[shard]))
+                settled(shard, answers[shard])
+        except BaseException:
+            for pending in begun[len(answers) :]:
+                if not isinstance(pending, RetryLater):
+                    pending.cancel()
+            raise
+        return tuple(answers)
+
+    def _begun(self, begin: Callable[[int], Pending[_Answer]], shard: int) -> Pending[_Answer] | RetryLater:
+        try:
+            return begin(shard)
+        except RetryLater as error:  # the others need not wait for this one
+            return error
+
+    def _patiently(
+        self, begin: Callable[[int], Pending[_Answer]], shard: int, first: Pending[_Answer] | RetryLater
+    ) -> _Answer:
+        """Wait for an answer; while the shard asks for patience, ask again, within the budget."""
+        try:
+            if isinstance(first, RetryLater):
+                raise first
+            return first.result()
         except RetryLater:
+            if not isinstance(first, RetryLater):
+                first.cancel()  # what it may still have under way must not fill the same arrays
             retrying = tenacity.Retrying(
                 retry=tenacity.retry_if_exception_type(RetryLater),
                 wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
@@ -346,27 +326,23 @@ class ShardClient:
                 | _StopWhenAway(self._away_budget_s),
                 reraise=True,
             )
-            return retrying(lambda: again().result())
-
-    def _push(self, chunk: PushChunk, view: View) -> Reply:
-        return self._transport(chunk.target.shard, view).push(wire.encode_push(chunk), rpc.DATA_DEADLINE_S)
-
-    def _pull(self, run: PullRun, view: View) -> Reply:
-        return self._transport(run.target.shard, view).pull(wire.encode_pull(run), rpc.DATA_DEADLINE_S)
+            return retrying(lambda: _answered(begin(shard)))
 
     def _transport(self, shard: int, view: View) -> Transport:
-        transport = self._transports.get(view.addresses[shard])
+        transport = self._transports.get(view.shards[shard])
         if transport is None:
-            raise StaleIncarnation(f"shard {shard} moved from {view.addresses[shard]} while a request was prepared")
+            raise StaleIncarnation(
+                f"shard {shard} moved from {view.shards[shard].address} while a request was prepared"
+            )
         return transport
 
     def _target(self, shard: int, view: View) -> Target:
-        return Target(self._run_id, self._job_digest, self._plan.version, shard, view.incarnations[shard])
+        return Target(self._run_id, self._job_digest, self._plan.version, shard, view.shards[shard].incarnation)
 
-    def _trainable_slices(self, layout: Sequence[Placed]) -> tuple[Slice, ...]:
-        variables = self._plan.variables
-        return tuple(
-            Slice(placed.partition, variables[placed.partition.variable].row_elements)
-            for placed in layout
-            if not variables[placed.partition.variable].frozen
-        )
+
+def _answered(pending: Pending[_Answer]) -> _Answer:
+    try:
+        return pending.result()
+    except RetryLater:
+        pending.cancel()
+        raise

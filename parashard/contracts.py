@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from parashard.encodings import Encoding
 from parashard.errors import ConfigurationError, MalformedFrame
 from parashard.intervals import IntervalSet
 from parashard.partition import Partition, Plan
+from parashard.transports.base import ShardAddress, View
 from parashard.variables import Initializer, Variable, in_name_order
 from protos import coordinator_pb2, shard_pb2
 
@@ -29,6 +31,7 @@ def plan_message(plan: Plan) -> coordinator_pb2.Plan:
                 frozen=v.frozen,
                 decay=v.decay,
                 learning_rate_factor=v.learning_rate_factor,
+                encoding=v.encoding,
             )
             for v in variables
         ],
@@ -77,9 +80,24 @@ def _variables_from(message: coordinator_pb2.Plan) -> list[Variable]:
             frozen=v.frozen,
             decay=v.decay,
             learning_rate_factor=v.learning_rate_factor,
+            encoding=_encoding_in(v),
         )
         for v in message.variables
     ]
+
+
+def view_from(message: coordinator_pb2.GetViewReply) -> View:
+    """Return the view in a message."""
+    return View(
+        message.view,
+        tuple(ShardAddress(s.address, s.incarnation, s.data_address, s.local_path) for s in message.shards),
+    )
+
+
+def _encoding_in(message: coordinator_pb2.VariableSpec) -> str:
+    encoding: str = message.encoding or "float32"  # plans that were saved before there were encodings name none
+    Encoding.parse(encoding)
+    return encoding  # as it was: it is part of the job's digest
 
 
 def interval_messages(steps: IntervalSet) -> list[shard_pb2.Interval]:

@@ -58,6 +58,7 @@ FAILPOINTS: dict[str, str] = {
     "worker.pull.done": "A step's weights are here.",
     "worker.compute.done": "A step's gradient is computed; nothing of it has been sent.",
     "worker.push.between_chunks": "A chunk of a push is about to leave; others of the same push have left before it.",
+    "worker.push.in_slot": "A push lies in shared memory; its shard has not been told.",
     "worker.push.between_shards": "A push is under way to one shard, and nothing of it to the next.",
     "worker.push.done": "Every shard has acknowledged a push; the coordinator has not been told.",
     "coordinator.boot.claimed": "A coordinator has claimed its incarnation and has read no state.",

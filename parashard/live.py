@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from parashard.transfer import Bytes, Overlap, percent
 from protos import coordinator_pb2 as pb
 
 PLAIN_EVERY_S = 2.0
@@ -171,6 +172,9 @@ def _figures(status: pb.GetStatusReply) -> Table:
         f"max [bold]{status.staleness_max}[/]"
     )
     cells.append(f"step lag max [bold]{status.step_lag_max}[/]")
+    hidden = Overlap.of(worker.phases for worker in status.workers).hidden
+    saved = Bytes.of(shard.record for shard in status.shards).saved
+    cells.append(f"transfer hidden [bold]{percent(hidden)}[/]  bytes saved [bold]{percent(saved)}[/]")
     grid.add_row(*cells)
     return grid
 

@@ -8,10 +8,23 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass
 
+from parashard.buffers import Buffers
 from parashard.partition import Partition
 
 CHUNK_BYTES_MAX = 4 << 20
-"""Greatest payload of one message; gRPC in Python moves messages of this size fastest (DESIGN.md, "Data plane")."""
+"""Greatest payload of one gRPC message; gRPC in Python moves messages of this size fastest (docs/transports.md)."""
+INT8_BLOCK_ELEMENTS = 256
+"""Elements that share a scale in DType.INT8."""
+
+
+class DType(enum.Enum):
+    """How the elements of a slice are encoded (protos/tensor.proto has the layouts); the values are the wire's."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+    INT8 = 4
+    TOPK = 5
 
 
 class PushResult(enum.Enum):
@@ -36,15 +49,46 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """Rows of a variable in a payload, row-major float32 without padding."""
+    """Rows of a variable in a payload, row-major, without padding."""
 
     partition: Partition
     row_elements: int
+    dtype: DType = DType.FLOAT32
+    kept: int = 0  # DType.TOPK: how many elements the payload names
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that the slice stands for."""
+        return self.partition.rows * self.row_elements
 
     @property
     def size_bytes(self) -> int:
         """Length in the payload."""
-        return self.partition.rows * self.row_elements * 4
+        match self.dtype:
+            case DType.FLOAT32:
+                return 4 * self.elements
+            case DType.BFLOAT16 | DType.FLOAT16:
+                return 2 * self.elements
+            case DType.INT8:
+                return 4 * -(-self.elements // INT8_BLOCK_ELEMENTS) + self.elements
+            case DType.TOPK:
+                return 8 * self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A step's whole gradient for one shard; what a transport carries.
+
+    Invariant: the pieces of `payload` together are as long as the slices.
+    """
+
+    target: Target
+    worker: str
+    step: int
+    slices: tuple[Slice, ...]
+    skipped: bool
+    pulled_version: int | None  # None: unknown, or of another incarnation (P16)
+    payload: Buffers
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +128,20 @@ class PullRun:
     step: int | None  # the step that the weights are for; None: an evaluation or an export
     offset_bytes: int
     length_bytes: int
+    known_version: int | None = None  # the asker has this version's weights; None: nothing, or of another life (P16)
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes of a shard's flat vector that begin at an offset."""
+
+    offset_bytes: int
+    values: memoryview
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """A run of a shard's weights; `values` is a view that is valid only while its owner says so."""
+    """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
 
     version: int
-    values: memoryview
+    runs: tuple[Run, ...]

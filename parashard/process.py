@@ -110,7 +110,7 @@ def address(text: str) -> str:
     return text
 
 
-def told_address(arguments: argparse.Namespace, listening: str) -> str:
+def told_address(arguments: argparse.Namespace, listening: str, data_listening: str = "") -> str:
     """Write where a service listens into its address file, if it has one; return the address that it tells others.
 
     Parameters
@@ -119,6 +119,8 @@ def told_address(arguments: argparse.Namespace, listening: str) -> str:
         With `advertise` and `address_file`, as `service_arguments` reads them.
     listening : str
         host:port, once the service listens there.
+    data_listening : str
+        The same of its stream server; empty: it has none.
 
     Raises
     ------
@@ -126,7 +128,7 @@ def told_address(arguments: argparse.Namespace, listening: str) -> str:
         If the file cannot be written.
     """
     if arguments.address_file is not None:
-        write_address(arguments.address_file, {"address": listening})
+        write_address(arguments.address_file, {"address": listening, "data_address": data_listening})
     return arguments.advertise or listening
 
 

@@ -20,6 +20,7 @@ from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unr
 
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
+SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
 SERVER_THREADS = 64
 CODE_KEY = "parashard-error"
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
@@ -119,6 +120,11 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
         )
 
 
+def data_deadline_s(length_bytes: int) -> float:
+    """Return the seconds that a push or a pull of this length may take on one shard."""
+    return DATA_DEADLINE_S + length_bytes / SLOWEST_BYTES_PER_S
+
+
 def join_address(host: str, port: int) -> str:
     """Return host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
@@ -181,6 +187,8 @@ def our_errors(address: str) -> Iterator[None]:
         raise translated(error, address) from None
     except grpc.FutureTimeoutError:
         raise Unreachable("no answer before the deadline", peer=address) from None
+    except grpc.FutureCancelledError:
+        raise Unreachable("the request was cancelled", peer=address) from None
 
 
 def translated(error: grpc.RpcError, address: str) -> ParashardError:

@@ -72,6 +72,9 @@ class Variable:
         False: weight decay leaves this variable alone (biases, usually).
     learning_rate_factor : float
         Multiplies the learning rate for this variable, >= 0.
+    encoding : str
+        How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION (`parashard.encodings.Encoding`,
+        which checks it where a plan is made).
     """
 
     name: str
@@ -80,6 +83,7 @@ class Variable:
     frozen: bool = False
     decay: bool = True
     learning_rate_factor: float = 1.0
+    encoding: str = "float32"
 
     def __post_init__(self) -> None:
         if not self.name or len(self.name) > 200:

@@ -64,7 +64,7 @@ class Plan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[VariableSpec, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardPartitions, _Mapping]]] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "shape", "initializer", "initializer_scale", "frozen", "decay", "learning_rate_factor")
+    __slots__ = ("name", "shape", "initializer", "initializer_scale", "frozen", "decay", "learning_rate_factor", "encoding")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -72,6 +72,7 @@ class VariableSpec(_message.Message):
     FROZEN_FIELD_NUMBER: _ClassVar[int]
     DECAY_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     initializer: str
@@ -79,7 +80,8 @@ class VariableSpec(_message.Message):
     frozen: bool
     decay: bool
     learning_rate_factor: float
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., initializer: _Optional[str] = ..., initializer_scale: _Optional[float] = ..., frozen: _Optional[bool] = ..., decay: _Optional[bool] = ..., learning_rate_factor: _Optional[float] = ...) -> None: ...
+    encoding: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., initializer: _Optional[str] = ..., initializer_scale: _Optional[float] = ..., frozen: _Optional[bool] = ..., decay: _Optional[bool] = ..., learning_rate_factor: _Optional[float] = ..., encoding: _Optional[str] = ...) -> None: ...
 
 class ShardPartitions(_message.Message):
     __slots__ = ("partitions",)
@@ -98,7 +100,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +111,8 @@ class RegisterShardRequest(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
     RESTORED_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -119,7 +123,9 @@ class RegisterShardRequest(_message.Message):
     held: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
     checkpoint_rounds: _containers.RepeatedScalarFieldContainer[int]
     restored: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ...) -> None: ...
+    data_address: str
+    local_path: str
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
     __slots__ = ("coordinator_incarnation", "cut_round")
@@ -172,12 +178,16 @@ class GetViewReply(_message.Message):
     def __init__(self, view: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
 
 class ShardAddress(_message.Message):
-    __slots__ = ("address", "incarnation")
+    __slots__ = ("address", "incarnation", "data_address", "local_path")
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
     address: str
     incarnation: int
-    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ...) -> None: ...
+    data_address: str
+    local_path: str
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
     __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations")
@@ -249,16 +259,18 @@ class EvaluationResult(_message.Message):
     def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
-    __slots__ = ("lease", "pull", "compute", "push")
+    __slots__ = ("lease", "pull", "compute", "push", "transfer")
     LEASE_FIELD_NUMBER: _ClassVar[int]
     PULL_FIELD_NUMBER: _ClassVar[int]
     COMPUTE_FIELD_NUMBER: _ClassVar[int]
     PUSH_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
     lease: float
     pull: float
     compute: float
     push: float
-    def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ...) -> None: ...
+    transfer: float
+    def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
     __slots__ = ("step", "skip")

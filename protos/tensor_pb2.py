@@ -24,27 +24,27 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x0cparashard.v1\"f\n\x06Target\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\t\x12\x14\n\x0cplan_version\x18\x03 \x01(\r\x12\r\n\x05shard\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"~\n\x0bTensorSlice\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x11\n\trow_start\x18\x02 \x01(\x04\x12\x10\n\x08row_stop\x18\x03 \x01(\x04\x12\x14\n\x0crow_elements\x18\x04 \x01(\x04\x12\"\n\x05\x64type\x18\x05 \x01(\x0e\x32\x13.parashard.v1.DType\"\xf0\x01\n\nPushHeader\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12)\n\x06slices\x18\x07 \x03(\x0b\x32\x19.parashard.v1.TensorSlice\x12\x0f\n\x07skipped\x18\x08 \x01(\x08\x12\x0e\n\x06pulled\x18\t \x01(\x08\x12\x16\n\x0epulled_version\x18\n \x01(\x04\"r\n\tPushReply\x12(\n\x06result\x18\x01 \x01(\x0e\x32\x18.parashard.v1.PushResult\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x17\n\x0fstaleness_known\x18\x03 \x01(\x08\x12\x11\n\tstaleness\x18\x04 \x01(\x04\"\xa0\x01\n\nPullHeader\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x11\n\tfor_round\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x10\n\x08\x66or_step\x18\x04 \x01(\x08\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x06 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x07 \x01(\x04\"\x1c\n\tPullReply\x12\x0f\n\x07version\x18\x01 \x01(\x04*1\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01*\x90\x01\n\nPushResult\x12\x1b\n\x17PUSH_RESULT_UNSPECIFIED\x10\x00\x12\x17\n\x13PUSH_RESULT_APPLIED\x10\x01\x12\x19\n\x15PUSH_RESULT_DUPLICATE\x10\x02\x12\x18\n\x14PUSH_RESULT_BUFFERED\x10\x03\x12\x17\n\x13PUSH_RESULT_PENDING\x10\x04\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13protos/tensor.proto\x12\x0cparashard.v1\"f\n\x06Target\x12\x0e\n\x06run_id\x18\x01 \x01(\t\x12\x12\n\njob_digest\x18\x02 \x01(\t\x12\x14\n\x0cplan_version\x18\x03 \x01(\r\x12\r\n\x05shard\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\x04\"\x8c\x01\n\x0bTensorSlice\x12\x10\n\x08variable\x18\x01 \x01(\t\x12\x11\n\trow_start\x18\x02 \x01(\x04\x12\x10\n\x08row_stop\x18\x03 \x01(\x04\x12\x14\n\x0crow_elements\x18\x04 \x01(\x04\x12\"\n\x05\x64type\x18\x05 \x01(\x0e\x32\x13.parashard.v1.DType\x12\x0c\n\x04kept\x18\x06 \x01(\x04\"\xf0\x01\n\nPushHeader\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x0e\n\x06worker\x18\x02 \x01(\t\x12\x0c\n\x04step\x18\x03 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x04 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x05 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x06 \x01(\x04\x12)\n\x06slices\x18\x07 \x03(\x0b\x32\x19.parashard.v1.TensorSlice\x12\x0f\n\x07skipped\x18\x08 \x01(\x08\x12\x0e\n\x06pulled\x18\t \x01(\x08\x12\x16\n\x0epulled_version\x18\n \x01(\x04\"r\n\tPushReply\x12(\n\x06result\x18\x01 \x01(\x0e\x32\x18.parashard.v1.PushResult\x12\x0f\n\x07version\x18\x02 \x01(\x04\x12\x17\n\x0fstaleness_known\x18\x03 \x01(\x08\x12\x11\n\tstaleness\x18\x04 \x01(\x04\"\xd7\x01\n\nPullHeader\x12$\n\x06target\x18\x01 \x01(\x0b\x32\x14.parashard.v1.Target\x12\x11\n\tfor_round\x18\x02 \x01(\x08\x12\r\n\x05round\x18\x03 \x01(\x04\x12\x10\n\x08\x66or_step\x18\x04 \x01(\x08\x12\x0c\n\x04step\x18\x05 \x01(\x04\x12\x14\n\x0coffset_bytes\x18\x06 \x01(\x04\x12\x14\n\x0clength_bytes\x18\x07 \x01(\x04\x12\r\n\x05known\x18\x08 \x01(\x08\x12\x15\n\rknown_version\x18\t \x01(\x04\x12\x0f\n\x07in_slot\x18\n \x01(\x08\"F\n\tPullReply\x12\x0f\n\x07version\x18\x01 \x01(\x04\x12\x13\n\x0brun_offsets\x18\x02 \x03(\x04\x12\x13\n\x0brun_lengths\x18\x03 \x03(\x04*x\n\x05\x44Type\x12\x15\n\x11\x44TYPE_UNSPECIFIED\x10\x00\x12\x11\n\rDTYPE_FLOAT32\x10\x01\x12\x12\n\x0e\x44TYPE_BFLOAT16\x10\x02\x12\x11\n\rDTYPE_FLOAT16\x10\x03\x12\x0e\n\nDTYPE_INT8\x10\x04\x12\x0e\n\nDTYPE_TOPK\x10\x05*\x90\x01\n\nPushResult\x12\x1b\n\x17PUSH_RESULT_UNSPECIFIED\x10\x00\x12\x17\n\x13PUSH_RESULT_APPLIED\x10\x01\x12\x19\n\x15PUSH_RESULT_DUPLICATE\x10\x02\x12\x18\n\x14PUSH_RESULT_BUFFERED\x10\x03\x12\x17\n\x13PUSH_RESULT_PENDING\x10\x04\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'protos.tensor_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_DTYPE']._serialized_start=821
-  _globals['_DTYPE']._serialized_end=870
-  _globals['_PUSHRESULT']._serialized_start=873
-  _globals['_PUSHRESULT']._serialized_end=1017
+  _globals['_DTYPE']._serialized_start=933
+  _globals['_DTYPE']._serialized_end=1053
+  _globals['_PUSHRESULT']._serialized_start=1056
+  _globals['_PUSHRESULT']._serialized_end=1200
   _globals['_TARGET']._serialized_start=37
   _globals['_TARGET']._serialized_end=139
-  _globals['_TENSORSLICE']._serialized_start=141
-  _globals['_TENSORSLICE']._serialized_end=267
-  _globals['_PUSHHEADER']._serialized_start=270
-  _globals['_PUSHHEADER']._serialized_end=510
-  _globals['_PUSHREPLY']._serialized_start=512
-  _globals['_PUSHREPLY']._serialized_end=626
-  _globals['_PULLHEADER']._serialized_start=629
-  _globals['_PULLHEADER']._serialized_end=789
-  _globals['_PULLREPLY']._serialized_start=791
-  _globals['_PULLREPLY']._serialized_end=819
+  _globals['_TENSORSLICE']._serialized_start=142
+  _globals['_TENSORSLICE']._serialized_end=282
+  _globals['_PUSHHEADER']._serialized_start=285
+  _globals['_PUSHHEADER']._serialized_end=525
+  _globals['_PUSHREPLY']._serialized_start=527
+  _globals['_PUSHREPLY']._serialized_end=641
+  _globals['_PULLHEADER']._serialized_start=644
+  _globals['_PULLHEADER']._serialized_end=859
+  _globals['_PULLREPLY']._serialized_start=861
+  _globals['_PULLREPLY']._serialized_end=931
 # @@protoc_insertion_point(module_scope)

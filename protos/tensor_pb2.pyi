@@ -11,6 +11,10 @@ class DType(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     DTYPE_UNSPECIFIED: _ClassVar[DType]
     DTYPE_FLOAT32: _ClassVar[DType]
+    DTYPE_BFLOAT16: _ClassVar[DType]
+    DTYPE_FLOAT16: _ClassVar[DType]
+    DTYPE_INT8: _ClassVar[DType]
+    DTYPE_TOPK: _ClassVar[DType]
 
 class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -21,6 +25,10 @@ class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_RESULT_PENDING: _ClassVar[PushResult]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
+DTYPE_BFLOAT16: DType
+DTYPE_FLOAT16: DType
+DTYPE_INT8: DType
+DTYPE_TOPK: DType
 PUSH_RESULT_UNSPECIFIED: PushResult
 PUSH_RESULT_APPLIED: PushResult
 PUSH_RESULT_DUPLICATE: PushResult
@@ -42,18 +50,20 @@ class Target(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., plan_version: _Optional[int] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ...) -> None: ...
 
 class TensorSlice(_message.Message):
-    __slots__ = ("variable", "row_start", "row_stop", "row_elements", "dtype")
+    __slots__ = ("variable", "row_start", "row_stop", "row_elements", "dtype", "kept")
     VARIABLE_FIELD_NUMBER: _ClassVar[int]
     ROW_START_FIELD_NUMBER: _ClassVar[int]
     ROW_STOP_FIELD_NUMBER: _ClassVar[int]
     ROW_ELEMENTS_FIELD_NUMBER: _ClassVar[int]
     DTYPE_FIELD_NUMBER: _ClassVar[int]
+    KEPT_FIELD_NUMBER: _ClassVar[int]
     variable: str
     row_start: int
     row_stop: int
     row_elements: int
     dtype: DType
-    def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ...) -> None: ...
+    kept: int
+    def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
     __slots__ = ("target", "worker", "step", "attempt", "offset_bytes", "total_bytes", "slices", "skipped", "pulled", "pulled_version")
@@ -92,7 +102,7 @@ class PushReply(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., version: _Optional[int] = ..., staleness_known: _Optional[bool] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes")
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +110,9 @@ class PullHeader(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     LENGTH_BYTES_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_FIELD_NUMBER: _ClassVar[int]
+    KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
+    IN_SLOT_FIELD_NUMBER: _ClassVar[int]
     target: Target
     for_round: bool
     round: int
@@ -107,10 +120,17 @@ class PullHeader(_message.Message):
     step: int
     offset_bytes: int
     length_bytes: int
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ...) -> None: ...
+    known: bool
+    known_version: int
+    in_slot: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ...) -> None: ...
 
 class PullReply(_message.Message):
-    __slots__ = ("version",)
+    __slots__ = ("version", "run_offsets", "run_lengths")
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_OFFSETS_FIELD_NUMBER: _ClassVar[int]
+    RUN_LENGTHS_FIELD_NUMBER: _ClassVar[int]
     version: int
-    def __init__(self, version: _Optional[int] = ...) -> None: ...
+    run_offsets: _containers.RepeatedScalarFieldContainer[int]
+    run_lengths: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, version: _Optional[int] = ..., run_offsets: _Optional[_Iterable[int]] = ..., run_lengths: _Optional[_Iterable[int]] = ...) -> None: ...

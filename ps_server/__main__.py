@@ -18,7 +18,17 @@ from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import ParashardError, RetryLater
-from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments, told_address
+from parashard.process import (
+    ExitCode,
+    Stop,
+    address,
+    check_host,
+    end_process,
+    port,
+    run_service,
+    service_arguments,
+    told_address,
+)
 from parashard.rpc import Server, join_address
 from parashard.store import open_store
 from parashard.telemetry.http import HttpPort, new_registry
@@ -26,6 +36,8 @@ from protos import coordinator_pb2 as pb
 from ps_server.build import ShardBuilder
 from ps_server.cadence import Cadence
 from ps_server.checkpointing import Checkpointer
+from ps_server.data_plane import DataPlane
+from ps_server.data_ports import DataPorts
 from ps_server.lives import Lives
 from ps_server.metrics import ShardCollector
 from ps_server.restoring import Restorer
@@ -45,6 +57,14 @@ def main() -> int:
     parser = service_arguments("One parashard shard: holds variables and applies pushes.")
     parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
     parser.add_argument("--index", required=True, type=int, help="which shard of the plan this is")
+    parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: what the job file says)")
+    parser.add_argument("--data-port", type=port, default=0, help="port of the stream server; 0 picks a free one")
+    parser.add_argument(
+        "--advertise-data",
+        type=address,
+        metavar="HOST:PORT",
+        help="stream server's address to tell others, where it is not the one we listen on",
+    )
     arguments = parser.parse_args()
     return run_service(f"shard-{arguments.index}", arguments.lifeline, lambda stop: serve(arguments, stop))
 
@@ -58,7 +78,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
     catalogue = Catalogue(store)
-    builder = ShardBuilder(reply, arguments.index)
+    builder = ShardBuilder(reply, arguments.index, device=arguments.device)
     options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
     rounds = builder.round_steps is not None
@@ -84,7 +104,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         on_collected=lives.collected,
     )
     lives.follow(checkpointer)
-    service = ShardService(served, checkpointer, lives)
+    plane = DataPlane(served, checkpointer, lives)
+    service = ShardService(plane, served, checkpointer, lives)
     server = Server(join_address(arguments.host, arguments.port))
     service.add_to(server)
     registry = new_registry("shard")
@@ -96,30 +117,42 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         registry,
         lambda: "" if announced else "not registered with the coordinator",
     )
+    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port)
     server.start()
+    ports.start()
     http.start()
-    address = told_address(arguments, server.address)
-    announcer = _Announcer(coordinator, reply, served, checkpointer, lives, service, address, http.address)
+    where = pb.ShardAddress(
+        address=told_address(arguments, server.address, ports.address),
+        data_address=arguments.advertise_data or ports.address,
+        local_path=ports.local_path,
+    )
+    announcer = _Announcer(coordinator, reply, served, checkpointer, lives, service, where, http.address)
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
     checkpointer.start()
-    log.info("serving", address=address, http=http.address, elements=served.shard.storage.elements)
+    elements = served.shard.storage.elements
+    log.info("serving", address=where.address, data=where.data_address, http=http.address, elements=elements)
     announcer.run(stop)
     log.info("stopping", reason=stop.reason)
-    service.draining = True
+    plane.draining = True
     _end_in_time(builder.job.cluster.grace_s)
+    _save(checkpointer)
+    server.stop()
+    ports.stop()
+    http.stop()
+    lives.close()
+    coordinator.close()
+    return ExitCode.DONE
+
+
+def _save(checkpointer: Checkpointer) -> None:
     failpoints.hit("shard.stop.saving")
     checkpointer.stop()
     try:
         checkpointer.take()
     except ParashardError as error:
         log.warning("not-saved", error=str(error))  # the last checkpoint counts; what it lacks is computed again
-    server.stop()
-    http.stop()
-    lives.close()
-    coordinator.close()
-    return ExitCode.DONE
 
 
 def _end_in_time(grace_s: float) -> None:
@@ -140,7 +173,7 @@ class _Announcer:
         checkpointer: Checkpointer,
         lives: Lives,
         service: ShardService,
-        address: str,
+        where: pb.ShardAddress,
         http_address: str,
     ) -> None:
         self._coordinator = coordinator
@@ -149,7 +182,7 @@ class _Announcer:
         self._checkpointer = checkpointer
         self._lives = lives
         self._service = service
-        self._address = address
+        self._where = where
         self._http_address = http_address
 
     def announce(self) -> None:
@@ -185,7 +218,9 @@ class _Announcer:
             job_digest=self._job.job_digest,
             shard=mine.shard,
             incarnation=mine.incarnation,
-            address=self._address,
+            address=self._where.address,
+            data_address=self._where.data_address,
+            local_path=self._where.local_path,
             http_address=self._http_address,
             applied=interval_messages(shard.ingest.applied),
             held=interval_messages(shard.ingest.held),

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
 from parashard.intervals import IntervalSet
 from parashard.messages import PushChunk, Slice
 
 IDLE_ASSEMBLY_S = 30.0
+SUPERSEDED_S = 1.0
 
 
 @dataclass
@@ -34,10 +33,6 @@ class Assembly:
     def complete(self) -> bool:
         """Every byte has arrived."""
         return len(self.arrived) == len(self.content)
-
-    def gradient(self) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
-        """Return the content as little-endian float32 values, without a copy."""
-        return np.frombuffer(self.content, "<f4")
 
 
 class Assemblies:
@@ -114,13 +109,23 @@ class Assemblies:
 
     def _reserve(self, chunk: PushChunk, now_s: float) -> None:
         self.expire(now_s)
-        if self._open and self.held_bytes + chunk.total_bytes > self._budget_bytes:
+        if self._lacks(chunk.total_bytes):
+            self._forget_superseded(chunk.step, now_s)
+        if self._lacks(chunk.total_bytes):
             raise QueueFull(
                 f"{len(self._open)} pushes in progress hold {self.held_bytes} bytes; a push of {chunk.total_bytes} "
                 f"would pass {self._budget_bytes}"
             )
         self.held_bytes += chunk.total_bytes
         self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+
+    def _lacks(self, size_bytes: int) -> bool:
+        return bool(self._open) and self.held_bytes + size_bytes > self._budget_bytes
+
+    def _forget_superseded(self, step: int, now_s: float) -> None:
+        """Forget attempts of a step that nobody sends any more: a new one must not wait for the old one to expire."""
+        for key in [k for k, a in self._open.items() if k[0] == step and now_s - a.touched_s > SUPERSEDED_S]:
+            self._forget(key)
 
     def _room(self, size_bytes: int) -> bytearray:
         try:

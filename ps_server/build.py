@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from safetensors import SafetensorError, safe_open
 
+from parashard import encodings
 from parashard.checkpoints.state import ShardState
+from parashard.compute import threads_for
 from parashard.contracts import plan_from
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
 from parashard.partition import Partition, Plan
+from parashard.transports.shared_weights import weight_memory
 from parashard.variables import Float32s, Variable
+from parashard.weight_memory import WeightMemory
 from protos import coordinator_pb2 as pb
+from ps_server import gpu_storage
 from ps_server.assembly import Assemblies
+from ps_server.card import open_card
+from ps_server.gpu_storage import Card, GpuStorage
 from ps_server.ingest import Immediate, Ingest, Rounds
+from ps_server.kernels import fused
 from ps_server.optimizer import Optimizer
 from ps_server.pulled_weights import PulledWeights
 from ps_server.shard import Shard
-from ps_server.storage import InitialRows, Storage, drawn_from
+from ps_server.storage import InitialRows, Storage, drawn_from, offsets_of
 
 PULLED_COPIES_MAX = 64
 """Steps whose pulled weights a shard with delay compensation remembers, if `cluster.queue_bytes` has room for them."""
@@ -36,23 +45,45 @@ class ShardBuilder:
         What the coordinator says of the job.
     index : int
         Which shard of its plan.
+    device : str
+        Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
+    open_card : callable
+        Opens the card of such a name for a shard; None for "cpu".
 
     Raises
     ------
     ConfigurationError
-        If the plan has no such shard.
+        If the plan has no such shard, or the machine no such card.
     """
 
-    def __init__(self, reply: pb.GetJobReply, index: int) -> None:
-        self.job = job_from_toml(reply.job_toml)
+    def __init__(
+        self,
+        reply: pb.GetJobReply,
+        index: int,
+        *,
+        device: str = "",
+        open_card: Callable[[str, int], Card | None] = open_card,
+    ) -> None:
+        self.job = job_from_toml(reply.job_toml, [("cluster.shard_device", device, "--device")] if device else [])
         self.plan = plan_from(reply.plan)
         self.index = index
         self._reply = reply
         if not 0 <= index < len(self.plan.shards):
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
-        self.optimizer = Optimizer(self.job.optimizer.resolved(_updates(self.job, reply.steps_total)))
-        self.optimizer.warm_up()  # compile before the first push, not during it
+        self._card = open_card(self.job.cluster.shard_device, index)
+        self.optimizer = Optimizer(
+            self.job.optimizer.resolved(_updates(self.job, reply.steps_total)),
+            fused if self._card is None else self._card.kernels,
+        )
+        cluster = self.job.cluster
+        fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
+        fused.warm_up()  # compile before the first push, not during it
+        encodings.warm_up(self.plan.variables.values())
+        if self._card is None:
+            self.optimizer.warm_up()
+        else:
+            gpu_storage.warm_up(self._card, self.optimizer)
 
     @property
     def round_steps(self) -> int | None:
@@ -70,20 +101,28 @@ class ShardBuilder:
         """
         job, plan, reply = self.job, self.plan, self._reply
         values = initial_values(plan, job.job.seed, reply.initial_file) if state is None else stored_values(state)
-        storage = Storage(plan, self.index, self.optimizer, values)
+        memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=job.cluster.transport in ("auto", "shm"))
+        storage = self._storage(values, memory)
         if state is not None:
             storage.restore_slots(state.slots)
+        ingest = self._ingest(storage, state)
+        storage.begin_at(ingest.version)
         identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
         compensated = job.optimizer.delay_compensation > 0
         return Shard(
             identity,
             reply.steps_total,
             storage,
-            self._ingest(storage, state),
+            ingest,
             Assemblies(job.cluster.queue_bytes),
             pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
             compensation=job.optimizer.delay_compensation,
         )
+
+    def _storage(self, initial: InitialRows, memory: WeightMemory) -> Storage:
+        if self._card is None:
+            return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
+        return GpuStorage(self.plan, self.index, self.optimizer, initial, card=self._card, memory=memory)
 
     def _ingest(self, storage: Storage, state: ShardState | None) -> Ingest:
         if self.round_steps is None:

@@ -51,7 +51,7 @@ class Ingest(Protocol):
         """Make the weights those that a round starts from, or raise StaleRound (P10, P11)."""
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        """Take the gradient of an admitted step, in the shard's layout; it is finite and may be overwritten."""
+        """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only."""
 
 
 class Immediate:
@@ -177,7 +177,11 @@ class Rounds:
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
         """Fold the gradient if its turn has come, else keep it; at most N are kept (P19)."""
-        self._early[step] = gradient
+        if step != self._next_fold:
+            self._early[step] = gradient.copy()
+            return PushResult.BUFFERED
+        fused.accumulate(self._sum, gradient)
+        self._next_fold += 1
         while self._next_fold in self._early:
             fused.accumulate(self._sum, self._early.pop(self._next_fold))
             self._next_fold += 1

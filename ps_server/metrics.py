@@ -41,7 +41,9 @@ class ShardCollector(Collector):
             pushes.add_metric([self._index, result], count)
         yield pushes
         yield self._counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
+        yield self._counter("push_float32_bytes", "The same, had all been float32.", record.push_float32_bytes)
         yield self._counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
+        yield self._counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
         yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
         yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
         yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)

@@ -19,7 +19,9 @@ class Record:
     skipped_steps: int = 0
     refused_pushes: int = 0
     push_bytes: int = 0
+    push_float32_bytes: int = 0  # what they would have been, had every slice been float32
     pull_bytes: int = 0
+    pull_unmoved_bytes: int = 0  # not sent, because the asker had it
     push_s: float = 0.0  # time inside the shard, measured by its service
     pull_s: float = 0.0
     unknown_staleness: int = 0

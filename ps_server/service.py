@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 import grpc
 
-from parashard import failpoints, wire
+from parashard import wire
 from parashard.contracts import interval_messages
-from parashard.errors import MalformedFrame, NotReady, StaleIncarnation, Superseded, WrongRun
-from parashard.messages import PushResult, Receipt
+from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, WrongRun
+from parashard.messages import CHUNK_BYTES_MAX
 from parashard.rpc import DATA_DEADLINE_S, Server, raw_handlers
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.checkpointing import Checkpointer
+from ps_server.data_plane import DataPlane
 from ps_server.lives import Lives
 from ps_server.served import Served
 from ps_server.shard import Shard
@@ -26,29 +25,22 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     Parameters
     ----------
+    plane : DataPlane
+        Takes pushes, gives weights.
     served : Served
         The pure core and its owner.
     checkpointer : Checkpointer
-        Looks after each request whether the state is to be saved.
+        Saves the state.
     lives : Lives
         Gives the shard another life for a rollback, and knows the log.
-    clock : callable
-        Monotonic seconds.
     """
 
-    def __init__(
-        self,
-        served: Served,
-        checkpointer: Checkpointer,
-        lives: Lives,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    def __init__(self, plane: DataPlane, served: Served, checkpointer: Checkpointer, lives: Lives) -> None:
+        self._plane = plane
         self._served = served
         self._checkpointer = checkpointer
         self._lives = lives
-        self._clock = clock
         self.coordinator_incarnation = 0
-        self.draining = False
 
     def add_to(self, server: Server) -> None:
         """Register every method of the shard with a server."""
@@ -56,49 +48,15 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         server.grpc.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Push": self.push, "Pull": self.pull}),))
 
     def push(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a chunk of a push; its receipt leaves once the log has it, where there is one."""
-        self._check_open()
-        chunk = wire.decode_push(frame)
-
-        def take() -> tuple[Receipt, int]:
-            started_s = self._clock()
-            shard = self._served.shard
-            uncopied = shard.storage.uncopied
-            try:
-                receipt = shard.push(chunk, started_s)
-                if shard.storage.uncopied < uncopied:
-                    self._checkpointer.stalled(self._clock() - started_s)
-                self._checkpointer.look(shard)
-                return receipt, self._lives.log_position
-            finally:
-                shard.record.push_s += self._clock() - started_s
-
-        if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
-            failpoints.hit("shard.push.received")
-        receipt, position = self._served.owner.run(take, _time_left_s(context))
-        self._lives.wait_durable(position, _time_left_s(context))
-        if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
-            failpoints.hit("shard.push.applied")
-        return wire.encode_receipt(receipt)
+        """Take a chunk of a push."""
+        return wire.encode_receipt(self._plane.push(wire.decode_push(frame), _time_left_s(context)))
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer with a run of the weights, copied while nobody moves them."""
-        self._check_open()
+        """Answer with a run of the weights."""
         run = wire.decode_pull(frame)
-
-        def read() -> bytes:
-            started_s = self._clock()
-            shard = self._served.shard
-            try:
-                weights = wire.encode_weights(shard.pull(run))
-                self._checkpointer.look(shard)
-                return weights
-            finally:
-                shard.record.pull_s += self._clock() - started_s
-
-        weights = self._served.owner.run(read, _time_left_s(context))
-        failpoints.hit("shard.pull.read")
-        return weights
+        if run.length_bytes > CHUNK_BYTES_MAX:
+            raise LimitExceeded(f"a pull of {run.length_bytes} bytes; over gRPC allowed are {CHUNK_BYTES_MAX}")
+        return self._plane.pull(run, _time_left_s(context), wire.encode_weights)
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
@@ -133,10 +91,6 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Go back to a round under a new incarnation (P12)."""
         self._check_command(request.run_id, request.incarnation, request.coordinator_incarnation)
         return shard_pb2.RollbackReply(incarnation=self._lives.roll_back(request.round, request.incarnation))
-
-    def _check_open(self) -> None:
-        if self.draining:
-            raise NotReady(f"shard {self._served.shard.identity.shard} is stopping")
 
     def _check_run(self, run_id: str) -> None:
         mine = self._served.shard.identity.run_id
@@ -183,6 +137,8 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         pull_bytes=record.pull_bytes,
         queue_bytes_max=shard.assemblies.held_bytes_max,
         held=interval_messages(shard.ingest.held),
+        push_float32_bytes=record.push_float32_bytes,
+        pull_unmoved_bytes=record.pull_unmoved_bytes,
     )
 
 

@@ -21,10 +21,10 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.intervals import IntervalSet
-from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target, Weights
 from parashard.partition import ELEMENT_BYTES
 from parashard.variables import Float32s
-from ps_server.assembly import Assemblies, Assembly
+from ps_server.assembly import Assemblies
 from ps_server.ingest import Ingest
 from ps_server.kernels import fused
 from ps_server.pulled_weights import PulledWeights
@@ -54,6 +54,19 @@ class Journal(Protocol):
 
     def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
         """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
+
+
+class Whole(Protocol):
+    """What a shard needs to know of a push that is there whole: a single chunk, or an assembly that is complete."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def slices(self) -> tuple[Slice, ...]: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def pulled_version(self) -> int | None: ...
 
 
 class Shard:
@@ -98,6 +111,8 @@ class Shard:
     def push(self, chunk: PushChunk, now_s: float) -> Receipt:
         """Take a chunk of a push; with its last chunk the whole push is applied, or held for its round, once.
 
+        The payload is borrowed for this call. One that is the whole push is used where it lies, without a copy.
+
         Raises
         ------
         WrongRun, StalePlan, StaleIncarnation
@@ -114,7 +129,7 @@ class Shard:
             raise
 
     def pull(self, run: PullRun) -> Weights:
-        """Return a view of a run of the weights, valid until the owner's next call.
+        """Return views of what has moved in a run of the weights, valid until the owner's next call.
 
         Raises
         ------
@@ -123,20 +138,26 @@ class Shard:
         StaleRound
             If it names a round that this shard does not stand at (P11).
         MalformedFrame
-            If the run is not within the shard's vector, or cuts an element.
+            If the run is not within the shard's vector, cuts an element, or knows a version that never was.
         """
-        self._check_target(run.target)
+        self.check_target(run.target)
         begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
         if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
             raise MalformedFrame(
                 f"a pull of bytes [{begin}, {end}) from a shard of {self.storage.weights.nbytes} bytes of float32"
             )
         self.ingest.reach(run.round)
-        values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
+        version = self.ingest.version
+        if run.known_version is not None and run.known_version > version:
+            raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
         if self._pulled is not None and run.step is not None:
-            self._pulled.keep(run.step, self.ingest.version, begin // ELEMENT_BYTES, values)
-        self.record.pull_bytes += values.nbytes
-        return Weights(self.ingest.version, values.data.cast("B"))
+            values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
+            self._pulled.keep(run.step, version, begin // ELEMENT_BYTES, values)
+        runs = self.storage.moved(begin, end, run.known_version)
+        moved_bytes = sum(run.values.nbytes for run in runs)
+        self.record.pull_bytes += moved_bytes
+        self.record.pull_unmoved_bytes += end - begin - moved_bytes
+        return Weights(version, runs)
 
     def replay(
         self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
@@ -177,7 +198,7 @@ class Shard:
         )
 
     def _push(self, chunk: PushChunk, now_s: float) -> Receipt:
-        self._check_target(chunk.target)
+        self.check_target(chunk.target)
         if not 0 <= chunk.step < self.steps_total:
             raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
         self.record.push_bytes += len(chunk.payload)
@@ -185,21 +206,24 @@ class Shard:
             in_progress = self.assemblies.drop_step(chunk.step)
             if self._pulled is not None:
                 self._pulled.forget(chunk.step)
+            self.record.push_float32_bytes += len(chunk.payload)
             self.record.duplicate_pushes += chunk.offset_bytes == 0 or in_progress  # once a push, not once a chunk
             return Receipt(PushResult.DUPLICATE, self.ingest.version, None)
         self.ingest.admit(chunk.step)
         if chunk.offset_bytes == 0:
             self._check_slices(chunk)
+            self.record.push_float32_bytes += sum(piece.elements for piece in chunk.slices) * ELEMENT_BYTES
+            if len(chunk.payload) == chunk.total_bytes:
+                return self._take(chunk, memoryview(chunk.payload))
         push = self.assemblies.add(chunk, now_s)
         if push is None:
             return Receipt(PushResult.PENDING, self.ingest.version, None)
-        return self._take(push)
+        return self._take(push, memoryview(push.content))
 
-    def _take(self, push: Assembly) -> Receipt:
-        content = push.gradient()
+    def _take(self, push: Whole, payload: memoryview) -> Receipt:
         self.assemblies.drop_step(push.step)
-        self._check_values(push.step, content)
-        gradient = self.storage.laid_out(push.slices, content)
+        gradient = self.storage.laid_out(push.slices, payload)
+        self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.ingest.version - push.pulled_version
         if staleness is not None and staleness < 0:
             raise MalformedFrame(
@@ -232,12 +256,13 @@ class Shard:
             self._noted = {s: at for s, at in self._noted.items() if s not in self.ingest.applied}
         self._noted[step] = position
 
-    def _compensated(self, push: Assembly, gradient: Float32s) -> Float32s:
+    def _compensated(self, push: Whole, gradient: Float32s) -> Float32s:
         assert self._pulled is not None
         pulled = self._pulled.of(push.step, push.pulled_version)
         if pulled is None:
             self.record.uncompensated_pushes += 1
             return gradient
+        gradient = self.storage.writable(gradient)
         fused.delay_compensated(gradient, self.storage.weights, pulled, self._compensation)
         if not fused.is_finite(gradient):
             raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
@@ -247,7 +272,8 @@ class Shard:
         if not fused.is_finite(content):
             raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
-    def _check_target(self, target: Target) -> None:
+    def check_target(self, target: Target) -> None:
+        """Refuse what is not meant for this life of this shard (P2, P3)."""
         mine = self.identity
         if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
             raise WrongRun(

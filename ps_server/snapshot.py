@@ -7,7 +7,8 @@ lock: every call happens under the shard's owner, but for reading once it is com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -22,10 +23,12 @@ class Snapshot:
     ----------
     layout : sequence of Placed
         The shard's partitions.
-    weights : ndarray of float32, shape (elements,)
+    weights : array of float32, shape (elements,)
         The live weights.
-    slots : mapping of str to ndarray of float32, shape (elements,)
+    slots : mapping of str to array of float32, shape (elements,)
         The live optimizer state.
+    copy : callable
+        Copies into the first of two vectors, which lies in this process, from the second, which is live.
 
     Attributes
     ----------
@@ -33,22 +36,29 @@ class Snapshot:
         The copies; whole once `missing` is empty.
     """
 
-    def __init__(self, layout: Sequence[Placed], weights: Float32s, slots: Mapping[str, Float32s]) -> None:
+    def __init__(
+        self,
+        layout: Sequence[Placed],
+        weights: Float32s,
+        slots: Mapping[str, Float32s],
+        copy: Callable[[Float32s, Any], None] = np.copyto,
+    ) -> None:
         self.layout = tuple(layout)
         self.missing: dict[Placed, None] = dict.fromkeys(layout)
-        self.weights: Float32s = np.empty_like(weights)
-        self.slots: dict[str, Float32s] = {name: np.empty_like(slot) for name, slot in slots.items()}
+        self.weights: Float32s = np.empty(weights.shape, np.float32)
+        self.slots: dict[str, Float32s] = {name: np.empty(slot.shape, np.float32) for name, slot in slots.items()}
         self._live_weights = weights
         self._live_slots = slots
+        self._copy = copy
 
     def save(self, placed: Placed) -> None:
         """Copy a partition, unless that has been done."""
         if placed not in self.missing:
             return
         run = slice(placed.offset, placed.stop)
-        self.weights[run] = self._live_weights[run]
+        self._copy(self.weights[run], self._live_weights[run])
         for name, slot in self._live_slots.items():
-            self.slots[name][run] = slot[run]
+            self._copy(self.slots[name][run], slot[run])
         del self.missing[placed]
 
     def save_next(self) -> bool:

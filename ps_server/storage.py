@@ -1,19 +1,22 @@
 """Storage: a shard's weights and optimizer slots, as flat float32 vectors cut into partitions by the plan.
 
-Pure but for memory. Knows partitions and the optimizer; knows no step, round or message. Called by `ps_server.ingest`
-(apply) and `ps_server.shard` (read).
+Pure but for memory, which may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
+partitions, their encodings and the optimizer; knows no step, round or message. Called by `ps_server.ingest` (apply) and
+`ps_server.shard` (read).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
+from parashard import encodings
 from parashard.errors import ShapeMismatch, UnknownVariable
-from parashard.messages import Slice
-from parashard.partition import Partition, Placed, Plan
+from parashard.messages import DType, Run, Slice
+from parashard.partition import ELEMENT_BYTES, Partition, Placed, Plan
 from parashard.variables import Float32s, Variable, initial_rows
+from parashard.weight_memory import PrivateWeights, WeightMemory
 from ps_server.optimizer import Optimizer
 from ps_server.snapshot import Snapshot
 
@@ -39,6 +42,8 @@ class Storage:
         Says which slots there are, and how a gradient moves the weights.
     initial : InitialRows
         Where the first values come from.
+    memory : WeightMemory, optional
+        Where the weights are to lie.
 
     Attributes
     ----------
@@ -48,21 +53,37 @@ class Storage:
         Optimizer state in the same layout.
     """
 
-    def __init__(self, plan: Plan, shard: int, optimizer: Optimizer, initial: InitialRows) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        shard: int,
+        optimizer: Optimizer,
+        initial: InitialRows,
+        *,
+        memory: WeightMemory | None = None,
+    ) -> None:
         self.variables = plan.variables
         self._optimizer = optimizer
         self.layout: tuple[Placed, ...] = plan.layouts[shard]
         self._placed = {placed.partition: placed for placed in self.layout}
+        self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
         self.elements = plan.shard_elements(shard)
-        self.weights: Float32s = np.empty(self.elements, np.float32)
+        self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
+        self.weights = self.memory.weights
+        self._live: WeightMemory = self.memory  # what moves; elsewhere than what is read, where that is a mirror
         for placed in self.layout:
             p = placed.partition
             rows = initial(plan.variables[p.variable], p.row_start, p.row_stop)
             self.weights[placed.offset : placed.stop] = rows.reshape(-1)
         self.slots: dict[str, Float32s] = {
-            name: np.full(self.elements, value, np.float32) for name, value in optimizer.initial_values.items()
+            name: self._new_slot(value) for name, value in optimizer.initial_values.items()
         }
         self._snapshot: Snapshot | None = None
+        self._scratch: Float32s | None = None
+
+    def begin_at(self, version: int) -> None:
+        """Say which version the values are that a life begins with."""
+        self.memory.begun[:] = self.memory.done[:] = version
 
     def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
         """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
@@ -79,7 +100,7 @@ class Storage:
         """Begin a snapshot of this moment; an earlier one is completed first, since somebody may still be saving it."""
         while self._snapshot is not None and self._snapshot.save_next():
             pass
-        self._snapshot = Snapshot(self.layout, self.weights, self.slots)
+        self._snapshot = Snapshot(self.layout, self._live.weights, self.slots, self._copy_live)
         return self._snapshot
 
     @property
@@ -95,7 +116,7 @@ class Storage:
         UnknownVariable
             If a slice is not one of the shard's partitions, or is named twice, or is frozen.
         ShapeMismatch
-            If its rows have another length.
+            If its rows have another length, or it is encoded otherwise than the plan says.
         """
         seen: set[Partition] = set()
         for piece in slices:
@@ -111,22 +132,73 @@ class Storage:
                 raise ShapeMismatch(
                     f"variable {p.variable!r}: rows have {variable.row_elements} elements, found {piece.row_elements}"
                 )
+            expected = self._slices[p]
+            if piece != expected:
+                raise ShapeMismatch(
+                    f"variable {p.variable!r} travels as {variable.encoding}: {expected.dtype.name} of "
+                    f"{expected.size_bytes} bytes; found {piece.dtype.name} of {piece.size_bytes}"
+                )
         return sum(piece.size_bytes for piece in slices)
 
-    def laid_out(self, slices: tuple[Slice, ...], content: Float32s) -> Float32s:
-        """Return a gradient in the shard's layout; what no slice covers is zero (P15).
+    def laid_out(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
+        """Return a gradient in the shard's layout, as float32; what no slice covers is zero (P15).
 
-        Returns `content` itself where its slices are the shard's partitions in order.
+        Returns a view of `payload` where it is that already, else scratch memory, good until the next call.
+
+        Raises
+        ------
+        MalformedFrame, NonFiniteGradient
+            If an encoded slice cannot be right.
         """
-        if tuple(piece.partition for piece in slices) == tuple(self._placed):
-            return content
-        gradient = np.zeros(self.elements, np.float32)
+        if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
+            return np.frombuffer(payload, "<f4")
+        gradient = self._room()
+        if sum(piece.elements for piece in slices) < self.elements:
+            gradient[:] = 0.0
         position = 0
         for piece in slices:
             placed = self._placed[piece.partition]
-            gradient[placed.offset : placed.stop] = content[position : position + placed.elements]
-            position += placed.elements
+            content = payload[position : position + piece.size_bytes]
+            encodings.decode(piece, content, gradient[placed.offset : placed.stop])
+            position += piece.size_bytes
         return gradient
+
+    def writable(self, gradient: Float32s) -> Float32s:
+        """Return a gradient's values in scratch memory; `gradient` itself if it lies there."""
+        room = self._room()
+        if gradient is not room:
+            np.copyto(room, gradient)
+        return room
+
+    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
+        """Return views of what has moved in a run of the weights since a version; since None: all of it."""
+        content = self.weights.data.cast("B")
+        if since is None:
+            return (Run(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
+        runs: list[tuple[int, int]] = []
+        for placed, version in zip(self.layout, self.memory.done.tolist(), strict=True):
+            begin = max(begin_bytes, placed.offset * ELEMENT_BYTES)
+            end = min(end_bytes, placed.stop * ELEMENT_BYTES)
+            if version <= since or begin >= end:
+                continue
+            if runs and runs[-1][1] == begin:
+                begin = runs.pop()[0]
+            runs.append((begin, end))
+        return tuple(Run(begin, content[begin:end]) for begin, end in runs)
+
+    def _room(self) -> Float32s:
+        if self._scratch is None:
+            self._scratch = self._new_scratch()
+        return self._scratch
+
+    def _new_scratch(self) -> Float32s:
+        return np.empty(self.elements, np.float32)
+
+    def _new_slot(self, value: float) -> Float32s:
+        return np.full(self.elements, value, np.float32)
+
+    def _copy_live(self, destination: Float32s, live: Float32s) -> None:
+        np.copyto(destination, live)
 
     def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
         """Move the weights by one gradient, in place.
@@ -136,7 +208,8 @@ class Storage:
         gradient : ndarray of float32, shape (elements,)
             In the shard's layout; not changed.
         t : int
-            Number of this update: steps (in sync mode: rounds) applied, this one included (P15).
+            Number of this update: steps (in sync mode: rounds) applied, this one included (P15). It is also the
+            version that the weights move to.
         scale : float
             Multiplies the gradient (the mean of a round).
         damping : float
@@ -145,16 +218,30 @@ class Storage:
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # it is whole: let its memory go with its owner
-        for placed in self.layout:
+        for index, placed in enumerate(self.layout):
+            variable = self.variables[placed.partition.variable]
+            if variable.frozen:
+                continue
             run = slice(placed.offset, placed.stop)
             if snapshot is not None:
                 snapshot.save(placed)
+            self._live.begun[index] = t
             self._optimizer.update(
-                self.weights[run],
+                self._live.weights[run],
                 gradient[run],
                 {name: slot[run] for name, slot in self.slots.items()},
                 t=t,
                 scale=scale,
                 damping=damping,
-                variable=self.variables[placed.partition.variable],
+                variable=variable,
             )
+            self._live.done[index] = t
+
+
+def offsets_of(layout: Sequence[Placed]) -> list[int]:
+    """Return where each partition begins in a shard's vector, in elements, and where the last one ends."""
+    return [0, *(placed.stop for placed in layout)]
+
+
+def _slice_of(variable: Variable, partition: Partition) -> Slice:
+    return encodings.Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements)

@@ -1,4 +1,4 @@
-"""Shards in this process, behind a transport that is a function call: what the tests of several folders share."""
+"""Shards in this process, behind channels that are function calls: what the tests of several folders share."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ from typing import Any
 import numpy as np
 
 from parashard import wire
-from parashard.client import ShardClient, View
+from parashard.client import ShardClient
 from parashard.errors import ParashardError
 from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target
 from parashard.optimizers import SGD, OptimizerSpec
 from parashard.partition import Partitioner, Plan, place, split, whole
+from parashard.transports.base import Greeting, ShardAddress, View
+from parashard.transports.grpc import GrpcTransport
 from parashard.variables import Initializer, Variable
 from ps_server.assembly import Assemblies
 from ps_server.ingest import Immediate, Ingest, Rounds
@@ -126,7 +128,7 @@ def push(shard: Shard, step: int, gradient: Any, *, now_s: float = 0.0, **more: 
 def pull(shard: Shard, *, round_: int | None = None, step: int | None = None) -> tuple[int, np.ndarray]:
     """Return (version, a copy of the weights)."""
     weights = shard.pull(PullRun(shard.identity, round_, step, 0, shard.storage.weights.nbytes))
-    return weights.version, np.frombuffer(bytes(weights.values), "<f4")
+    return weights.version, np.frombuffer(b"".join(run.values for run in weights.runs), "<f4")
 
 
 def state_of(shard: Shard) -> tuple[bytes, dict[str, bytes], list[tuple[int, int]], int, int]:
@@ -140,8 +142,14 @@ def state_of(shard: Shard) -> tuple[bytes, dict[str, bytes], list[tuple[int, int
     )
 
 
+def use_small_chunks(monkeypatch: Any, size_bytes: int) -> None:
+    """Let gRPC messages carry no more than so many bytes of payload."""
+    for module in ("wire", "transports.grpc"):
+        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", size_bytes)
+
+
 class Finished:
-    """A reply that is there already."""
+    """A gRPC call that is over."""
 
     def __init__(self, call: Callable[[], bytes]) -> None:
         self._frame, self._error = b"", None
@@ -155,9 +163,41 @@ class Finished:
             raise self._error
         return self._frame
 
+    def cancel(self) -> None:
+        """It is over."""
+
+
+class Channel:
+    """A gRPC channel whose calls are function calls, and over when they return.
+
+    Parameters
+    ----------
+    push, pull : callable
+        From a frame to the answer's.
+    """
+
+    def __init__(self, push: Callable[[bytes], bytes], pull: Callable[[bytes], bytes]) -> None:
+        self._answers = {"Push": push, "Pull": pull}
+
+    def unary_unary(self, path: str) -> Method:
+        return Method(self._answers[path.rpartition("/")[2]])
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+class Method:
+    """One method of a channel."""
+
+    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+        self._answer = answer
+
+    def future(self, frame: bytes, timeout: float) -> Finished:
+        return Finished(lambda: self._answer(frame))
+
 
 class Cluster:
-    """Shards under the addresses "shard-0", "shard-1" and so on; every frame passes through the wire format.
+    """Shards under the addresses "shard-0", "shard-1" and so on; every frame passes through the gRPC transport.
 
     `before` may be set to a function of (address, decoded request): it is called first, and may raise.
     """
@@ -170,13 +210,19 @@ class Cluster:
         self._turn = threading.Lock()
 
     def view(self, number: int = 1) -> View:
-        addresses = tuple(f"shard-{index}" for index in range(len(self.shards)))
-        return View(number, addresses, tuple(shard.identity.incarnation for shard in self.shards))
+        lives = [shard.identity.incarnation for shard in self.shards]
+        return View(number, tuple(ShardAddress(f"shard-{index}", life) for index, life in enumerate(lives)))
 
     def client(self, **more: Any) -> ShardClient:
-        client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=lambda address: _Wire(self, address), **more)
+        client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=self.connect, **more)
         client.use(self.view())
         return client
+
+    def connect(self, where: ShardAddress, greeting: Greeting) -> GrpcTransport:
+        return GrpcTransport(where, greeting, connect=self._channel)
+
+    def _channel(self, address: str) -> Channel:
+        return Channel(lambda frame: self.answer_push(address, frame), lambda frame: self.answer_pull(address, frame))
 
     def weights(self, round_: int | None = None) -> dict[str, np.ndarray]:
         """Return every variable, whole."""
@@ -194,20 +240,3 @@ class Cluster:
             run = wire.decode_pull(frame)
             self.before(address, run)
             return wire.encode_weights(self.shards[int(address[6:])].pull(run))
-
-
-class _Wire:
-    """A transport to one shard of a cluster."""
-
-    def __init__(self, cluster: Cluster, address: str) -> None:
-        self._cluster = cluster
-        self._address = address
-
-    def push(self, frame: bytes, deadline_s: float) -> Finished:
-        return Finished(lambda: self._cluster.answer_push(self._address, frame))
-
-    def pull(self, frame: bytes, deadline_s: float) -> Finished:
-        return Finished(lambda: self._cluster.answer_pull(self._address, frame))
-
-    def close(self) -> None:
-        """Nothing is open."""

@@ -45,9 +45,9 @@ def test_the_import_rules_hold(monkeypatch):
     assert importlinter.lint_imports(config_filename="pyproject.toml", cache_dir=None) == 0
 
 
-def test_cupy_and_numba_are_imported_in_one_file_each():
-    assert importers_of("cupy", "cupyx", "cupy_backends") == {"worker/device.py"}
-    assert importers_of("numba") == {"ps_server/kernels/fused.py"}
+def test_cupy_is_imported_in_one_file_and_numba_where_the_kernels_are():
+    assert importers_of("cupy", "cupyx", "cupy_backends") == {"parashard/cuda.py"}
+    assert importers_of("numba") == {"ps_server/kernels/loops.py", "parashard/encodings/compiled.py"}
 
 
 def test_nothing_is_pickled():

@@ -66,7 +66,7 @@ def _shard() -> CollectorRegistry:
 
 
 def _worker() -> CollectorRegistry:
-    counted: Any = SimpleNamespace(steps=0, examples=0, phases_s=dict.fromkeys(("lease", "pull"), 0.0))
+    counted: Any = SimpleNamespace(steps=0, examples=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0})
     registry = new_registry("worker")
     registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
     return registry

@@ -66,8 +66,10 @@ RELATIONS = """\
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
 | `optimizer.staleness_damping` with `sync:N` | `"none"`: within a round there is no staleness |
 | `optimizer.delay_compensation` with `sync:N` | 0, for the same reason |
+| `encoding` of a variable with `sync:N` | not `int8` or `topk`: what they leave out depends on who computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
+| `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
 | `cluster.host` off loopback | only with `cluster.insecure = true`: there is no TLS yet |
 | `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
 | `evaluation.target_accuracy`, `evaluation.target_loss` | only where the data have held-out examples |

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import structlog
 
-from parashard import failpoints
-from parashard.client import ShardClient, View
+from parashard import encodings, failpoints
+from parashard.client import ShardClient
 from parashard.compute import limit_threads, threads_for
-from parashard.contracts import plan_from
+from parashard.contracts import plan_from, view_from
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.data import open_source
 from parashard.data.base import DataSpec
@@ -28,10 +28,13 @@ from parashard.partition import Plan
 from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.transports.base import View
+from parashard.transports.choosing import connect_by
 from protos import coordinator_pb2 as pb
+from worker.computing import Task
 from worker.device import open_device
 from worker.leasing import Joined, Leasing
-from worker.loop import StepLoop, Task
+from worker.loop import StepLoop
 from worker.metrics import WorkerCollector
 
 LEAVE_S = 2.0  # for the last report
@@ -65,7 +68,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     coordinator.retry_budget_s = job.cluster.retry_budget_s
     threads = threads_for(job.cluster.worker_threads, job.cluster.workers, reproducible=policy.kind == "sync")
     limit_threads(threads)
-    device = open_device(arguments.device or job.cluster.device)
+    device = open_device(arguments.device or job.cluster.device, arguments.name)
     source = open_source(job.data)
     limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
     if source.spec.fingerprint != reply.data_fingerprint:
@@ -74,6 +77,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
             f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
         )
     plan = plan_from(reply.plan)
+    encodings.warm_up(plan.variables.values())
     folder = arguments.model_folder or reply.model_folder
     _check_identity(job, source.spec, plan, reply, Path(folder) if folder else None)
     task = Task(
@@ -106,8 +110,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
 
     def refresh() -> View:
-        view = coordinator.get_view(reply.run_id)
-        return View(view.view, tuple(s.address for s in view.shards), tuple(s.incarnation for s in view.shards))
+        return view_from(coordinator.get_view(reply.run_id))
 
     member = join(arguments.name)
     joined = True
@@ -125,7 +128,13 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         patience_s=cluster.retry_budget_s,
     )
     client = ShardClient(
-        reply.run_id, reply.job_digest, plan, member.name, away_budget_s=AWAY_BUDGET_S, giving_up=stop.event
+        reply.run_id,
+        reply.job_digest,
+        plan,
+        member.name,
+        away_budget_s=AWAY_BUDGET_S,
+        giving_up=stop.event,
+        connect=connect_by(cluster.transport),
     )
     client.use(coordinator.patiently(refresh))
     loop = StepLoop(

@@ -1,6 +1,7 @@
-"""Device: where gradients are computed. The only file that imports CuPy; models get the array namespace `xp`.
+"""Device: where gradients are computed, on the CPU or one CUDA card; models get the array namespace `xp`.
 
-On a GPU, copies go through pinned host buffers on a stream of their own, beside the compute stream.
+On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
+and gradients together. Knows no model and no shard. Called by `worker.loop`, in the thread of its steps.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 import threadpoolctl
 
+from parashard import cuda
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.variables import Float32s
@@ -31,8 +33,16 @@ class Device(Protocol):
     def batch_from_host(self, batch: Batch) -> Batch:
         """Return the batch with inputs and targets as arrays of `xp`."""
 
-    def to_host(self, gradients: Mapping[str, Array]) -> dict[str, Float32s]:
-        """Return gradients as NumPy arrays of float32; valid until the caller drops them."""
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Return a loss and gradients as a number and NumPy arrays of float32; the step's one synchronisation.
+
+        Parameters
+        ----------
+        loss : float, or array of shape ()
+            As the model returned it.
+        gradients : mapping of str to array
+            Of `xp`; the arrays returned for them are valid until the caller drops them.
+        """
 
     def fingerprint(self) -> str:
         """Describe all that decides the bits of a gradient here (P13)."""
@@ -53,9 +63,9 @@ class Cpu:
         """Return it as it is."""
         return batch
 
-    def to_host(self, gradients: Mapping[str, Array]) -> dict[str, Float32s]:
-        """Return them as float32."""
-        return {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Return them as a float and as float32."""
+        return float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
 
     def fingerprint(self) -> str:
         """Name the processor, NumPy and BLAS with its kernel and threads."""
@@ -82,19 +92,11 @@ class Gpu:
     """
 
     def __init__(self, index: int) -> None:
-        cupy = _cupy()
-        count = _device_count(cupy)
-        if index >= count:
-            raise ConfigurationError(f"device cuda:{index} is not there: this machine has {count} CUDA devices")
-        self.xp: Any = cupy
-        self._cupy = cupy
-        self._device = cupy.cuda.Device(index)
-        self._device.use()
-        self._copies = cupy.cuda.Stream(non_blocking=True)
+        self._device = cuda.card(index)
+        self._cupy = self.xp = cuda.namespace()
+        self._copies = self._cupy.cuda.Stream(non_blocking=True)
         self._staged: deque[tuple[Any, Any]] = deque()  # (event after the copy, pinned buffer that it reads)
-        self._index = index
-        model = cupy.cuda.runtime.getDeviceProperties(index)["name"]
-        self.name = f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
+        self.name = cuda.card_name(index)
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
         """Copy from pinned memory on the copy stream; the compute stream waits for it on the device, not the host."""
@@ -110,17 +112,17 @@ class Gpu:
         self._join(self._copies, self._cupy.cuda.get_current_stream())
         return Batch(batch.step, batch.epoch, batch.indices, inputs, targets)
 
-    def to_host(self, gradients: Mapping[str, Array]) -> dict[str, Float32s]:
-        """Copy into pinned memory on the copy stream, and wait: the step's one synchronisation beside the loss."""
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Copy into pinned memory on the copy stream, and wait for all of it at once."""
         self._device.use()
-        compact = {name: self._cupy.ascontiguousarray(g, dtype=self._cupy.float32) for name, g in gradients.items()}
+        float32 = self._cupy.float32
+        compact = {name: self._cupy.ascontiguousarray(g, dtype=float32) for name, g in gradients.items()}
+        on_card = not isinstance(loss, float | int | np.generic | np.ndarray)
         self._join(self._cupy.cuda.get_current_stream(), self._copies)  # after the last kernel that writes them
-        host = {}
-        for name, gradient in compact.items():
-            host[name] = self._pinned(gradient.shape, np.dtype(np.float32))
-            gradient.get(stream=self._copies, out=host[name], blocking=False)
+        host = {name: self._copying_out(gradient) for name, gradient in compact.items()}
+        host_loss = self._copying_out(loss) if on_card else loss
         self._copies.synchronize()
-        return host
+        return float(host_loss), host
 
     def fingerprint(self) -> str:
         """Name the card, CuPy and the CUDA runtime, which brings cuBLAS."""
@@ -128,13 +130,18 @@ class Gpu:
         return f"{self.name.partition(' ')[2]}; cupy {self._cupy.__version__}; cuda {runtime}"
 
     def _copied_in(self, values: Any) -> Array:
-        staged = self._pinned(values.shape, values.dtype)
+        staged = cuda.page_locked(values.shape, values.dtype)
         np.copyto(staged, values)
         array = self._cupy.empty(values.shape, values.dtype)
         self._join(self._cupy.cuda.get_current_stream(), self._copies)  # the pool may reuse memory still being read
         array.set(staged, stream=self._copies)
         self._keep(staged)
         return array
+
+    def _copying_out(self, array: Array) -> Any:
+        host = cuda.page_locked(array.shape, array.dtype)
+        array.get(stream=self._copies, out=host, blocking=False)
+        return host
 
     def _keep(self, staged: Any) -> None:
         """Hold a pinned buffer until its copy is done: the pool would hand it out while the device still reads it."""
@@ -144,25 +151,22 @@ class Gpu:
         event.record(self._copies)
         self._staged.append((event, staged))
 
-    def _pinned(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
-        """Return an array in page-locked memory, from CuPy's pool of such memory."""
-        elements = int(np.prod(shape, dtype=np.int64))
-        memory = self._cupy.cuda.alloc_pinned_memory(max(1, elements * dtype.itemsize))
-        return np.frombuffer(memory, dtype, elements).reshape(shape)
-
     def _join(self, first: Any, then: Any) -> None:
         event = self._cupy.cuda.Event(disable_timing=True)
         event.record(first)
         then.wait_event(event)
 
 
-def open_device(asked: str) -> Device:
+def open_device(asked: str, worker: str = "") -> Device:
     """Return the device that a job file or a flag names.
 
     Parameters
     ----------
     asked : str
-        "cpu", "cuda" (the first device), "cuda:N", or "auto": the first CUDA device if there is one, else the CPU.
+        "cpu", "cuda:N", "cuda" (one of the cards: workers of a machine are spread over them by their numbers), or
+        "auto": as "cuda" where that can be, else the CPU.
+    worker : str
+        Name of the worker, such as "worker-3".
 
     Raises
     ------
@@ -173,30 +177,13 @@ def open_device(asked: str) -> Device:
         return Cpu()
     if asked == "auto":
         try:
-            return Gpu(0)
+            return Gpu(cuda.spread(worker, cuda.cards()))
         except ConfigurationError:
             return Cpu()
-    kind, _, index = asked.partition(":")
-    if kind != "cuda" or not (asked == "cuda" or (index.isascii() and index.isdigit())):
+    index = cuda.index_of(asked, worker)
+    if index is None:
         raise ConfigurationError(f"device {asked!r} is unknown; allowed: auto, cpu, cuda, cuda:N")
-    return Gpu(int(index or 0))
-
-
-def _cupy() -> Any:
-    try:
-        import cupy
-    except ImportError as error:
-        raise ConfigurationError(
-            f"a CUDA device needs CuPy, which is not here ({error}); install parashard[cuda12] or parashard[cuda13]"
-        ) from None
-    return cupy
-
-
-def _device_count(cupy: Any) -> int:
-    try:
-        return int(cupy.cuda.runtime.getDeviceCount())
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ConfigurationError(f"no CUDA device can be used here: {error}") from None
+    return Gpu(index)
 
 
 def _processor() -> str:

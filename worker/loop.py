@@ -2,7 +2,7 @@
 
 With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes settle, while a
 gradient is computed; with 0 everything happens strictly one after the other. Knows no policy: what it holds a lease for
-it does.
+it does; nor arithmetic, which is `worker.computing`'s.
 """
 
 from __future__ import annotations
@@ -15,17 +15,14 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-import numpy as np
 import structlog
 import tenacity
 
 from parashard import failpoints
-from parashard.client import Pulled, ShardClient, View
-from parashard.data.base import Array, Batch, DataSource
+from parashard.client import Pulled, ShardClient
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
-    NonFiniteGradient,
     NotReady,
     ParashardError,
     Redo,
@@ -33,35 +30,19 @@ from parashard.errors import (
     StaleIncarnation,
     Unreachable,
 )
-from parashard.models.base import Model
-from parashard.partition import Plan
-from parashard.steps import StepPlan
+from parashard.transports.base import View
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
-from worker.device import Device
+from worker.computing import Task
 from worker.leasing import Leasing
 
 POLL_S = 0.2
 RIDING_PAUSE_S = 0.02
 RIDING_PAUSE_MAX_S = 0.5
-EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
 
 _Result = TypeVar("_Result")
 
 log = structlog.get_logger("worker")
-
-
-@dataclass(frozen=True)
-class Task:
-    """What a worker computes: the model over the data, on a device."""
-
-    model: Model
-    source: DataSource
-    steps: StepPlan
-    plan: Plan
-    device: Device
-    clip_norm: float | None
-    round_steps: int | None  # sync mode: N
 
 
 @dataclass(frozen=True)
@@ -72,6 +53,7 @@ class _Computed:
     loss: float
     examples: int
     skipped: bool
+    pulled: Pulled | None  # released after the push: a model may return views of its variables as gradients
 
 
 class Inline(Executor):
@@ -106,6 +88,13 @@ class StepLoop:
         How long a pull or a push waits for a shard that is away, or for its next life.
     giving_up : Event, optional
         Once set, nothing is waited for any more.
+
+    Attributes
+    ----------
+    phases_s : dict of str to float
+        Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
+    transfer_s : float
+        Duration of every step's pull and push, added up, waited for or not.
     """
 
     def __init__(
@@ -124,13 +113,24 @@ class StepLoop:
         self._leasing = leasing
         self._refresh = refresh
         self._depth = depth
-        self._patience_s = patience_s
-        self._giving_up = giving_up or threading.Event()
-        self._transfers: Executor = ThreadPoolExecutor(2 * depth, "transfer") if depth else Inline()
+        giving_up = giving_up or threading.Event()
+        # One for all: its state is by thread, and to make one takes 25 us, twice a step.
+        self._retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation)),
+            wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
+            stop=tenacity.stop_after_delay(patience_s) | tenacity.stop_when_event_set(giving_up),
+            sleep=tenacity.sleep_using_event(giving_up),
+            before_sleep=lambda _: self._refresh_view(),
+            reraise=True,
+        )
+        # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
+        self._transfers: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
         self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
+        self.transfer_s = 0.0
+        self._adding = threading.Lock()
         self.steps = 0
         self.examples = 0
 
@@ -147,7 +147,7 @@ class StepLoop:
                 self._settle()
             elif self._leasing.over:
                 break
-            self._leasing.phases_s = dict(self.phases_s)
+            self._leasing.phases_s = {**self.phases_s, "transfer": self.transfer_s}
         while self._pushing:
             self._settle()
         for grant, _ in self._pulling:
@@ -177,7 +177,7 @@ class StepLoop:
             self._refresh_view()  # receipts of a shard's earlier life, which may not know that it is over, do not count
         if grant.skip:
             return None
-        pulled = self._riding(lambda: self._client.pull(step=grant.step, round_=self._round(grant.step)))
+        pulled = self._timed(lambda: self._client.pull(step=grant.step, round_=self._round(grant.step)))
         failpoints.hit("worker.pull.done")
         return pulled
 
@@ -193,27 +193,30 @@ class StepLoop:
         started_s = time.perf_counter()
         try:
             with self._leasing.computing(grant):
-                loss, examples, gradients = self._gradients(grant, pulled)
+                loss, examples, gradients = self._gradients(grant.step, pulled)
         except ConfigurationError:
             raise
         except Exception as error:  # a model is somebody else's code: whatever it raises is the step's failure (P6)
             log.warning("step-failed", step=grant.step, exc_info=error)
-            self._leasing.failed(grant.step, f"{type(error).__name__}: {error}{self._examples_of(grant.step)}")
+            self._leasing.failed(grant.step, f"{type(error).__name__}: {error}{self._task.examples_of(grant.step)}")
             return
         finally:
             self.phases_s["compute"] += time.perf_counter() - started_s
         failpoints.hit("worker.compute.done")
         while len(self._pushing) >= max(1, self._depth):
             self._settle()
-        computed = _Computed(grant.step, loss, examples, grant.skip)
+        computed = _Computed(grant.step, loss, examples, grant.skip, pulled)
         started_s = time.perf_counter()
         self._pushing.append((computed, self._transfers.submit(self._push, grant, gradients, pulled)))
         self.phases_s["push"] += time.perf_counter() - started_s
         if not self._depth:
             self._settle()
 
+    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float, int, dict[str, Float32s]]:
+        return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
+
     def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
-        pushed = self._riding(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
+        pushed = self._timed(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
         failpoints.hit("worker.push.done")
         return pushed.incarnations
 
@@ -228,6 +231,8 @@ class StepLoop:
             return
         finally:
             self.phases_s["push"] += time.perf_counter() - started_s
+        if computed.pulled is not None:
+            computed.pulled.release()
         self.steps += 1
         self.examples += computed.examples
         self._leasing.completed(
@@ -243,7 +248,7 @@ class StepLoop:
     def _gave_up(self, step: int, error: ParashardError) -> None:
         """Report a step that did not go through, by what the error asks for."""
         if isinstance(error, InvalidRequest):
-            self._leasing.failed(step, f"{error}{self._examples_of(step)}")
+            self._leasing.failed(step, f"{error}{self._task.examples_of(step)}")
         elif isinstance(error, Redo | RetryLater):
             # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
             log.info("step-dropped", step=step, error=str(error))
@@ -252,20 +257,21 @@ class StepLoop:
         else:
             raise error
 
+    def _timed(self, transfer: Callable[[], _Result]) -> _Result:
+        """Pull or push, over any retries, and add how long it took; called from several threads."""
+        started_s = time.perf_counter()
+        try:
+            return self._riding(transfer)
+        finally:
+            with self._adding:
+                self.transfer_s += time.perf_counter() - started_s
+
     def _riding(self, operation: Callable[[], _Result]) -> _Result:
         """Run an operation; while a shard is away or has begun another life, learn where it is and run it again.
 
         The whole operation: shards that have a push already say so, and the step is its identity (P1).
         """
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation)),
-            wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
-            stop=tenacity.stop_after_delay(self._patience_s) | tenacity.stop_when_event_set(self._giving_up),
-            sleep=tenacity.sleep_using_event(self._giving_up),
-            before_sleep=lambda _: self._refresh_view(),
-            reraise=True,
-        )
-        return retrying(operation)
+        return self._retrying(operation)
 
     def _refresh_view(self) -> None:
         try:
@@ -273,59 +279,12 @@ class StepLoop:
         except RetryLater as error:
             log.info("no-view", error=str(error))  # whoever needs one asks again
 
-    # --- arithmetic ---
-
-    def _gradients(self, grant: pb.Grant, pulled: Pulled | None) -> tuple[float, int, dict[str, Float32s]]:
-        if pulled is None:
-            return 0.0, 0, {}
-        task = self._task
-        indices = task.steps.indices(grant.step)
-        inputs, targets = task.source.examples(indices)
-        batch = task.device.batch_from_host(
-            Batch(grant.step, task.steps.epoch_of(grant.step), indices, inputs, targets)
-        )
-        variables = task.device.variables_from_host(pulled.variables)
-        loss, raw = task.model.loss_and_gradients(variables, batch, task.device.xp)
-        gradients = task.device.to_host(self._trainable(raw))
-        norm = _global_norm(gradients) if task.clip_norm is not None else 0.0
-        if not all(
-            _is_finite(gradient) for gradient in gradients.values()
-        ):  # P6: before the first shard is sent anything
-            raise NonFiniteGradient(f"step {grant.step}: the gradient has a value that is not finite (loss {loss:.3g})")
-        if task.clip_norm is not None and norm > task.clip_norm:
-            factor = np.float32(task.clip_norm / norm)
-            gradients = {name: gradient * factor for name, gradient in gradients.items()}
-        return float(loss), len(indices), gradients
-
-    def _trainable(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Check a model's gradients against its variables, and leave out frozen ones."""
-        variables = self._task.plan.variables
-        for name, gradient in gradients.items():
-            if name not in variables:
-                raise ConfigurationError(f"the model returned a gradient for {name!r}, which is none of its variables")
-            if tuple(gradient.shape) != variables[name].shape:
-                raise ConfigurationError(
-                    f"the model's gradient for {name!r} has shape {tuple(gradient.shape)}, the variable has "
-                    f"{variables[name].shape}"
-                )
-        return {name: g for name, g in gradients.items() if not variables[name].frozen}
-
     def _evaluate(self, grant: pb.EvaluationGrant) -> None:
-        task = self._task
-        totals: dict[str, float] = {}
-        examples = task.source.spec.held_out
         try:
             round_ = grant.round if grant.for_round else None
             pulled = self._riding(lambda: self._client.pull(round_=round_))
-            variables = task.device.variables_from_host(pulled.variables)
-            for start in range(0, examples, EVALUATION_EXAMPLES):
-                stop = min(examples, start + EVALUATION_EXAMPLES)
-                inputs, targets = task.source.held_out(start, stop)
-                batch = task.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), inputs, targets))
-                with self._leasing.computing(grant):
-                    metrics = task.model.evaluate(variables, batch, task.device.xp)
-                for name, value in metrics.items():
-                    totals[name] = totals.get(name, 0.0) + float(value) * (stop - start)
+            metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
+            pulled.release()
         except (Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
             log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
             self._leasing.evaluation_dropped(grant.evaluation)
@@ -335,23 +294,7 @@ class StepLoop:
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
             self._leasing.evaluated(grant.evaluation, {}, f"{type(error).__name__}: {error}")
             return
-        self._leasing.evaluated(grant.evaluation, {name: total / examples for name, total in totals.items()})
+        self._leasing.evaluated(grant.evaluation, metrics)
 
     def _round(self, step: int) -> int | None:
         return step // self._task.round_steps if self._task.round_steps else None
-
-    def _examples_of(self, step: int) -> str:
-        indices = self._task.steps.indices(step)
-        shown = ", ".join(str(i) for i in indices[:8])
-        return f" (examples {shown}{', ...' if len(indices) > 8 else ''})"
-
-
-def _is_finite(gradient: Float32s) -> bool:
-    """Tell whether every value is finite: float32 values that are cannot sum to one in float64 that is not."""
-    return bool(np.isfinite(gradient.sum(dtype=np.float64)))
-
-
-def _global_norm(gradients: Mapping[str, Float32s]) -> float:
-    """Return the Euclidean norm of all gradients together, in float64, in name order."""
-    squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
-    return float(np.sqrt(sum(squares)))

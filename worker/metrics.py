@@ -27,6 +27,9 @@ class WorkerCollector(Collector):
         for phase, seconds in dict(self._loop.phases_s).items():
             phases.add_metric([self._name, phase], seconds)
         yield phases
+        yield self._counter(
+            "transfer_seconds", "Duration of pulls and pushes, waited for or not.", self._loop.transfer_s
+        )
 
     def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
         family = CounterMetricFamily(f"parashard_worker_{name}", text, labels=["worker"])

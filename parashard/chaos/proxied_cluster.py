@@ -1,8 +1,9 @@
 """ProxiedCluster: a local cluster whose processes reach each other through a proxy's links, and can be struck.
 
 Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for whoever
-reads its address in the run directory. Does not know when a fault is due. Called by `parashard.run`, as any local
-cluster, and by the campaign, whose `Field` it is.
+reads its address in the run directory. A shard listens at two ports; its one link has a way to each, and what befalls
+the link befalls both, as if the network between two hosts had failed. Does not know when a fault is due. Called by
+`parashard.run`, as any local cluster, and by the campaign, whose `Field` it is.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ class ProxiedCluster(LocalCluster):
     """Children that connect to fronts of a proxy.
 
     A child is started with other arguments than asked for: `--connect` names the front of its own link to the
-    coordinator; the coordinator and shards get `--advertise`, the front of the link to them, and `--address-file`,
-    where the link finds its backend.
+    coordinator; the coordinator and shards get `--advertise`, and shards `--advertise-data`, the fronts of the link to
+    them, and `--address-file`, where the link finds its backends.
 
     Parameters
     ----------
@@ -43,10 +44,15 @@ class ProxiedCluster(LocalCluster):
         self._before_end = before_end
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
-        self._links: dict[str, Link] = {name: self._open(proxy, name, name) for name in services}
+        # By name; of each the ways that suffer together, by the flag that tells a child the way's front.
+        self._links: dict[str, dict[str, Link]] = {}
+        for name in services:
+            self._links[name] = {"--advertise": self._open(proxy, name, name, "address")}
+            if name != COORDINATOR:
+                self._links[name]["--advertise-data"] = self._open(proxy, f"{name} data", name, "data_address")
         for name in self.processes[1:]:
             link = _to_coordinator(name)
-            self._links[link] = self._open(proxy, link, COORDINATOR)
+            self._links[link] = {"--connect": self._open(proxy, link, COORDINATOR, "address")}
 
     @property
     def links(self) -> tuple[str, ...]:
@@ -58,12 +64,13 @@ class ProxiedCluster(LocalCluster):
         arguments = list(arguments)
         own = self._links.get(_to_coordinator(name))
         if own is not None and "--connect" in arguments:
-            arguments[arguments.index("--connect") + 1] = own.address
-        front = self._links.get(name)
-        if front is not None:
+            arguments[arguments.index("--connect") + 1] = own["--connect"].address
+        ways = self._links.get(name)
+        if ways is not None:
             file = self._address_file(name)
             file.unlink(missing_ok=True)  # an earlier life's port may be somebody else's by now
-            arguments += ["--advertise", front.address, "--address-file", str(file)]
+            arguments += [part for flag, way in ways.items() for part in (flag, way.address)]
+            arguments += ["--address-file", str(file)]
         super().start(name, module, arguments)
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
@@ -86,16 +93,18 @@ class ProxiedCluster(LocalCluster):
         return True
 
     def suffer(self, link: str, faults: Faults) -> None:
-        """Have a link suffer these faults from now on, and no others."""
-        self._links[link].suffer(faults)
+        """Have a link suffer these faults from now on, and no others, on all of its ways."""
+        for way in self._links[link].values():
+            way.suffer(faults)
 
     def reset(self, link: str) -> None:
-        """Reset every connection of a link."""
-        self._links[link].reset()
+        """Reset every connection of a link, on all of its ways."""
+        for way in self._links[link].values():
+            way.reset()
 
-    def _open(self, proxy: Proxy, link: str, backend: str) -> Link:
+    def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> Link:
         file = self._address_file(backend)
-        return proxy.link(link, lambda: listening_at(file))
+        return proxy.link(name, lambda: listening_at(file, key))
 
     def _address_file(self, name: str) -> Path:
         return self._folder / f"{name}.json"
@@ -105,10 +114,10 @@ def _to_coordinator(name: str) -> str:
     return f"{name}>{COORDINATOR}"
 
 
-def listening_at(file: Path) -> tuple[str, int] | None:
-    """Return host and port that a service wrote into its address file; None until it has."""
+def listening_at(file: Path, key: str) -> tuple[str, int] | None:
+    """Return host and port that a service wrote under a key of its address file; None until it has."""
     try:
-        host, _, port = str(json.loads(file.read_text())["address"]).rpartition(":")
+        host, _, port = str(json.loads(file.read_text())[key]).rpartition(":")
         return host.strip("[]"), int(port)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -17,7 +17,7 @@ from pathlib import Path
 from parashard.chaos.campaign import Campaign
 from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.proxy import Proxy
-from parashard.chaos.schedule import LENGTHS_S, Strike, strikes, targets_of
+from parashard.chaos.schedule import LENGTHS_S, PROCESS_KINDS, Strike, strikes, targets_of
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob
@@ -33,6 +33,9 @@ UNDER_CHAOS: tuple[Override, ...] = (
     ("cluster.max_restarts", 200, CHAOS_FLAG),  # deaths are on purpose; a process that cannot start still ends the job
 )
 """What a job under chaos has for other values, unless a `--set` says otherwise."""
+
+THROUGH_LINKS: Override = ("cluster.transport", "tcp", CHAOS_FLAG)
+"""What a job under chaos has in the place of "auto", which would take shared memory, past the links."""
 
 
 @dataclass(frozen=True)
@@ -94,8 +97,20 @@ def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOpt
     -------
     Outcome
         As of `parashard.run.run_job`; its report also has `faults`, how many of each kind have struck (each of
-        `options.kinds` is there), and `seed`. The run directory has every strike in `strikes.jsonl`.
+        `options.kinds` is there), `seed` and `transport`. The run directory has every strike in `strikes.jsonl`.
+
+    Raises
+    ------
+    ConfigurationError
+        If links are to be struck and gradients and weights would not go through them, or if nobody can be struck.
     """
+    transport = loaded.job.cluster.transport
+    past = [kind for kind in options.kinds if kind not in PROCESS_KINDS]
+    if past and transport in ("auto", "shm"):
+        raise ConfigurationError(
+            f'cluster.transport is "{transport}", which goes past the links that {", ".join(past)} would strike; '
+            'allowed: "tcp" or "grpc", or only --kill and --pause'
+        )
     shards, workers = loaded.job.cluster.shards, loaded.job.cluster.workers
     with Proxy() as proxy, _Striking(run_dir / STRIKES_FILE, view) as striking:
         cluster = ProxiedCluster(run_dir, proxy, shards, workers, before_end=striking.end)
@@ -107,7 +122,8 @@ def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOpt
         striking.begin(campaign)
         outcome = run_job(loaded, run_dir, view, init=None, output=None, cluster=cluster)
     faults = {kind: campaign.faults[kind] for kind in options.kinds}
-    return replace(outcome, report={**outcome.report, "faults": faults, "seed": options.seed})
+    more = {"faults": faults, "seed": options.seed, "transport": transport}
+    return replace(outcome, report={**outcome.report, **more})
 
 
 class _Striking:

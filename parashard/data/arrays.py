@@ -68,7 +68,8 @@ class ArraySource:
 
     def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], AnyArray]:
         """Return (inputs, targets) of the training examples with these indices, as new arrays."""
-        return self._float32(self._training.inputs[indices]), self._training.targets[indices]
+        inputs, targets = self._training.inputs, self._training.targets
+        return self._float32(inputs.take(indices, axis=0)), targets.take(indices, axis=0)  # faster than inputs[indices]
 
     def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], AnyArray]:
         """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""

@@ -93,10 +93,13 @@ def _data(spec: DataSpec) -> dict[str, Any]:
 
 
 def _variable(variable: Variable) -> dict[str, Any]:
-    return {
+    identity = {
         "shape": [int(n) for n in variable.shape],
         "initializer": {"kind": variable.initializer.kind, "scale": float(variable.initializer.scale)},
         "frozen": variable.frozen,
         "decay": variable.decay,
         "learning_rate_factor": float(variable.learning_rate_factor),
     }
+    if variable.encoding != "float32":  # left out otherwise: jobs from before there were encodings keep their digest
+        identity["encoding"] = variable.encoding
+    return identity

@@ -16,7 +16,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from parashard.errors import ConfigurationError
-from parashard.job.keys import at, dotted, shown
+from parashard.job.keys import at, dotted, key_parts, shown
 from parashard.job.layers import Layers
 from parashard.job.relations import Contradictions
 
@@ -60,7 +60,7 @@ def _problems(details: ErrorDetails, schema: type[BaseModel], layers: Layers) ->
     cause = context.get("error")
     if isinstance(cause, Contradictions):
         for c in cause.found:
-            here, other = (layers.origin(tuple(key.split("."))) for key in c.keys)
+            here, other = (layers.origin(key_parts(key)) for key in c.keys)
             found = f"found {shown(c.found[0])} with {c.keys[1]} = {shown(c.found[1])} ({other})"
             yield f"{here}: {c.keys[0]}: {found}", f"allowed: {c.allowed}"
         return

@@ -12,6 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from parashard.encodings import Encoding
+from parashard.job.keys import dotted, key_parts
+
 if TYPE_CHECKING:
     from parashard.job.schema import Job
 
@@ -45,7 +48,14 @@ class Contradictions(ValueError):
 
 def contradictions(job: Job) -> Iterator[Contradiction]:
     """Yield every relation that the job breaks."""
-    for key, other, allowed in (*_consistency(job), *_optimizer(job), *_listening(job), *_checkpoint(job)):
+    for key, other, allowed in (
+        *_consistency(job),
+        *_encodings(job),
+        *_optimizer(job),
+        *_shard_device(job),
+        *_listening(job),
+        *_checkpoint(job),
+    ):
         yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
 
 
@@ -85,6 +95,18 @@ def _consistency(job: Job) -> Iterator[_Relation]:
             yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
 
 
+def _encodings(job: Job) -> Iterator[_Relation]:  # P13
+    for pattern, setting in job.variables.items():
+        has_residue = setting.encoding is not None and Encoding.parse(setting.encoding).has_residue
+        if has_residue and job.consistency.policy.kind == "sync":
+            yield (
+                dotted("variables", pattern, "encoding"),
+                "consistency.policy",
+                '"float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on who computed '
+                "which steps",
+            )
+
+
 def _optimizer(job: Job) -> Iterator[_Relation]:
     if job.optimizer.requires_unsplit_variables and job.cluster.partitioner.kind != "whole":
         yield (
@@ -96,8 +118,20 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
         yield "optimizer.learning_rate", "model.kind", '> 0; only the model "ledger" counts upwards'
 
 
+def _shard_device(job: Job) -> Iterator[_Relation]:
+    if job.cluster.shard_device != "cpu" and job.optimizer.delay_compensation:
+        yield (
+            "cluster.shard_device",
+            "optimizer.delay_compensation",
+            '"cpu" with delay compensation: it compares the weights of many steps, which lie in the host\'s memory',
+        )
+
+
 def _value(job: Job, key: str) -> Any:
-    return functools.reduce(getattr, key.split("."), job)
+    def below(node: Any, part: str) -> Any:
+        return node[part] if isinstance(node, dict) else getattr(node, part)
+
+    return functools.reduce(below, key_parts(key), job)
 
 
 def _is_loopback(host: str) -> bool:

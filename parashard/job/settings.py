@@ -8,12 +8,23 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from fnmatch import fnmatchcase
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
+from parashard.encodings import Encoding
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.variables import Variable
+
+
+def _checked_encoding(value: Any) -> Any:
+    if isinstance(value, str):
+        try:
+            return str(Encoding.parse(value))
+        except ConfigurationError as error:
+            raise ValueError(error.message.partition("allowed: ")[2]) from None
+    return value
 
 
 class VariableSettings(BaseModel):
@@ -25,6 +36,9 @@ class VariableSettings(BaseModel):
     decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")
     learning_rate_factor: float | None = Field(
         default=None, ge=0, allow_inf_nan=False, description="Multiplies the learning rate for the variable, >= 0."
+    )
+    encoding: Annotated[str, BeforeValidator(_checked_encoding)] | None = Field(
+        default=None, description="How gradients travel; int8 and topk keep what they leave out for a later push."
     )
 
 

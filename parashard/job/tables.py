@@ -40,6 +40,12 @@ def _checked_device(value: Any) -> Any:
     return value
 
 
+def _checked_shard_device(value: Any) -> Any:
+    if isinstance(value, str) and (value == "auto" or not _DEVICE.fullmatch(value)):
+        raise ValueError("cpu, cuda, or cuda:N with 0 <= N < 100")
+    return value
+
+
 class Table(BaseModel):
     """A table of the job file: unknown keys are errors, and no value is read as another type than it has."""
 
@@ -168,7 +174,12 @@ class ClusterOptions(Table):
     shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
     workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
     device: Annotated[str, BeforeValidator(_checked_device)] = Field(
-        default="auto", description="Where workers compute: auto, cpu, cuda, or cuda:N for one device."
+        default="auto",
+        description="Where workers compute: cpu; cuda:N, one card; cuda, the cards in turn; auto, cuda if it can be.",
+    )
+    shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
+        default="cpu",
+        description="Where shards keep variables and move them: cpu; cuda:N, one card; or cuda, the cards in turn.",
     )
     launcher: Literal["local", "external"] = Field(
         default="local", description="Who starts the processes: `parashard run` itself, or something outside."
@@ -215,6 +226,16 @@ class ClusterOptions(Table):
         ge=0,
         le=1024,
         description="Compute threads of a worker; 0: an even share of the cores, or 1 in sync:N.",
+    )
+    shard_threads: int = Field(
+        default=0,
+        ge=0,
+        le=1024,
+        description="Threads that share a large push in a shard; 0: an even share of the cores, at least 1.",
+    )
+    transport: Literal["auto", "shm", "tcp", "grpc"] = Field(
+        default="auto",
+        description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )
     partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
     host: str = Field(

@@ -21,13 +21,14 @@ class Model(Protocol):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float, Mapping[str, Array]]:
+    ) -> tuple[float | Array, Mapping[str, Array]]:
         """Return the mean loss over a batch and its gradient by every variable.
 
         Parameters
         ----------
         variables : mapping of str to array of float32
-            Current values, in the namespace `xp`; not to be changed.
+            Current values, in the namespace `xp`; not to be changed, nor kept: the memory is used again for a later
+            step. Gradients may be views of it.
         batch : Batch
             `batch.step` seeds what is random, so that a step computed twice gives the same gradient.
         xp : module
@@ -35,7 +36,8 @@ class Model(Protocol):
 
         Returns
         -------
-        loss : float
+        loss : float, or array of shape ()
+            On a GPU an array is better: it comes to the host with the gradients, and a float has waited for it alone.
         gradients : mapping of str to array
             By variable, in its shape. They belong to the caller: while they are pushed the next step may be computed
             already, so a model must not write into them again.

@@ -40,12 +40,11 @@ class Classifier(ABC):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float, Mapping[str, Array]]:
+    ) -> tuple[float | Array, Mapping[str, Array]]:
         """Return the mean cross-entropy over the batch and its gradient by every variable, in new arrays."""
         logits, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
         loss, gradient = softmax_cross_entropy(logits, batch.targets, xp)
-        gradients = pull_back(gradient)
-        return float(loss), gradients  # last of all, because on a GPU this waits for everything before it
+        return loss, pull_back(gradient)  # not float(loss): on a GPU that would wait for everything before it
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return {"loss": mean cross-entropy, "accuracy": share of examples whose largest logit is the target's}."""

@@ -18,6 +18,7 @@ from parashard.errors import ConfigurationError
 from parashard.rpc import join_address
 
 REQUEST_TIMEOUT_S = 5.0
+POLL_S = 0.05  # how long `stop` may have to wait
 
 log = structlog.get_logger(__name__)
 
@@ -85,7 +86,7 @@ class HttpPort:
             raise ConfigurationError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from None
         self._server.daemon_threads = True
         self.address = join_address(host, self._server.server_address[1])
-        self._thread = threading.Thread(target=self._server.serve_forever, name="http", daemon=True)
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="http", daemon=True)
 
     def start(self) -> None:
         """Begin to answer."""

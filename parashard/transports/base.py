@@ -1,31 +1,89 @@
-"""The transport seam: frames in, frames out. A transport knows addresses and deadlines, never what a frame says."""
+"""The transport seam: a shard's whole push out, a shard's weights in.
+
+A transport knows addresses, deadlines and bytes; it knows no plan, no step and no retry. Every one passes the same
+tests (`tests/parashard/transports/test_conformance.py`).
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from parashard.buffers import Buffers
+from parashard.messages import PullRun, Push, Receipt, Target
+
+_Answer_co = TypeVar("_Answer_co", covariant=True)
 
 
-class Reply(Protocol):
-    """A frame that is under way."""
+@dataclass(frozen=True, slots=True)
+class ShardAddress:
+    """Where one life of a shard is."""
 
-    def result(self) -> bytes:
-        """Wait for the frame, until the call's deadline.
+    address: str  # host:port of its gRPC server
+    incarnation: int
+    data_address: str = ""  # host:port of its stream server; empty: none
+    local_path: str = ""  # its Unix socket, for processes on the same host; empty: none
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """Where every shard is now, by index, and which life it leads; `number` rises with every change."""
+
+    number: int
+    shards: tuple[ShardAddress, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """Who connects to which life of a shard."""
+
+    target: Target
+    worker: str
+
+
+class Pending(Protocol[_Answer_co]):
+    """A request that is under way."""
+
+    def result(self) -> _Answer_co:
+        """Wait for the answer, until the request's deadline.
 
         Raises
         ------
         ParashardError
-            What the shard answered, with its address; `Unreachable` where it did not answer in time.
+            What the shard answered, with its address; `Unreachable` where it did not answer in time, or the request was
+            cancelled. What became of the request is unknown then; a push may be sent again (P1).
         """
+
+    def cancel(self) -> None:
+        """Wait no more; `result` raises `Unreachable`, at once where another thread is in it."""
 
 
 class Transport(Protocol):
-    """A connection to one shard. Calls may be made from several threads."""
+    """A way to one life of one shard. Calls may be made from several threads, and overlap."""
 
-    def push(self, frame: bytes, deadline_s: float) -> Reply:
-        """Send a push frame."""
+    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        """Send a push, whole; its payload is only read, and must not change before the answer is there."""
 
-    def pull(self, frame: bytes, deadline_s: float) -> Reply:
-        """Send a pull frame."""
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        """Fetch a run of the weights; return the lowest version among what was fetched.
+
+        Parameters
+        ----------
+        run : PullRun
+            What is wanted; of any length.
+        into : Buffers
+            `run.length_bytes` long; bytes that have not moved since `run.known_version` are left as they are. After an
+            error its content is undefined.
+        deadline_s : float
+            Seconds from now.
+        """
 
     def close(self) -> None:
-        """Release the connection; replies under way end with `Unreachable`."""
+        """Release everything; requests under way end with `Unreachable`."""
+
+
+class Connect(Protocol):
+    """Makes transports; sends nothing before the first request."""
+
+    def __call__(self, where: ShardAddress, greeting: Greeting) -> Transport:
+        """Return a transport to one life of a shard."""

@@ -19,9 +19,10 @@ Conventions, the same for all:
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.variables import Float32s
-from ps_server.kernels.scalars import SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
+from ps_server.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
 
 _f32 = np.float32
 
@@ -155,13 +156,13 @@ def lamb(
 
     m and v as in `adam` with g free of weight decay; u = c m / (sqrt(v) + epsilon_t) + lambda w; then
     w <- w - alpha |w| / |u| u, where |w| / |u| is 1 if either norm is 0. Squares are exact in float64 and added in
-    index order.
+    index order within blocks of BLOCK_ELEMENTS, whose sums are added in order.
     """
     g = _prepared(weights, gradient, 0.0, clip, scale)
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
     _moments(g, m, v, beta1, beta2)
     u = _f32(correction) * m / (np.sqrt(v) + _f32(epsilon_t)) + _f32(weight_decay) * weights
-    ratio = trust_ratio(_squares_in_order(weights), _squares_in_order(u))
+    ratio = trust_ratio(np.stack([_squares_of_blocks(weights), _squares_of_blocks(u)], axis=1))
     weights -= _f32(learning_rate * ratio) * u
 
 
@@ -184,6 +185,11 @@ def is_finite(array: Float32s) -> bool:
     return bool(np.isfinite(array).all())
 
 
+def copy(destination: Float32s, source: Float32s) -> None:
+    """Copy a vector; the two must not overlap."""
+    destination[:] = source
+
+
 def _prepared(weights: Float32s, gradient: Float32s, weight_decay: float, clip: float, scale: float) -> Float32s:
     clipped: Float32s = np.clip(gradient * _f32(scale), -_f32(clip), _f32(clip))
     return clipped + _f32(weight_decay) * weights
@@ -194,6 +200,8 @@ def _moments(g: Float32s, m: Float32s, v: Float32s, beta1: float, beta2: float) 
     v[:] = _f32(beta2) * v + _f32(1.0 - beta2) * g * g
 
 
-def _squares_in_order(values: Float32s) -> float:
+def _squares_of_blocks(values: Float32s) -> NDArray[np.float64]:
     squares = values.astype(np.float64) ** 2
-    return float(np.add.accumulate(squares)[-1]) if squares.size else 0.0  # np.sum would add in pairs
+    starts = range(0, squares.size, BLOCK_ELEMENTS)
+    sums = [np.add.accumulate(squares[start : start + BLOCK_ELEMENTS])[-1] for start in starts]  # np.sum adds in pairs
+    return np.array(sums, np.float64)

@@ -1,12 +1,18 @@
 """What an update rule needs besides its arrays: scalars that depend on t, computed in float64 once per update.
 
 `reference` and `fused` both take them from here and round them to float32 in the same places, so that they cannot
-differ in them. Knows nothing of arrays.
+differ in them. Knows nothing of weights and gradients.
 """
 
 from __future__ import annotations
 
 import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+BLOCK_ELEMENTS = 1 << 14
+"""A sum over a variable is the sum of its blocks of this length, so that its bits do not depend on who adds which."""
 
 SMALLEST_FTRL_RATE = 1e-20
 """FTRL divides by its learning rate. Below this bound (a warm-up or a decay may reach 0) an update changes nothing."""
@@ -24,8 +30,15 @@ def bias_corrected(beta1: float, beta2: float, epsilon: float, t: int) -> tuple[
     return root / (1.0 - beta1**t), epsilon * root
 
 
-def trust_ratio(weights_squared: float, direction_squared: float) -> float:
-    """Return |w| / |u| of LAMB from the squared norms; 1 where either is 0, as in the authors' program."""
-    if weights_squared == 0.0 or direction_squared == 0.0:
+def trust_ratio(squares: NDArray[np.float64]) -> float:
+    """Return |w| / |u| of LAMB; 1 where either norm is 0, as in the authors' program.
+
+    Parameters
+    ----------
+    squares : ndarray of float64, shape (blocks, 2)
+        The squared norms of w and u, block by block; added in this order.
+    """
+    weights, direction = np.add.accumulate(squares)[-1] if squares.size else (0.0, 0.0)  # np.sum might add in pairs
+    if weights == 0.0 or direction == 0.0:
         return 1.0
-    return math.sqrt(weights_squared) / math.sqrt(direction_squared)
+    return math.sqrt(weights) / math.sqrt(direction)

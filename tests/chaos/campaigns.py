@@ -59,8 +59,19 @@ LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
 TORN = Oracle("torn", "examples/torn.toml", 100, 25)
 DIGEST = Oracle("digest", "examples/digits.toml", 36, 250, digest=True)
 
-POLICIES = ("async", "ssp:8", "sync:4")
-MATRIX = [*((oracle, policy) for oracle in (LEDGER, TORN) for policy in POLICIES), (DIGEST, "sync:4")]
+MATRIX = (
+    (LEDGER, "async", "grpc"),
+    (LEDGER, "ssp:8", "tcp"),
+    (LEDGER, "sync:4", "shm"),
+    (TORN, "async", "shm"),
+    (TORN, "ssp:8", "tcp"),
+    (TORN, "sync:4", "grpc"),
+    (DIGEST, "sync:4", "tcp"),
+)
+"""Oracle, policy and transport of each campaign: every policy with each oracle, every transport with several."""
+
+PROCESSES_ONLY = ("--kill", "worker,shard,coordinator", "--pause")
+"""What strikes a job whose transport is shm, which goes past all links."""
 
 
 @dataclass
@@ -69,7 +80,7 @@ class Campaign:
 
     Attributes
     ----------
-    oracle, policy : str
+    oracle, policy, transport : str
         Which job it was.
     seeds : list of int
         Of the jobs that it took; each repeats its schedule of faults.
@@ -85,6 +96,7 @@ class Campaign:
 
     oracle: str
     policy: str
+    transport: str
     seeds: list[int] = field(default_factory=list)
     faults: Counter[str] = field(default_factory=Counter)
     restarts: Counter[str] = field(default_factory=Counter)
@@ -95,30 +107,39 @@ class Campaign:
         struck = ", ".join(f"{count} {kind}" for kind, count in sorted(self.faults.items()) if count)
         verdict = "; ".join(self.broken) or "every promise kept"
         return (
-            f"{self.oracle}/{self.policy}, seeds {self.seeds}: {verdict}; {self.faults.total()} faults: {struck}; "
-            f"{self.wall_s:.0f} s"
+            f"{self.oracle}/{self.policy}/{self.transport}, seeds {self.seeds}: {verdict}; "
+            f"{self.faults.total()} faults: {struck}; {self.wall_s:.0f} s"
         )
 
 
 def run_campaign(
-    oracle: Oracle, policy: str, *, faults: int, seed: int, folder: Path, mean_interval_s: float = MEAN_INTERVAL_S
+    oracle: Oracle,
+    policy: str,
+    transport: str,
+    *,
+    faults: int,
+    seed: int,
+    folder: Path,
+    mean_interval_s: float = MEAN_INTERVAL_S,
 ) -> Campaign:
     """Run jobs until so many faults have struck; each job must keep every promise.
 
     A machine may be fast enough for a job to end before its last fault: then another one takes the faults that are
     left, with the next seed.
     """
-    started_s, campaign = time.monotonic(), Campaign(oracle.name, policy)
+    started_s, campaign = time.monotonic(), Campaign(oracle.name, policy, transport)
     while (left := faults - campaign.faults.total()) > 0 and not campaign.broken:
         if len(campaign.seeds) == JOBS_MAX:
             campaign.broken.append(f"only {campaign.faults.total()} of {faults} faults struck in {JOBS_MAX} jobs")
             break
         faulty_s = left * mean_interval_s
-        job = [oracle.file, "--consistency", policy, *sets({"job.epochs": oracle.epochs(faulty_s)})]
+        values = {"job.epochs": oracle.epochs(faulty_s), "cluster.transport": transport}
+        job = [oracle.file, "--consistency", policy, *sets(values)]
         name = f"{oracle.name}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
         expected = fault_free_sha256(job, folder / f"{name}-fault-free") if oracle.digest else ""
         campaign.seeds.append(seed + len(campaign.seeds))
         strikes = ["--seed", str(campaign.seeds[-1]), "--mean-interval-s", str(mean_interval_s), "--faults", str(left)]
+        strikes += PROCESSES_ONLY if transport == "shm" else ()
         with JobRun(folder / name, ["chaos", *job, *strikes]) as run:
             ended = run.wait(time.monotonic() + DEADLINE_S + 3 * faulty_s)
         campaign.faults.update(ended.report.get("faults", {}))
@@ -133,18 +154,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Runs jobs of every oracle and policy under every kind of fault.")
     parser.add_argument("--faults", type=int, default=45, help="how many strike each of the jobs")
     parser.add_argument("--seed", type=int, default=1, help="of the first job; others follow")
-    parser.add_argument("--only", default="", metavar="ORACLE/POLICY", help="only this one, such as torn/async")
+    parser.add_argument("--only", default="", metavar="NAME", help="only this one, such as torn/async/shm")
     parser.add_argument("--write", action="store_true", help=f"write benchmarks/results/{FIGURES}.json")
     arguments = parser.parse_args()
-    matrix = [(oracle, policy) for oracle, policy in MATRIX if arguments.only in ("", f"{oracle.name}/{policy}")]
-    if not matrix:
-        parser.error(f"--only is one of {', '.join(f'{oracle.name}/{policy}' for oracle, policy in MATRIX)}")
+    named = {f"{oracle.name}/{policy}/{transport}": (oracle, policy, transport) for oracle, policy, transport in MATRIX}
+    if arguments.only and arguments.only not in named:
+        parser.error(f"--only is one of {', '.join(named)}")
     folder = Path(tempfile.mkdtemp(prefix="parashard-campaigns-"))
     campaigns = []
-    for number, (oracle, policy) in enumerate(matrix):
-        seed = arguments.seed + number * JOBS_MAX
-        campaigns.append(run_campaign(oracle, policy, faults=arguments.faults, seed=seed, folder=folder))
-        say(str(campaigns[-1]))
+    for number, (name, row) in enumerate(named.items()):
+        if arguments.only in ("", name):
+            seed = arguments.seed + number * JOBS_MAX
+            campaigns.append(run_campaign(*row, faults=arguments.faults, seed=seed, folder=folder))
+            say(str(campaigns[-1]))
     broken = [campaign for campaign in campaigns if campaign.broken]
     say(f"{len(broken)} of {len(campaigns)} campaigns broke a promise{f'; see {folder}' if broken else ''}")
     if not broken:
@@ -165,6 +187,7 @@ def summed(campaigns: Sequence[Campaign]) -> dict[str, Any]:
             {
                 "oracle": campaign.oracle,
                 "consistency": campaign.policy,
+                "transport": campaign.transport,
                 "seeds": campaign.seeds,
                 "faults": {kind: count for kind, count in sorted(campaign.faults.items()) if count},
                 **campaign.restarts,

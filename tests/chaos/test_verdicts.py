@@ -48,8 +48,8 @@ def test_a_process_that_is_left_over_is_a_violation() -> None:
 
 
 def test_violations_are_counted_among_all_jobs() -> None:
-    sound = Campaign("ledger", "async", faults=Counter(kill_worker=2))
-    broken = Campaign("torn", "async", faults=Counter(kill_worker=1, delay=1), broken=["torn is 1"])
+    sound = Campaign("ledger", "async", "tcp", faults=Counter(kill_worker=2))
+    broken = Campaign("torn", "async", "shm", faults=Counter(kill_worker=1, delay=1), broken=["torn is 1"])
     figures = summed([sound, broken])
     assert figures["violations"] == "1 of 2"
     assert figures["faults"] == 4

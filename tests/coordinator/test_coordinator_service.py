@@ -159,10 +159,11 @@ def test_a_lease_there_and_back(it: Served) -> None:
     assert [(grant.step, grant.skip) for grant in reply.granted] == [(0, False)]
     assert (reply.state, reply.view, reply.reason) == (pb.JOB_STATE_RUNNING, 2, "")
     assert reply.retry_after_s > 0
-    phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0)
+    phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0, transfer=5.0)
     reply = it.client.lease(lease_request(sequence=2, completed=[completed(0)], want=1, phases=phases))
     assert [(e.evaluation, e.for_round, e.round) for e in reply.evaluations] == [(0, False, 0)]
-    assert it.core.workers.by_name["worker-0"].phases_s == {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0}
+    expected = {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0, "transfer": 5.0}
+    assert it.core.workers.by_name["worker-0"].phases_s == expected
     result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
     reply = it.client.lease(lease_request(sequence=3, held=[0, 1], evaluated=[result], want=1))
     assert list(reply.revoked) == [0]

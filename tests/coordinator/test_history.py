@@ -9,6 +9,7 @@ from pathlib import Path
 from coordinator.history import HISTORY_FILE, History
 from protos import coordinator_pb2 as pb
 
+PHASES = pb.PhaseSeconds(pull=0.5, push=1.0, transfer=6.0)
 STATUS = pb.GetStatusReply(
     elapsed_s=1.23456,
     steps_complete=7,
@@ -19,7 +20,7 @@ STATUS = pb.GetStatusReply(
     staleness_p95=2,
     staleness_max=3,
     step_lag_max=4,
-    workers=[pb.WorkerStatus(name="worker-0", live=True), pb.WorkerStatus(name="worker-1")],
+    workers=[pb.WorkerStatus(name="worker-0", live=True, phases=PHASES), pb.WorkerStatus(name="worker-1")],
 )
 ROW = {
     "elapsed_s": 1.235,
@@ -31,6 +32,7 @@ ROW = {
     "staleness_p95": 2,
     "staleness_max": 3,
     "step_lag_max": 4,
+    "transfer_hidden": 0.75,
     "workers_live": 1,
 }
 

@@ -20,7 +20,8 @@ from parashard.run_files import REPORT_FILE
 
 REQUIRED = {
     "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "loss", "accuracy",
-    "staleness", "step_lag", "worker_restarts", "shard_restarts", "coordinator_restarts", "weights_sha256",
+    "staleness", "step_lag", "transfer", "bytes", "worker_restarts", "shard_restarts", "coordinator_restarts",
+    "weights_sha256",
 }  # fmt: skip
 LEDGER = """
 job = { name = "ledger", epochs = 2, batch_size = 4 }
@@ -43,15 +44,16 @@ def ended() -> Core:
         caller.lease(1, now_s=1.0)
         core.leases.skips.update({3} if step == 3 else ())
         caller.call(3.0, completed=done(step, skipped=step == 3))
-    caller.call(3.0, want=1)
+    caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
     caller.call(4.0, evaluated=[(0, {"accuracy": 0.75, "loss": 0.125}, "")])
     return core
 
 
 def seen() -> StatusView:
     status = StatusView("ledger", "async", 2)
-    status.saw(record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3))
-    status.saw(record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1))
+    sent = {"push_bytes": 25, "push_float32_bytes": 100, "pull_bytes": 75, "pull_unmoved_bytes": 25}
+    status.saw(record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3, **sent))
+    status.saw(record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1, **sent))
     return status
 
 
@@ -71,6 +73,14 @@ def test_the_figures_of_a_job(tmp_path: Path) -> None:
     assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
     assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (0.125, 0.75, 0.5)
     assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
+    assert figures["transfer"] == {"seconds": 2.0, "waited_s": 1.5, "hidden": 0.25}
+    assert figures["bytes"] == {
+        "pushed": 50,
+        "pushed_float32": 200,
+        "pulled": 150,
+        "pull_unmoved": 50,
+        "saved": 0.5,
+    }
     assert (figures["shards"], figures["workers"]) == (2, 2)
 
 
@@ -81,6 +91,7 @@ def test_a_job_that_failed_before_its_first_step_has_a_report_too(tmp_path: Path
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
     assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (None, None, None)
     assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (0.0, 0.0, 0)
+    assert (figures["transfer"]["hidden"], figures["bytes"]["saved"]) == (None, None)
 
 
 def test_a_loss_that_is_not_finite_is_none(tmp_path: Path) -> None:

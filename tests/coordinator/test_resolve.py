@@ -95,6 +95,21 @@ def test_the_digest_is_the_job_s(tmp_path: Path) -> None:  # P2
     assert resolved(tmp_path).digest != resolved(tmp_path, policy="sync:4").digest
 
 
+@pytest.mark.parametrize(
+    ("encoding", "policy", "more"),
+    [("int8", "ssp:4", ""), ("bfloat16", "sync:4", ""), ("int8", "sync:4", ", frozen=True")],
+)
+def test_a_model_may_declare_encodings(tmp_path: Path, encoding: str, policy: str, more: str) -> None:
+    kind = user_model(tmp_path, f'{{"a": Variable("a", (2,), encoding="{encoding}"{more})}}')
+    assert resolved(tmp_path, kind, policy=policy).plan.variables["a"].encoding == encoding
+
+
+def test_an_encoding_with_a_residue_is_refused_in_sync_wherever_it_was_declared(tmp_path: Path) -> None:  # P13
+    kind = user_model(tmp_path, '{"a": Variable("a", (2,), encoding="int8")}')
+    with pytest.raises(ConfigurationError, match=r"'a': encoding int8 with .* sync:4; allowed in sync: float32"):
+        resolved(tmp_path, kind, policy="sync:4")
+
+
 def test_arrays_that_a_model_starts_from_are_written_for_the_shards(tmp_path: Path) -> None:
     kind = user_model(tmp_path, '{"a": np.arange(6.0).reshape(2, 3), "b": [1, 2]}')
     job = resolved(tmp_path, kind)
@@ -122,6 +137,7 @@ def test_arrays_in_another_order_of_memory_are_written_as_they_read(tmp_path: Pa
         ('{"a": None}', "initial value"),
         ('{"a": np.float32(3)}', "variable 'a': every axis must be at least 1 and there must be one"),
         ('{"a": np.zeros((0, 3))}', "variable 'a': every axis must be at least 1"),
+        ('{"a": Variable("a", (2,), encoding="int4")}', "variable 'a': encoding 'int4'; allowed: float32"),
     ],
 )
 def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> None:

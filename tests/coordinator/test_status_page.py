@@ -10,6 +10,7 @@ from coordinator.page import status_page
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 
+PHASES = pb.PhaseSeconds(push=1.0, transfer=8.0)
 EVIL = "<script>alert('x')</script>&\""
 
 
@@ -23,9 +24,16 @@ def full_status(text: str = "worker-0") -> pb.GetStatusReply:
         steps_complete=1500,
         loss=0.25,
         metrics={text: 0.5},
-        workers=[pb.WorkerStatus(name=text, live=True, device=text), pb.WorkerStatus(name="gone", device="cpu")],
+        workers=[
+            pb.WorkerStatus(name=text, live=True, device=text, phases=PHASES),
+            pb.WorkerStatus(name="gone", device="cpu"),
+        ],
         shards=[
-            pb.ShardStatus(shard=0, address=text, record=shard_pb2.InspectReply(variable_bytes=3 * 2**20)),
+            pb.ShardStatus(
+                shard=0,
+                address=text,
+                record=shard_pb2.InspectReply(variable_bytes=3 * 2**20, pull_bytes=3, pull_unmoved_bytes=1),
+            ),
             pb.ShardStatus(shard=1),
         ],
         events=[text, "the last event"],
@@ -52,7 +60,17 @@ class Elements(HTMLParser):
 
 def test_it_shows_the_job() -> None:
     text = Elements(status_page(full_status())).text
-    for shown in ("worker-0: running", "1,500 of 2,000", "held-out worker-0", "0.5000", "3.0", "away", "shard-1"):
+    for shown in (
+        "worker-0: running",
+        "1,500 of 2,000",
+        "held-out worker-0",
+        "0.5000",
+        "3.0",
+        "88 %",
+        "25 %",
+        "away",
+        "shard-1",
+    ):
         assert shown in text
     assert "not registered" in text
     assert "the last event\nworker-0" in text, "the newest event comes first"

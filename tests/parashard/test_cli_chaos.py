@@ -32,6 +32,7 @@ learning_rate = 0.1
 every_s = 60.0
 """
 KEPT = {"job": "small", "state": "done", "reason": "every step is in", "steps_total": 9, "steps_applied": [9, 9]}
+TRANSPORT = {"transport": "tcp"}
 KEPT |= {"ledger_wrong": 0, "weights_sha256": "c0ffee", "worker_restarts": 2}
 
 Chaos = Callable[..., tuple[int, str, str]]
@@ -50,7 +51,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[LoadedJob, ChaosOpti
     def replace(report: dict[str, Any], exit_code: int = 0, reason: str = "every step is in") -> None:
         def run(loaded: LoadedJob, run_dir: Path, _: object, options: ChaosOptions) -> Outcome:
             asked.append((loaded, options))
-            figures = {**report, "faults": {"kill_worker": 2, "delay": 0}, "seed": options.seed}
+            figures = {**report, "faults": {"kill_worker": 2, "delay": 0}, "seed": options.seed, **TRANSPORT}
             return Outcome(exit_code, figures, reason, run_dir)
 
         monkeypatch.setattr(cli_chaos, "run_chaos", run)
@@ -80,7 +81,7 @@ def chaos(
 def test_it_prints_the_runs_report_with_the_faults_and_the_seed(chaos):
     code, out, _ = chaos("--seed", "7", "--json")
     assert code == ExitCode.DONE
-    assert json.loads(out) == {**KEPT, "faults": {"kill_worker": 2, "delay": 0}, "seed": 7}
+    assert json.loads(out) == {**KEPT, "faults": {"kill_worker": 2, "delay": 0}, "seed": 7, **TRANSPORT}
 
 
 def test_people_get_lines(chaos):
@@ -88,6 +89,7 @@ def test_people_get_lines(chaos):
     assert code == ExitCode.DONE
     for line in ("small: done: every step is in", "faults      2: 2 kill_worker", "ledger_wrong 0", "seed        7"):
         assert line in out.splitlines()
+    assert "transport   tcp" in out.splitlines()
 
 
 def test_flags_say_what_strikes(chaos, asked):
@@ -115,6 +117,17 @@ def test_a_job_under_faults_is_saved_every_second_unless_another_time_is_set(cha
 
 
 @pytest.mark.parametrize(
+    ("asked_for", "runs_as"), [("", "tcp"), ("auto", "tcp"), ("tcp", "tcp"), ("grpc", "grpc"), ("shm", "shm")]
+)
+def test_gradients_and_weights_go_through_the_links_and_whoever_left_it_open_is_told(chaos, asked, asked_for, runs_as):
+    said = 'chaos: cluster.transport is "auto" and runs as "tcp"'
+    code, out, _ = chaos(*(["--set", f"cluster.transport={asked_for}"] if asked_for else []))
+    assert code == ExitCode.DONE
+    assert asked[0][0].job.cluster.transport == runs_as
+    assert (said in out) == (asked_for in ("", "auto"))
+
+
+@pytest.mark.parametrize(
     ("changed", "said"),
     [
         ({"ledger_wrong": 3}, "ledger_wrong is 3, not 0"),
@@ -133,8 +146,9 @@ def test_a_job_that_did_not_finish_is_a_failure_with_its_reason(chaos, ends):
     ends({}, exit_code=1, reason="shard-0 is lost")
     code, out, err = chaos("--seed", "7", "--json")
     assert (code, "shard-0 is lost; --seed 7" in err) == (ExitCode.FAILED, True)
-    assert json.loads(out) == {"job": "small", "state": "failed", "faults": {"kill_worker": 2, "delay": 0}, "seed": 7}
-    code, out, _ = chaos("--seed", "7", "--run-dir", "other")
+    failed = {"job": "small", "state": "failed", "faults": {"kill_worker": 2, "delay": 0}, "seed": 7}
+    assert json.loads(out) == {**failed, **TRANSPORT}
+    code, out, _ = chaos("--seed", "7", "--run-dir", "other", "--set", "cluster.transport=tcp")
     assert (code, out.splitlines()[0]) == (ExitCode.FAILED, "job: failed: shard-0 is lost")
 
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
-from in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, variables_of
+from in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_chunks, variables_of
 
-from parashard.client import ShardClient, View
+from parashard.client import ShardClient
 from parashard.errors import (
     NonFiniteGradient,
     ShapeMismatch,
@@ -14,8 +14,9 @@ from parashard.errors import (
     UnknownVariable,
     WrongRun,
 )
-from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushResult
+from parashard.messages import CHUNK_BYTES_MAX, PullRun, PushResult, Target
 from parashard.partition import Partition, Plan, fixed_shards
+from parashard.transports.base import Greeting, ShardAddress, View
 from parashard.variables import Initializer, Variable
 
 GRADIENTS = {"bias": np.array([1, 2], np.float32), "weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
@@ -27,9 +28,8 @@ def cluster_of(shards: int = 2, **of_shard: object) -> Cluster:
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Let the client send chunks of 16 bytes: four elements."""
-    for module in ("client", "push"):
-        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 16)
+    """Let messages have 16 bytes: four elements."""
+    use_small_chunks(monkeypatch, 16)
     return 16
 
 
@@ -259,7 +259,7 @@ def test_a_round_that_is_over_is_refused():  # P11
 def test_another_run_job_or_plan_is_refused(run, digest, version, error):  # P2
     cluster = cluster_of(1)
     plan = Plan(version, cluster.plan.variables, cluster.plan.shards)
-    stranger = ShardClient(run, digest, plan, "w", connect=cluster.client()._connect)
+    stranger = ShardClient(run, digest, plan, "w", connect=cluster.connect)
     stranger.use(cluster.view())
     with pytest.raises(error):
         stranger.pull()
@@ -271,9 +271,10 @@ def test_another_run_job_or_plan_is_refused(run, digest, version, error):  # P2
 
 
 class _Recorded:
-    def __init__(self, address: str, log: list[str]) -> None:
-        self._address, self._log = address, log
-        log.append(f"open {address}")
+    def __init__(self, where: ShardAddress, greeting: Greeting, log: list[str]) -> None:
+        self._address, self._log = where.address, log
+        log.append(f"open {where.address} as {greeting.worker} for {greeting.target.shard}.{where.incarnation}")
+        assert greeting.target == Target(RUN, DIGEST, 1, greeting.target.shard, where.incarnation)
 
     def close(self) -> None:
         self._log.append(f"close {self._address}")
@@ -282,10 +283,22 @@ class _Recorded:
 def test_connections_follow_the_view():
     log: list[str] = []
     plan = Plan(1, {"w": Variable("w", (2,))}, ((Partition("w", 0, 1),), (Partition("w", 1, 2),)))
-    client = ShardClient(RUN, DIGEST, plan, "w", connect=lambda address: _Recorded(address, log))  # type: ignore[arg-type]
-    client.use(View(1, ("a:1", "b:1"), (1, 1)))
-    client.use(View(2, ("a:1", "b:2"), (1, 2)))  # only what moved is connected again
-    assert log == ["open a:1", "open b:1", "close b:1", "open b:2"]
+    a, b, moved = ShardAddress("a:1", 1), ShardAddress("b:1", 1), ShardAddress("b:2", 2)
+    client = ShardClient(RUN, DIGEST, plan, "w", connect=lambda *seam: _Recorded(*seam, log))  # type: ignore[arg-type]
+    client.use(View(1, (a, b)))
+    client.use(View(2, (a, moved)))  # only what moved is connected again
+    assert log == ["open a:1 as w for 0.1", "open b:1 as w for 1.1", "close b:1", "open b:2 as w for 1.2"]
+    client.use(View(1, (a, b)))  # an older view comes late
     client.close()
     client.close()
     assert sorted(log[4:]) == ["close a:1", "close b:2"]
+
+
+def test_another_life_at_the_same_address_is_connected_again():  # P3: what was agreed with the life before is void
+    log: list[str] = []
+    plan = plan_of({"w": Variable("w", (2,))})
+    plan = Plan(1, plan.variables, plan.shards)
+    client = ShardClient(RUN, DIGEST, plan, "w", connect=lambda *seam: _Recorded(*seam, log))  # type: ignore[arg-type]
+    for life in (1, 2):
+        client.use(View(life, (ShardAddress("a:1", life),)))
+    assert log == ["open a:1 as w for 0.1", "close a:1", "open a:1 as w for 0.2"]

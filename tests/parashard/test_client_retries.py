@@ -4,14 +4,15 @@ import threading
 
 import numpy as np
 import pytest
-from in_process import DIGEST, RUN, Cluster, plan_of, variables_of
+from in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_chunks, variables_of
 
 from parashard import client as subject
-from parashard import wire
+from parashard import rpc, wire
 from parashard.client import ShardClient
 from parashard.errors import MalformedFrame, NotReady, ParashardError, QueueFull, UnknownAttempt, Unreachable
-from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Weights
+from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Run, Weights
 from parashard.partition import fixed_shards
+from parashard.transports.grpc import FULL_PAUSE_S, WHOLE_ATTEMPTS_MAX, GrpcTransport
 from parashard.variables import Variable
 
 VARIABLES = variables_of(Variable("w", (20,)))
@@ -20,9 +21,8 @@ GRADIENTS = {"w": np.arange(20, dtype=np.float32)}
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the client send chunks of 16 bytes: a shard's push is 5 chunks, or 3 with two shards."""
-    for module in ("client", "push"):
-        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 16)
+    """Let messages have 16 bytes: a shard's push is 5 chunks, or 3 with two shards."""
+    use_small_chunks(monkeypatch, 16)
 
 
 def cluster_of(shards: int = 1) -> Cluster:
@@ -55,16 +55,38 @@ def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtu
     receipts = cluster.client().push(0, GRADIENTS, None).receipts
     assert fault.fired == len(at)
     assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
-    assert len({chunk.attempt for chunk in cluster.pushes}) == 1  # the same attempt: a chunk that arrives twice is one
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
+    assert len(cluster.shards[0].assemblies) == 0  # what an attempt has left goes with its step (P4)
 
 
-def test_a_pull_is_sent_again_while_its_shard_asks_for_patience(virtual_time):
+def test_a_chunk_that_a_full_shard_refuses_is_sent_again_by_itself(virtual_time):
+    cluster = cluster_of()
+    cluster.before = fault = Fault(QueueFull("busy"), {2, 5, 6})
+    cluster.client().push(0, GRADIENTS, None)
+    assert fault.fired == 3
+    assert len({chunk.attempt for chunk in cluster.pushes}) == 1
+    assert [chunk.offset_bytes for chunk in cluster.pushes] == [0, 16, 32, 48, 64, 32, 32, 32]
+    assert virtual_time.pauses_s == [FULL_PAUSE_S] * 3
+
+
+@pytest.mark.parametrize(("error", "at"), [(QueueFull, 0), (NotReady, 3), (Unreachable, 3)])
+def test_anything_else_makes_the_push_another_attempt_whole(error, at, virtual_time):  # P4
+    cluster = cluster_of()
+    cluster.before = Fault(error("busy"), {at})
+    cluster.client().push(0, GRADIENTS, None)
+    _, second = dict.fromkeys(chunk.attempt for chunk in cluster.pushes)
+    again = [chunk.offset_bytes for chunk in cluster.pushes if chunk.attempt == second]
+    assert again == [0, 16, 32, 48, 64]
+
+
+@pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
+@pytest.mark.parametrize("at", [{0}, {1, 2, 5}], ids=str)
+def test_a_pull_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
     cluster = cluster_of()
     cluster.client().push(0, GRADIENTS, None)
-    cluster.before = fault = Fault(QueueFull("busy"), {1, 2, 5}, PullRun)
+    cluster.before = fault = Fault(error("busy"), at, PullRun)
     pulled = cluster.client().pull()
-    assert fault.fired == 3
+    assert fault.fired == len(at)
     assert np.array_equal(pulled.variables["w"], GRADIENTS["w"])
 
 
@@ -87,6 +109,14 @@ def test_after_the_budget_the_error_is_raised_as_it_is(kind, virtual_time):
     assert 3.0 <= virtual_time.now_s <= 3.0 + subject.RETRY_PAUSE_MAX_S
     cluster.before = lambda *_: None
     assert len(cluster.shards[0].ingest.applied) == 0
+
+
+def test_a_chunk_that_is_refused_for_ever_ends_with_the_operation_s_deadline(virtual_time):
+    cluster = cluster_of()
+    cluster.before = Fault(QueueFull("busy"), set(range(1, 100_000)))
+    with pytest.raises(QueueFull):
+        cluster.client(retry_budget_s=3.0).push(0, GRADIENTS, None)
+    assert virtual_time.now_s < rpc.DATA_DEADLINE_S + 3.0 + 2 * subject.RETRY_PAUSE_MAX_S
 
 
 def test_whoever_gives_up_retries_nothing(virtual_time):
@@ -149,9 +179,9 @@ def test_a_lost_attempt_is_sent_again_whole_as_another(at_chunk):
 def test_a_shard_that_loses_every_attempt_is_given_up():
     cluster = cluster_of()
     lost = lose_assemblies(cluster, 1, times=10_000)
-    with pytest.raises(UnknownAttempt, match=f"lost {subject.WHOLE_ATTEMPTS_MAX} attempts in a row"):
+    with pytest.raises(UnknownAttempt, match=f"lost {WHOLE_ATTEMPTS_MAX} attempts in a row"):
         cluster.client().push(0, GRADIENTS, None)
-    assert len(set(lost)) == len(lost) == subject.WHOLE_ATTEMPTS_MAX
+    assert len(set(lost)) == len(lost) == WHOLE_ATTEMPTS_MAX
     assert len(cluster.shards[0].ingest.applied) == 0
 
 
@@ -193,27 +223,12 @@ def test_the_last_chunk_sent_again_after_its_answer_was_lost_counts_once():
 # --- a shard that answers nonsense ---
 
 
-class _Scripted:
-    """A transport that always answers the same."""
-
-    def __init__(self, frame: bytes) -> None:
-        self._frame = frame
-
-    def push(self, frame: bytes, deadline_s: float) -> "_Scripted":
-        return self
-
-    pull = push
-
-    def result(self) -> bytes:
-        return self._frame
-
-    def close(self) -> None:
-        """Nothing is open."""
-
-
 def client_of(answer: bytes) -> ShardClient:
+    """Return the client of a shard that always answers the same."""
+    channel = Channel(lambda frame: answer, lambda frame: answer)
+    connect = lambda where, greeting: GrpcTransport(where, greeting, connect=lambda address: channel)  # noqa: E731
     cluster = cluster_of()
-    client = ShardClient(RUN, DIGEST, cluster.plan, "w", connect=lambda address: _Scripted(answer))
+    client = ShardClient(RUN, DIGEST, cluster.plan, "w", connect=connect)
     client.use(cluster.view())
     return client
 
@@ -224,11 +239,12 @@ def test_a_shard_that_has_every_chunk_and_not_the_push_is_given_up():
         client_of(pending).push(0, GRADIENTS, None)
 
 
-@pytest.mark.parametrize("length_bytes", [0, 12, 20])
-def test_weights_of_another_length_than_asked_for_are_malformed(length_bytes):
-    short = wire.encode_weights(Weights(1, memoryview(bytes(length_bytes))))
-    with pytest.raises(MalformedFrame, match=f"16 bytes.*{length_bytes}"):
-        client_of(short).pull()
+@pytest.mark.parametrize("runs", [[], [12], [4, 8]], ids=str)
+def test_weights_that_lack_what_was_asked_for_are_malformed(runs):
+    starts = np.cumsum([0, *runs]).tolist()
+    short = Weights(1, tuple(Run(begin, memoryview(bytes(n))) for begin, n in zip(starts, runs, strict=False)))
+    with pytest.raises(MalformedFrame, match=f"16 bytes.*{sum(runs)}"):
+        client_of(wire.encode_weights(short)).pull()
 
 
 @pytest.mark.parametrize("answer", [b"", b"HTTP/1.1 400 Bad Request", b"PSF1\x05\0\0\0" + b"\xff" * 8])

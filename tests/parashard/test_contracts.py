@@ -21,6 +21,7 @@ variables = st.builds(
     frozen=st.booleans(),
     decay=st.booleans(),
     learning_rate_factor=st.floats(0, 10),
+    encoding=st.sampled_from(["float32", "bfloat16", "float16", "int8", "topk:0.01", "topk:0.10"]),
 )
 plans = st.builds(
     lambda found, cuts, shards, version: place(
@@ -55,6 +56,17 @@ def test_a_partition_of_a_variable_that_is_not_declared_is_malformed():
     )
     with pytest.raises(MalformedFrame, match="variable number 1 and declares 1"):
         plan_from(message)
+
+
+def test_a_plan_from_before_there_were_encodings_means_float32():
+    message = coordinator_pb2.Plan(variables=[coordinator_pb2.VariableSpec(name="w", shape=[4], initializer="zeros")])
+    assert plan_from(message).variables["w"].encoding == "float32"
+
+
+def test_an_encoding_that_there_is_not_is_malformed():
+    spec = coordinator_pb2.VariableSpec(name="w", shape=[4], initializer="zeros", encoding="int4")
+    with pytest.raises(MalformedFrame, match="encoding 'int4'; allowed: float32"):
+        plan_from(coordinator_pb2.Plan(variables=[spec]))
 
 
 def test_an_interval_that_ends_before_it_begins_is_malformed():

@@ -33,7 +33,7 @@ def status_of(**more: object) -> pb.GetStatusReply:
                 device="cpu",
                 steps_complete=200,
                 steps_held=8,
-                phases=pb.PhaseSeconds(lease=1, pull=2, compute=6, push=1),
+                phases=pb.PhaseSeconds(lease=1, pull=2, compute=6, push=1, transfer=6),
             ),
             pb.WorkerStatus(name="worker-1", device="cpu", restarts=2),
         ],
@@ -41,7 +41,13 @@ def status_of(**more: object) -> pb.GetStatusReply:
             pb.ShardStatus(
                 shard=0,
                 registered=True,
-                record=shard_pb2.InspectReply(version=250, variable_bytes=3 << 20, slot_bytes=1 << 20),
+                record=shard_pb2.InspectReply(
+                    version=250,
+                    variable_bytes=3 << 20,
+                    slot_bytes=1 << 20,
+                    push_bytes=1 << 20,
+                    push_float32_bytes=4 << 20,
+                ),
             ),
             pb.ShardStatus(shard=1),
         ],
@@ -73,6 +79,7 @@ def test_the_view_says_how_the_job_goes():
         "held-out accuracy 0.9700",
         "staleness p50 1 p95 3 max 7",
         "step lag max 4",
+        "transfer hidden 50 %  bytes saved 75 %",
         " 10%  20%  60%  10%",
         "worker-1 ended: killed by SIGKILL",
     ):

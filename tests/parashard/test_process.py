@@ -109,7 +109,9 @@ def test_a_service_tells_where_it_listens_unless_another_address_leads_there(tmp
     assert list(tmp_path.iterdir()) == []
     found = parser.parse_args(["--advertise", "proxy:7", "--address-file", str(file)])
     assert told_address(found, "127.0.0.1:4000") == "proxy:7"
-    assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000"}
+    assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000", "data_address": ""}
+    told_address(found, "127.0.0.1:4000", "127.0.0.1:4001")
+    assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000", "data_address": "127.0.0.1:4001"}
 
 
 def test_an_address_file_is_replaced_whole(tmp_path):

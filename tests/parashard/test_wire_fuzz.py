@@ -13,24 +13,27 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from parashard import wire
+from parashard.buffers import Buffers
 from parashard.errors import LimitExceeded, MalformedFrame
-from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target, Weights
+from parashard.messages import PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
 from parashard.partition import Partition
 
 TARGET = Target("run-1", "d" * 64, 5, 1, 3)
+PULL = PullRun(TARGET, 3, 12, 16, 64, 250)
+SLICES = (Slice(Partition("w", 0, 2), 3),)
 FRAMES: dict[str, bytes] = {
     "push": wire.encode_push(
-        PushChunk(TARGET, "worker-0", 7, 2**63, 0, 24, (Slice(Partition("w", 0, 2), 3),), True, 4, bytes(range(24)))
+        Push(TARGET, "worker-0", 7, SLICES, True, 4, Buffers([bytes(range(10)), bytes(14)])), attempt=2**63
     ),
     "receipt": wire.encode_receipt(Receipt(PushResult.APPLIED, 9, 2)),
-    "pull": wire.encode_pull(PullRun(TARGET, 3, 12, 16, 64)),
-    "weights": wire.encode_weights(Weights(300, memoryview(bytes(32)))),
+    "pull": wire.encode_pull(PULL),
+    "weights": wire.encode_weights(Weights(300, (Run(20, memoryview(bytes(8))), Run(40, memoryview(bytes(24)))))),
 }
 DECODERS: dict[str, Callable[[bytes], Any]] = {
     "push": wire.decode_push,
     "receipt": wire.decode_receipt,
     "pull": wire.decode_pull,
-    "weights": wire.decode_weights,
+    "weights": lambda frame: wire.decode_weights(frame, PULL),
 }
 kinds = pytest.mark.parametrize("kind", sorted(DECODERS))
 
@@ -100,11 +103,14 @@ def test_a_declared_length_allocates_nothing(kind, declared_bytes):
 
 
 def test_a_push_of_an_exabyte_costs_only_its_frame():
-    chunk = PushChunk(TARGET, "w", 1, 1, 0, 2**63, (Slice(Partition("w", 0, 2**62), 2**60),), False, None, b"abcd")
-    frame = wire.encode_push(chunk)
+    slices = (Slice(Partition("w", 0, 2**62), 2**60),)
+    header = wire.push_header(Push(TARGET, "w", 1, slices, False, None, Buffers()), attempt=1)
+    header.total_bytes = 2**63
+    frame = wire.encode_frame(header, [memoryview(b"abcd")])
     tracemalloc.start()
     try:
-        assert wire.decode_push(frame) == chunk
+        chunk = wire.decode_push(frame)
+        assert (chunk.total_bytes, chunk.slices[0].elements, bytes(chunk.payload)) == (2**63, 2**122, b"abcd")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -18,6 +18,7 @@ from protos import coordinator_pb2 as pb
 from ps_server.build import ShardBuilder
 from ps_server.cadence import Cadence
 from ps_server.checkpointing import Checkpointer
+from ps_server.data_plane import DataPlane
 from ps_server.lives import Lives
 from ps_server.owner import Owner
 from ps_server.restoring import Restorer
@@ -113,7 +114,8 @@ class ShardProcess:
             clock=lambda: self.now_s,
         )
         self.lives.follow(self.checkpointer)
-        self.service = ShardService(self.served, self.checkpointer, self.lives)
+        self.plane = DataPlane(self.served, self.checkpointer, self.lives)
+        self.service = ShardService(self.plane, self.served, self.checkpointer, self.lives)
 
     @property
     def shard(self) -> Shard:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
 from parashard.messages import PushChunk, Target
-from ps_server.assembly import IDLE_ASSEMBLY_S, Assemblies, Assembly
+from ps_server.assembly import IDLE_ASSEMBLY_S, SUPERSEDED_S, Assemblies, Assembly
 
 TARGET = Target("run", "digest", 1, 0, 1)
 
@@ -37,21 +37,14 @@ def test_one_chunk_is_whole_at_once() -> None:
     values = np.array([1.0, -2.0], "<f4")
     whole = Assemblies(100).add(chunk(4, 0, values.tobytes(), 8), 0.0)
     assert whole is not None
-    assert whole.gradient().tolist() == [1.0, -2.0]
+    assert np.frombuffer(whole.content, "<f4").tolist() == [1.0, -2.0]
     assert (whole.step, whole.pulled_version, whole.skipped) == (4, 7, False)
 
 
 def test_an_empty_push_is_whole_at_once() -> None:
     whole = Assemblies(1).add(chunk(4, 0, b"", 0), 0.0)
     assert whole is not None
-    assert whole.gradient().size == 0
-
-
-def test_the_gradient_is_the_content_without_a_copy() -> None:
-    whole = Assemblies(100).add(chunk(4, 0, bytes(8), 8), 0.0)
-    assert whole is not None
-    whole.gradient()[0] = 1.0
-    assert np.frombuffer(whole.content, "<f4")[0] == 1.0
+    assert whole.content == b""
 
 
 def test_later_chunks_may_come_in_any_order_and_twice() -> None:
@@ -195,3 +188,14 @@ def test_two_steps_with_the_same_attempt_id_are_two_pushes() -> None:
         whole = assemblies.add(pieces[1], 0.0)
         assert whole is not None
         assert bytes(whole.content) == content
+
+
+def test_an_attempt_that_was_given_up_makes_room_for_the_next_attempt_at_its_step_only() -> None:  # P4
+    assemblies, other = Assemblies(10), in_pieces(1, bytes(8), 4)[0]
+    assemblies.add(in_pieces(0, bytes(8), 4)[0], 0.0)
+    with pytest.raises(QueueFull):
+        assemblies.add(in_pieces(0, bytes(8), 4, attempt=2)[0], SUPERSEDED_S)  # its chunks may still be under way
+    with pytest.raises(QueueFull):
+        assemblies.add(dataclasses.replace(other, step=1), SUPERSEDED_S + 0.1)
+    assemblies.add(in_pieces(0, bytes(8), 4, attempt=2)[0], SUPERSEDED_S + 0.1)
+    assert (len(assemblies), assemblies.held_bytes) == (1, 8)

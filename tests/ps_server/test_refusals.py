@@ -139,7 +139,7 @@ def test_a_push_refused_for_want_of_memory_changes_nothing() -> None:  # P4, P14
     shard.push(chunks_of(shard, 1, np.ones(14), cuts=(8,))[0], 0.0)
     before = state_of(shard)
     with pytest.raises(QueueFull):
-        shard.push(whole(shard), 0.0)
+        shard.push(chunks_of(shard, STEP, np.ones(14), cuts=(8,))[0], 0.0)
     assert state_of(shard) == before
     assert (len(shard.assemblies), shard.record.refused_pushes) == (1, 1)
 

@@ -202,8 +202,9 @@ def test_a_run_of_the_vector_is_pulled() -> None:
     shard = zeros_shard()
     push(shard, 0, [1.0, 2.0, 3.0, 4.0])
     weights = shard.pull(PullRun(shard.identity, None, None, 4, 8))
-    assert (weights.version, np.frombuffer(weights.values, "<f4").tolist()) == (1, [2.0, 3.0])
-    assert shard.pull(PullRun(shard.identity, None, None, 16, 0)).values.nbytes == 0
+    (run,) = weights.runs
+    assert (weights.version, run.offset_bytes, np.frombuffer(run.values, "<f4").tolist()) == (1, 4, [2.0, 3.0])
+    assert shard.pull(PullRun(shard.identity, None, None, 16, 0)).runs == ()
 
 
 def test_a_pull_commits_the_round_before_and_names_its_own() -> None:  # P10, P11

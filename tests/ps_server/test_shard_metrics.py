@@ -50,7 +50,9 @@ def test_pushes_are_told_by_result() -> None:
         if not labels and not any(part in name for part in ("staleness", "seconds", "checkpoint"))
     } == {
         "push_bytes_total": 32,
+        "push_float32_bytes_total": 32,
         "pull_bytes_total": 16,
+        "pull_unmoved_bytes_total": 0,
         "skipped_steps_total": 1,
         "version": 2,
         "steps_applied": 2,

@@ -8,11 +8,12 @@ from typing import Any
 import grpc
 import numpy as np
 import pytest
+from in_process import use_small_chunks
 from shard_process import DIGEST, PLAN, RUN, ShardProcess
 from store_fakes import MemoryStore
 
 from parashard import rpc
-from parashard.client import ShardClient, View
+from parashard.client import ShardClient
 from parashard.contracts import intervals_from
 from parashard.errors import (
     MalformedFrame,
@@ -26,6 +27,7 @@ from parashard.errors import (
 )
 from parashard.intervals import IntervalSet
 from parashard.messages import PushResult
+from parashard.transports.base import ShardAddress, View
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.owner import Owner
@@ -55,7 +57,7 @@ class Serving:
         return [process.shard for process in self.processes]
 
     def view(self, incarnation: int = 1) -> View:
-        return View(1, tuple(server.address for server in self.servers), (incarnation,) * 2)
+        return View(1, tuple(ShardAddress(server.address, incarnation) for server in self.servers))
 
     def inspect(self, index: int, run_id: str = RUN) -> shard_pb2.InspectReply:
         reply: shard_pb2.InspectReply = self.ask(index, "Inspect", shard_pb2.InspectRequest(run_id=run_id))
@@ -98,8 +100,7 @@ def test_a_push_moves_what_a_pull_returns() -> None:
 
 
 def test_pushes_and_pulls_of_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:  # P4
-    for module in ("client", "push"):
-        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 8)
+    use_small_chunks(monkeypatch, 8)
     with serving() as served:
         before = served.client.pull()
         served.client.push(0, GRADIENTS, before)
@@ -131,8 +132,8 @@ def test_inspect_tells_the_record() -> None:
             step_lag_max=4,
             variable_bytes=size,
             push_bytes=4 * size,
+            push_float32_bytes=4 * size,
             pull_bytes=size,
-            queue_bytes_max=size,
             held=record.applied,
         )
         assert served.shards[1].record.push_s > 0
@@ -187,7 +188,7 @@ def test_a_frame_that_is_not_ours_is_refused() -> None:
 def test_a_stopping_shard_takes_no_push_and_still_answers() -> None:
     with serving() as served:
         for process in served.processes:
-            process.service.draining = True
+            process.plane.draining = True
         with pytest.raises(NotReady, match="is stopping"):
             served.client.push(0, GRADIENTS, None)
         with pytest.raises(NotReady, match="is stopping"):

@@ -94,16 +94,18 @@ def test_a_gradient_in_the_shards_own_order_is_not_copied() -> None:
     storage = Storage(plan, 0, Optimizer(COUNTING), drawn_from(SEED))
     content = np.arange(7, dtype=np.float32)
     slices = (Slice(Partition("a", 0, 2), 2), Slice(Partition("b", 0, 3), 1))
-    assert storage.laid_out(slices, content) is content
-    assert storage.laid_out(slices[::-1], content).tolist() == [3.0, 4.0, 5.0, 6.0, 0.0, 1.0, 2.0]
+    assert np.shares_memory(storage.laid_out(slices, content.data), content)
+    swapped = storage.laid_out(slices[::-1], content.data.cast("B"))
+    assert not np.shares_memory(swapped, content)
+    assert swapped.tolist() == [3.0, 4.0, 5.0, 6.0, 0.0, 1.0, 2.0]
 
 
 def test_what_no_slice_covers_is_zero() -> None:  # P15
     plan = plan_of(variables_of(Variable("a", (2, 2)), Variable("b", (3,))))
     storage = Storage(plan, 0, Optimizer(COUNTING), drawn_from(SEED))
-    laid = storage.laid_out((Slice(Partition("b", 0, 3), 1),), np.ones(3, np.float32))
+    laid = storage.laid_out((Slice(Partition("b", 0, 3), 1),), np.ones(3, np.float32).data.cast("B"))
     assert laid.tolist() == [0.0] * 4 + [1.0] * 3
-    assert not storage.laid_out((), np.empty(0, np.float32)).any()
+    assert not storage.laid_out((), memoryview(b"")).any()
 
 
 def test_apply_moves_weights_and_leaves_frozen_ones_and_the_gradient() -> None:
@@ -115,3 +117,66 @@ def test_apply_moves_weights_and_leaves_frozen_ones_and_the_gradient() -> None:
             run = slice(placed.offset, placed.stop)
             moved = 0.0 if placed.partition.variable == "c" else 0.25
             np.testing.assert_allclose(storage.weights[run] - before[run], moved, atol=1e-6)
+
+
+# --- what has moved ---
+
+MOVING = plan_of(variables_of(*(Variable(name, (2,)) for name in "abcd")))  # 8 bytes each, in the order of their names
+
+
+def runs_moved(done: list[int], since: int | None, begin: int = 0, end: int = 32) -> list[tuple[int, int]]:
+    storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
+    storage.weights[:] = np.arange(8)
+    storage.memory.done[:] = done
+    runs = storage.moved(begin, end, since)
+    content = storage.weights.tobytes()
+    assert all(bytes(run.values) == content[run.offset_bytes : run.offset_bytes + run.values.nbytes] for run in runs)
+    assert all(np.shares_memory(np.frombuffer(run.values, np.uint8), storage.weights) for run in runs)
+    return [(run.offset_bytes, run.offset_bytes + run.values.nbytes) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("done", "since", "runs"),
+    [
+        ([1, 1, 1, 1], None, [(0, 32)]),
+        ([0, 0, 0, 0], None, [(0, 32)]),
+        ([1, 1, 1, 1], 1, []),
+        ([2, 2, 2, 2], 1, [(0, 32)]),  # neighbours are one run
+        ([2, 1, 2, 2], 1, [(0, 8), (16, 32)]),
+        ([1, 2, 2, 0], 1, [(8, 24)]),
+        ([5, 1, 1, 3], 2, [(0, 8), (24, 32)]),
+    ],
+)
+def test_what_has_moved_since_a_version(done: list[int], since: int | None, runs: list[tuple[int, int]]) -> None:
+    assert runs_moved(done, since) == runs
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "runs"),
+    [(4, 20, [(4, 8), (16, 20)]), (8, 16, []), (12, 32, [(16, 32)]), (0, 0, []), (32, 32, []), (4, 4, [])],
+)
+def test_what_has_moved_within_a_part_of_the_vector(begin: int, end: int, runs: list[tuple[int, int]]) -> None:
+    assert runs_moved([2, 1, 2, 2], 1, begin, end) == runs
+    assert runs_moved([2, 1, 2, 2], None, begin, end) == ([(begin, end)] if end > begin else [])
+
+
+def test_apply_says_what_it_moves_and_to_which_version() -> None:
+    for storage in storages():
+        storage.begin_at(6)
+        storage.apply(np.ones(storage.elements, np.float32), t=7)
+        frozen = [placed.partition.variable == "c" for placed in storage.layout]
+        assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [6 if still else 7 for still in frozen]
+
+
+def test_a_reader_who_takes_no_turn_sees_that_a_partition_is_being_moved() -> None:
+    storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Watched(Optimizer):
+        def update(self, *arrays: object, **more: object) -> None:
+            seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
+
+    storage._optimizer = Watched(COUNTING)
+    storage.apply(np.ones(8, np.float32), t=1)
+    assert seen[0] == ([1, 0, 0, 0], [0, 0, 0, 0])
+    assert seen[-1] == ([1, 1, 1, 1], [1, 1, 1, 0])

@@ -1,4 +1,4 @@
-"""The worker's side of the data plane, as `parashard.client` has it: chunks, attempts, receipts, retries.
+"""The worker's side of the data plane, as `parashard.client` and its gRPC transport have it: chunks, attempts, retries.
 
 Cuts by itself, into chunks of a few bytes, so that tiny pushes have several. Waits for virtual time only. Used by the
 simulated workers, and by the coordinator for the final weights.
@@ -6,42 +6,31 @@ simulated workers, and by the coordinator for the final weights.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
-import numpy as np
 from sim_network import Network
-from sim_parts import Pull, Push, identity
+from sim_parts import Frame, PullFrame, PushFrame, identity
 from sim_world import Process, Promise
 
 from parashard import wire
-from parashard.errors import RetryLater, UnknownAttempt, Unreachable
-from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice
+from parashard.buffers import Buffers
+from parashard.client import Pulled
+from parashard.errors import QueueFull, RetryLater, UnknownAttempt, Unreachable
+from parashard.messages import PullRun, Push, PushResult, Receipt, Slice
 from parashard.partition import ELEMENT_BYTES, Plan
+from parashard.transports.base import View
 from parashard.variables import Float32s
+from parashard.weight_sets import WeightSet, WeightSets
 
-DEADLINE_S = 0.25
+DEADLINE_S = 0.25  # of an operation on one shard
 RETRY_PAUSE_S = 0.02
 AWAY_BUDGET_S = 0.3
 WHOLE_ATTEMPTS_MAX = 5
 
-
-@dataclass(frozen=True)
-class View:
-    """Which life every shard leads; `number` rises with every change."""
-
-    number: int
-    addresses: tuple[str, ...]
-    incarnations: tuple[int, ...]
-
-
-@dataclass(frozen=True)
-class Pulled:
-    """Variables by name, and by shard the version they have and the life that gave them."""
-
-    variables: dict[str, Float32s]
-    versions: tuple[int, ...]
-    incarnations: tuple[int, ...]
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
@@ -77,7 +66,7 @@ class SimulatedClient:
     chunk_bytes : int
         Greatest payload of one message, a multiple of 4.
     retry_budget_s : float
-        How long one request may wait and be sent again.
+        How long one operation may be done again.
     """
 
     def __init__(
@@ -90,11 +79,12 @@ class SimulatedClient:
         retry_budget_s: float,
     ) -> None:
         self.owner = owner
-        self._network = network
+        self.network = network
         self.plan = plan
         self.chunk_bytes = chunk_bytes
+        self._sets = WeightSets(plan)
         self._retry_budget_s = retry_budget_s
-        self.view = View(0, (), ())
+        self.view = View(0, ())
         self.pushing: list[UnderWay] = []
 
     def use(self, view: View) -> None:
@@ -103,85 +93,56 @@ class SimulatedClient:
             self.view = view
 
     async def pull(self, step: int | None = None, round_: int | None = None) -> Pulled:
-        """Pull every variable from all shards."""
+        """Pull every variable from all shards; what has not moved since an earlier pull is not sent again."""
         view = self.view
-        asked: list[tuple[PullRun, Promise[bytes]]] = []
-        for shard in range(len(view.addresses)):
-            size_bytes = self.plan.shard_elements(shard) * ELEMENT_BYTES
-            for offset in range(0, max(size_bytes, 1), self.chunk_bytes):
-                length = min(self.chunk_bytes, size_bytes - offset)
-                run = PullRun(identity(shard, view.incarnations[shard]), round_, step, offset, length)
-                asked.append((run, self._send(view, shard, Pull(wire.encode_pull(run)))))
+        weights = self._sets.take(tuple(where.incarnation for where in view.shards))
+        pulls = [_ShardPull(self, view, shard, step, round_, weights) for shard in range(len(view.shards))]
+        for pull in pulls:
+            pull.begin()
             await self.owner.moment()
-        vectors = [np.empty(self.plan.shard_elements(s), np.float32) for s in range(len(view.addresses))]
-        versions: list[int | None] = [None] * len(vectors)
-        for run, reply in asked:
-            again = Pull(wire.encode_pull(run))
-            weights = wire.decode_weights(await self._settled(reply, again, view, run.target.shard))
-            content = vectors[run.target.shard].data.cast("B")
-            content[run.offset_bytes : run.offset_bytes + run.length_bytes] = weights.values
-            known = versions[run.target.shard]
-            versions[run.target.shard] = weights.version if known is None else min(known, weights.version)
-        return Pulled(joined(self.plan, vectors), tuple(v or 0 for v in versions), view.incarnations)
+        # After an error the set is dropped: what its arrays hold is undefined.
+        weights.versions = tuple([await self._patiently(pull) for pull in pulls])
+        return Pulled(weights, self._sets)
 
     async def push(
         self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
     ) -> tuple[int, ...]:
         """Push to all shards; return the lives that gave receipts, by shard."""
-        view = self.view
-        shards = range(len(view.addresses))
-        pushes = [_ShardPush(self, s, view, step, gradients, pulled, skipped) for s in shards]
-        under_way = UnderWay([push.chunks for push in pushes], [0] * len(pushes))
+        view, under_way = self.view, UnderWay([])
+        pushes = [
+            _ShardPush(self, view, self._cut(shard, view, step, gradients, pulled, skipped), under_way)
+            for shard in range(len(view.shards))
+        ]
         self.pushing.append(under_way)
         try:
-            firsts = []
             for push in pushes:
-                firsts.append(self._push(push.chunk(0), view))
-                under_way.sent[push.shard] = 1
+                push.begin()
                 await self.owner.moment()
-            for push, first in zip(pushes, firsts, strict=True):
-                await self._finish(push, first, view, under_way)
+            for push in pushes:
+                await self._patiently(push)
                 under_way.receipts.add(push.shard)
         finally:
             self.pushing.remove(under_way)
-        return view.incarnations
+        return tuple(where.incarnation for where in view.shards)
 
-    async def _finish(self, push: _ShardPush, first: Promise[bytes], view: View, under_way: UnderWay) -> Receipt:
-        for _ in range(WHOLE_ATTEMPTS_MAX):
-            try:
-                return await self._send_rest(push, first, view, under_way)
-            except UnknownAttempt:  # P4: the assembly is gone; send it again whole
-                push.attempt = self.owner.world.rng.getrandbits(64)
-                first = self._push(push.chunk(0), view)
-        raise UnknownAttempt(f"step {push.step}: the shard lost {WHOLE_ATTEMPTS_MAX} attempts in a row")
+    def _cut(
+        self, shard: int, view: View, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, skipped: bool
+    ) -> Push:
+        partitions = [p for p in self.plan.shards[shard] if p.variable in gradients]
+        slices = tuple(Slice(p, self.plan.variables[p.variable].row_elements) for p in partitions)
+        content = [gradients[p.variable][p.row_start : p.row_stop].tobytes() for p in partitions]
+        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
+        version = pulled.versions[shard] if pulled is not None and known else None
+        target = identity(shard, view.shards[shard].incarnation)
+        return Push(target, self.owner.name, step, slices, skipped, version, Buffers(content))
 
-    async def _send_rest(self, push: _ShardPush, first: Promise[bytes], view: View, under_way: UnderWay) -> Receipt:
-        receipt = await self._receipt(push.chunk(0), first, view)
-        if receipt.result is not PushResult.PENDING:
-            return receipt
-        chunks = [push.chunk(i) for i in range(1, push.chunks)]
-        replies = []
-        for sent, chunk in enumerate(chunks, 2):
-            replies.append(self._push(chunk, view))
-            under_way.sent[push.shard] = sent
-            await self.owner.moment()
-        receipts = [await self._receipt(chunk, reply, view) for chunk, reply in zip(chunks, replies, strict=True)]
-        done = [r for r in receipts if r.result is not PushResult.PENDING]
-        if not done:
-            raise UnknownAttempt(f"step {push.step}: every chunk is in and the push is not")
-        return next((r for r in done if r.result is not PushResult.DUPLICATE), done[0])
-
-    async def _receipt(self, chunk: PushChunk, reply: Promise[bytes], view: View) -> Receipt:
-        again = Push(wire.encode_push(chunk))
-        return wire.decode_receipt(await self._settled(reply, again, view, chunk.target.shard))
-
-    async def _settled(self, reply: Promise[bytes], again: Push | Pull, view: View, shard: int) -> bytes:
-        """Wait for a reply; while the shard asks for patience, send again, within the budget."""
+    async def _patiently(self, operation: _Operation[_Answer]) -> _Answer:
+        """Wait for an operation; while its shard asks for patience, begin it again, within the budget."""
         world, pause_s = self.owner.world, RETRY_PAUSE_S
         asked_s: float | None = None
         while True:
             try:
-                return await reply
+                return await operation.result()
             except RetryLater as error:
                 asked_s = world.now_s if asked_s is None else asked_s
                 budget_s = AWAY_BUDGET_S if isinstance(error, Unreachable) else self._retry_budget_s
@@ -189,67 +150,120 @@ class SimulatedClient:
                     raise
             await world.sleep(world.rng.uniform(0.0, pause_s))
             pause_s = min(1.0, 2 * pause_s)
-            reply = self._send(view, shard, again)
-
-    def _push(self, chunk: PushChunk, view: View) -> Promise[bytes]:
-        return self._send(view, chunk.target.shard, Push(wire.encode_push(chunk)))
-
-    def _send(self, view: View, shard: int, request: Push | Pull) -> Promise[bytes]:
-        return self._network.call(self.owner, view.addresses[shard], request, DEADLINE_S)
+            operation.begin()
 
 
-class _ShardPush:
-    """One push as it goes to one shard."""
+class _Operation(ABC, Generic[_Answer]):
+    """A whole push to one shard, or a pull of its whole vector: several messages with one deadline."""
 
+    def __init__(self, client: SimulatedClient, view: View, shard: int) -> None:
+        self.shard = shard
+        self.owner = client.owner
+        self._network = client.network
+        self._address = view.shards[shard].address
+        self._deadline_s = 0.0
+
+    def begin(self) -> None:
+        """Send the first messages; the time of the operation begins."""
+        self._deadline_s = self.owner.world.now_s + DEADLINE_S
+        self._begin()
+
+    @abstractmethod
+    def _begin(self) -> None: ...
+
+    @abstractmethod
+    async def result(self) -> _Answer:
+        """Wait for the answer; send the rest meanwhile."""
+
+    def _send(self, frame: Frame) -> Promise[Any]:
+        left_s = max(0.001, self._deadline_s - self.owner.world.now_s)
+        return self._network.call(self.owner, self._address, frame, left_s)
+
+    async def _despite_full_lines(self, reply: Promise[Any], again: Frame) -> Any:
+        """Wait for a reply; send the message again while the shard's line is full."""
+        world = self.owner.world
+        while True:
+            try:
+                return await reply
+            except QueueFull:
+                if self._deadline_s - world.now_s <= RETRY_PAUSE_S:
+                    raise
+            await world.sleep(RETRY_PAUSE_S)
+            reply = self._send(again)
+
+
+class _ShardPull(_Operation[int]):
     def __init__(
-        self,
-        client: SimulatedClient,
-        shard: int,
-        view: View,
-        step: int,
-        gradients: Mapping[str, Float32s],
-        pulled: Pulled | None,
-        skipped: bool,
+        self, client: SimulatedClient, view: View, shard: int, step: int | None, round_: int | None, weights: WeightSet
     ) -> None:
-        self.shard, self.step = shard, step
-        self.attempt = client.owner.world.rng.getrandbits(64)
-        self._target = identity(shard, view.incarnations[shard])
-        self._worker, self._chunk_bytes = client.owner.name, client.chunk_bytes
-        partitions = [p for p in client.plan.shards[shard] if p.variable in gradients]
-        self._slices = tuple(Slice(p, client.plan.variables[p.variable].row_elements) for p in partitions)
-        known = pulled is not None and pulled.incarnations[shard] == view.incarnations[shard]  # P16
-        self._version = pulled.versions[shard] if pulled is not None and known else None
-        self._skipped = skipped
-        self._content = b"".join(gradients[p.variable][p.row_start : p.row_stop].tobytes() for p in partitions)
+        super().__init__(client, view, shard)
+        self._into = weights.by_shard[shard]
+        size_bytes = client.plan.shard_elements(shard) * ELEMENT_BYTES
+        target = identity(shard, view.shards[shard].incarnation)
+        self._runs = [
+            PullRun(target, round_, step, at, min(client.chunk_bytes, size_bytes - at), weights.versions[shard])
+            for at in range(0, max(size_bytes, 1), client.chunk_bytes)
+        ]
+        self._replies: list[Promise[Any]] = []
 
-    @property
-    def chunks(self) -> int:
-        """Number of chunks; an empty push has one."""
-        return max(1, -(-len(self._content) // self._chunk_bytes))
+    def _begin(self) -> None:
+        self._replies = [self._send(PullFrame(wire.encode_pull(run))) for run in self._runs]
 
-    def chunk(self, index: int) -> PushChunk:
-        """Return a chunk of the present attempt."""
-        begin = index * self._chunk_bytes
-        return PushChunk(
-            self._target,
-            self._worker,
-            self.step,
-            self.attempt,
-            begin,
-            len(self._content),
-            self._slices if index == 0 else (),
-            self._skipped,
-            self._version,
-            self._content[begin : begin + self._chunk_bytes],
-        )
+    async def result(self) -> int:
+        replies, versions = self._replies, []
+        for index, run in enumerate(self._runs):
+            again = PullFrame(wire.encode_pull(run))
+            frame = await (self._despite_full_lines(replies[index], again) if index else replies[index])
+            version, moved = wire.decode_weights(frame, run)
+            for offset, values in moved:
+                self._into.fill(offset, values)
+            versions.append(version)
+        return min(versions)
 
 
-def joined(plan: Plan, vectors: Sequence[Float32s]) -> dict[str, Float32s]:
-    """Return variables by name, copied out of the shards' flat vectors."""
-    variables = {name: np.empty(declared.shape, np.float32) for name, declared in plan.variables.items()}
-    for vector, layout in zip(vectors, plan.layouts, strict=True):
-        for placed in layout:
-            p = placed.partition
-            rows = variables[p.variable][p.row_start : p.row_stop]
-            rows[...] = vector[placed.offset : placed.stop].reshape(rows.shape)
-    return variables
+class _ShardPush(_Operation[Receipt]):
+    def __init__(self, client: SimulatedClient, view: View, push: Push, under_way: UnderWay) -> None:
+        super().__init__(client, view, push.target.shard)
+        self._push = push
+        self._chunk_bytes = client.chunk_bytes
+        self._offsets = range(0, max(1, push.payload.nbytes), client.chunk_bytes)  # an empty push has one chunk
+        self._under_way = under_way
+        under_way.chunks.append(len(self._offsets))
+        under_way.sent.append(0)
+        self._attempt = 0
+        self._first: Promise[Any] = Promise()
+
+    def _begin(self) -> None:
+        self._attempt = self.owner.world.rng.getrandbits(64)
+        self._first = self._send(self._chunk(0))
+        self._under_way.sent[self.shard] = 1
+
+    async def result(self) -> Receipt:
+        for _ in range(WHOLE_ATTEMPTS_MAX):
+            try:
+                return await self._sent()
+            except UnknownAttempt:  # P4: the assembly is gone; send it again whole
+                self._begin()
+        raise UnknownAttempt(f"step {self._push.step}: the shard lost {WHOLE_ATTEMPTS_MAX} attempts in a row")
+
+    async def _sent(self) -> Receipt:
+        receipt = wire.decode_receipt(await self._first)
+        if receipt.result is not PushResult.PENDING:
+            return receipt
+        chunks = [self._chunk(offset) for offset in self._offsets[1:]]
+        replies = []
+        for sent, chunk in enumerate(chunks, 2):
+            replies.append(self._send(chunk))
+            self._under_way.sent[self.shard] = sent
+            await self.owner.moment()
+        frames = [await self._despite_full_lines(r, c) for r, c in zip(replies, chunks, strict=True)]
+        receipts = [wire.decode_receipt(frame) for frame in frames]
+        done = [r for r in receipts if r.result is not PushResult.PENDING]
+        if not done:
+            raise UnknownAttempt(f"step {self._push.step}: every chunk is in and the push is not")
+        return next((r for r in done if r.result is not PushResult.DUPLICATE), done[0])
+
+    def _chunk(self, offset: int) -> PushFrame:
+        payload = self._push.payload
+        content = payload.run(offset, min(payload.nbytes, offset + self._chunk_bytes))
+        return PushFrame(wire.encode_frame(wire.push_header(self._push, self._attempt, offset), content))

@@ -9,7 +9,6 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 
 import numpy as np
-from sim_client import joined
 from sim_coordinator import CoordinatorProcess
 from sim_jobs import STEPS, Job, digest, job
 from sim_parts import REAL, Builder
@@ -23,7 +22,7 @@ from parashard.checkpoints.state import whole_model
 from parashard.claims import newest_claim
 from parashard.errors import StoreFailed
 from parashard.job.policy import Policy
-from parashard.partition import Partition
+from parashard.partition import Partition, Plan
 from parashard.variables import Float32s
 
 
@@ -111,3 +110,12 @@ def _checkpoints(store: SimulatedStore) -> list[str]:
         except StoreFailed as error:
             found.append(f"checkpoint: {error}")
     return found
+
+
+def joined(plan: Plan, vectors: Sequence[Float32s]) -> dict[str, Float32s]:
+    """Return variables by name, copied out of the shards' flat vectors."""
+    variables = {name: np.empty(declared.shape, np.float32) for name, declared in plan.variables.items()}
+    for vector, layout in zip(vectors, plan.layouts, strict=True):
+        for placed in layout:
+            rows_of(variables, placed.partition)[:] = vector[placed.offset : placed.stop]
+    return variables

@@ -28,17 +28,18 @@ COORDINATOR = "coordinator"
 
 
 @dataclass(frozen=True)
-class Push:
+class Frame:
+    """What a shard's data plane takes."""
+
+    frame: bytes
+
+
+class PushFrame(Frame):
     """A frame for the shard's Push."""
 
-    frame: bytes
 
-
-@dataclass(frozen=True)
-class Pull:
+class PullFrame(Frame):
     """A frame for the shard's Pull."""
-
-    frame: bytes
 
 
 @dataclass(frozen=True)
@@ -108,5 +109,6 @@ class Builder:
                 mean=job.mean,
                 round_=0 if state is None else state.round or 0,
             )
+        storage.begin_at(ingest.version)
         target = identity(self.index, incarnation)
         return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self._queue_bytes))

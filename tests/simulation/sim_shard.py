@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sim_network import Network
-from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, Pull, Push
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, PushFrame
 from sim_store import Logs, MemoryLog, SimulatedStore
 from sim_world import Process, Promise, World
 
@@ -23,6 +23,7 @@ from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 from ps_server.cadence import Cadence
 from ps_server.checkpointing import Checkpointer
+from ps_server.data_plane import DataPlane
 from ps_server.lives import Lives
 from ps_server.owner import Owner
 from ps_server.restoring import Restorer
@@ -113,7 +114,8 @@ class ShardProcess(Process):
             clock=clock,
         )
         self.lives.follow(self.checkpointer)
-        self.service = ShardService(self.served, self.checkpointer, self.lives, clock)
+        self._plane = DataPlane(self.served, self.checkpointer, self.lives, clock)
+        self.service = ShardService(self._plane, self.served, self.checkpointer, self.lives)
         world.fired["shard restored a checkpoint"] += "restored p1" in self.served.restored
         world.fired["log replayed"] += "replayed" in self.served.restored and "replayed 0" not in self.served.restored
         world.fired["log found damaged"] += "computed again" in self.served.restored
@@ -132,9 +134,9 @@ class ShardProcess(Process):
 
     def receive(self, request: Any) -> Any:
         """Answer a frame with a frame, and a command with its reply."""
-        if isinstance(request, Pull):
+        if isinstance(request, PullFrame):
             return self.service.pull(request.frame, _NO_LIMIT)  # type: ignore[arg-type]
-        if isinstance(request, Push):
+        if isinstance(request, PushFrame):
             return self._push(request.frame)
         if isinstance(request, shard_pb2.TakeCheckpointRequest):
             return self.service.TakeCheckpoint(request, None)
@@ -231,7 +233,7 @@ class ShardProcess(Process):
 
     def _stop(self) -> None:
         """Accept nothing more, save, and end, as after SIGTERM."""
-        self._stopping = self.service.draining = True
+        self._stopping = self._plane.draining = True
         try:
             self.checkpointer.take()
         except Superseded as error:

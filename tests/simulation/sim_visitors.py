@@ -7,13 +7,14 @@ from collections.abc import Sequence
 import numpy as np
 from sim_jobs import Job
 from sim_network import Network
-from sim_parts import COORDINATOR, DIGEST, RUN_ID, Push
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, PushFrame
 from sim_shard import ShardProcess
 from sim_world import Process, World
 
 from parashard import wire
+from parashard.buffers import Buffers
 from parashard.errors import JobFailed, ParashardError, RetryLater
-from parashard.messages import PushChunk, Slice, Target
+from parashard.messages import Push, Slice, Target
 from parashard.partition import Plan
 from protos import coordinator_pb2 as pb
 
@@ -79,7 +80,7 @@ class Stray(Process):
     def _registration(self, run_id: str, digest: str) -> pb.RegisterWorkerRequest:
         return pb.RegisterWorkerRequest(run_id=run_id, job_digest=digest, name="worker-0", fingerprint="same")
 
-    def _push(self, shard: ShardProcess, run_id: str, digest: str) -> Push:
+    def _push(self, shard: ShardProcess, run_id: str, digest: str) -> PushFrame:
         mine, layout = shard.shard.identity, self._plan.layouts[shard.index]
         slices = tuple(
             Slice(placed.partition, self._plan.variables[placed.partition.variable].row_elements) for placed in layout
@@ -87,19 +88,5 @@ class Stray(Process):
         content = np.full(self._plan.shard_elements(shard.index), 0.25, np.float32).tobytes()
         step = shard.shard.ingest.held.lowest_missing() % self._job.steps_total
         target = Target(run_id, digest, mine.plan_version, mine.shard, mine.incarnation)
-        return Push(
-            wire.encode_push(
-                PushChunk(
-                    target,
-                    "stray",
-                    step,
-                    self.world.rng.getrandbits(64),
-                    0,
-                    len(content),
-                    slices,
-                    False,
-                    None,
-                    content,
-                )
-            )
-        )
+        push = Push(target, "stray", step, slices, False, None, Buffers([content]))
+        return PushFrame(wire.encode_push(push, self.world.rng.getrandbits(64)))

@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-from sim_client import Pulled, SimulatedClient, View
+from sim_client import SimulatedClient
 from sim_jobs import Job
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
 
+from parashard.client import Pulled
+from parashard.contracts import view_from
 from parashard.errors import (
     InvalidRequest,
     NonFiniteGradient,
@@ -29,6 +31,7 @@ from parashard.errors import (
     StaleIncarnation,
     Unreachable,
 )
+from parashard.transports.base import View
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 from worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
@@ -184,6 +187,8 @@ class WorkerProcess(Process):
             self._work.dropped(step, self.world.now_s)
             await self._refresh()
         else:
+            if pulled is not None:
+                pulled.release()
             self.world.fired["skipped"] += grant.skip
             done = pb.CompletedStep(step=step, incarnations=incarnations, examples=1, skipped=grant.skip)
             self._work.completed(done, self.world.now_s)
@@ -192,11 +197,12 @@ class WorkerProcess(Process):
     async def _evaluate(self, work: pb.EvaluationGrant) -> None:
         round_ = work.round if work.for_round else None
         try:
-            await self._riding(lambda: self.client.pull(round_=round_))
+            pulled = await self._riding(lambda: self.client.pull(round_=round_))
         except (Redo, RetryLater):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
         else:
+            pulled.release()
             best = self._habits.stops_early and self.world.rng.random() < 0.4
             self._work.evaluated(work.evaluation, {"accuracy": float(best)})
         self._notify()
@@ -261,8 +267,3 @@ class WorkerProcess(Process):
 def _poison(gradients: dict[str, Float32s], rng: random.Random) -> None:
     name = rng.choice(sorted(gradients))
     gradients[name].flat[rng.randrange(gradients[name].size)] = np.nan
-
-
-def view_from(reply: pb.GetViewReply) -> View:
-    """Return the coordinator's answer as the client takes it."""
-    return View(reply.view, tuple(s.address for s in reply.shards), tuple(s.incarnation for s in reply.shards))

@@ -20,6 +20,7 @@ class Stream:
 
     def __init__(self, non_blocking: bool = False) -> None:
         self._late: list[Callable[[], None]] = []
+        self.synchronisations = 0
 
     def submit(self, work: Callable[[], None]) -> None:
         self._late.append(work)
@@ -28,6 +29,7 @@ class Stream:
         self.submit(event.run)
 
     def synchronize(self) -> None:
+        self.synchronisations += 1
         while self._late:
             self._late.pop(0)()
 
@@ -75,7 +77,7 @@ class Array:
 
 
 class LateCuda:
-    """What `worker.device` uses of the module `cupy`."""
+    """What `worker.device` and `parashard.cuda` use of the module `cupy`."""
 
     float32 = np.float32
     __version__ = "0.late"

@@ -17,9 +17,10 @@ from parashard.partition import fixed_shards
 from parashard.steps import StepPlan
 from parashard.variables import Initializer, Variable
 from protos import coordinator_pb2 as pb
+from worker.computing import Task
 from worker.device import Cpu
 from worker.leased import Work
-from worker.loop import StepLoop, Task
+from worker.loop import StepLoop
 
 VARIABLES = variables_of(
     Variable("bias", (2,)),

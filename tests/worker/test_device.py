@@ -32,7 +32,8 @@ def test_the_cpu_computes_with_numpy_on_what_it_is_given() -> None:
 
 
 def test_gradients_come_from_the_cpu_as_float32() -> None:
-    host = Cpu().to_host({"a": np.ones(2), "b": np.ones((2, 2), np.float32).T})
+    loss, host = Cpu().to_host(np.float32(0.5), {"a": np.ones(2), "b": np.ones((2, 2), np.float32).T})
+    assert (type(loss), loss) == (float, 0.5)
     assert {name: (g.dtype, g.tolist()) for name, g in host.items()} == {
         "a": (np.float32, [1.0, 1.0]),
         "b": (np.float32, [[1.0, 1.0], [1.0, 1.0]]),
@@ -91,6 +92,14 @@ def test_auto_takes_the_first_gpu_or_else_the_cpu(monkeypatch: pytest.MonkeyPatc
         assert open_device("auto").name == name
 
 
+@pytest.mark.parametrize("asked", ["auto", "cuda"])
+def test_workers_are_spread_over_the_cards(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+    use_cupy(monkeypatch, LateCuda(3))
+    names = [open_device(asked, f"worker-{i}").name for i in range(5)]
+    assert names == [f"cuda:{i} Late Card" for i in (0, 1, 2, 0, 1)]
+    assert open_device("cuda:2", "worker-1").name == "cuda:2 Late Card"
+
+
 def test_a_gpus_fingerprint_names_the_card_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
     use_cupy(monkeypatch, LateCuda(2))
     assert {open_device(asked).fingerprint() for asked in ("cuda:0", "cuda:1")} == {
@@ -126,17 +135,32 @@ def test_a_batch_arrives_though_its_copies_run_late(late: tuple[Gpu, LateCuda]) 
 
 def test_gradients_are_read_after_the_kernels_that_write_them(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
-    host = gpu.to_host(
+    loss, host = gpu.to_host(
+        cupy.computed(np.array(0.25, np.float32)),
         {
             "float32": cupy.computed(np.full((2, 2), 1.5, np.float32)),
             "float64": cupy.computed(np.full((2, 2), 2.5)),
             "transposed": cupy.computed(np.asfortranarray(np.arange(6, dtype=np.float32).reshape(2, 3))),
-        }
+        },
     )
+    assert (type(loss), loss) == (float, 0.25)
     assert host["float32"].tolist() == [[1.5, 1.5], [1.5, 1.5]]
     assert host["float64"].tolist() == [[2.5, 2.5], [2.5, 2.5]]
     assert host["transposed"].tolist() == [[0.0, 1.0, 2.0], [3.0, 4.0, 5.0]]
     assert {g.dtype for g in host.values()} == {np.dtype(np.float32)}
+
+
+def test_the_host_waits_once_in_a_step(late: tuple[Gpu, LateCuda]) -> None:
+    gpu, cupy = late
+    gpu.batch_from_host(BATCH)
+    variables = gpu.variables_from_host(VARIABLES)
+    gpu.to_host(cupy.computed(np.array(0.25)), {name: cupy.computed(v.values) for name, v in variables.items()})
+    assert gpu._copies.synchronisations + cupy.compute.synchronisations == 1
+
+
+@pytest.mark.parametrize("loss", [0.5, np.float32(0.5), np.array(0.5), 1])
+def test_a_loss_that_is_on_the_host_already_stays_there(late: tuple[Gpu, LateCuda], loss: object) -> None:
+    assert late[0].to_host(loss, {}) == (float(loss), {})  # type: ignore[arg-type]
 
 
 def test_pinned_buffers_are_given_back_once_their_copies_are_done(late: tuple[Gpu, LateCuda]) -> None:
@@ -156,7 +180,7 @@ def test_variables_survive_the_round_trip(xp_gpu: object) -> None:
     rng = np.random.default_rng(0)
     variables = {f"v{i}": rng.standard_normal((257, 129)).astype(np.float32) for i in range(8)}
     for _ in range(20):  # often enough to reuse pinned memory
-        host = gpu.to_host(gpu.variables_from_host(variables))
+        _, host = gpu.to_host(0.0, gpu.variables_from_host(variables))
         for name, values in variables.items():
             np.testing.assert_array_equal(host[name], values)
 
@@ -174,7 +198,9 @@ def test_gradients_of_any_layout_come_to_the_host(xp_gpu: object) -> None:
     gpu = Gpu(0)
     values = np.random.default_rng(1).standard_normal((300, 200))
     on_gpu = gpu.xp.asarray(values)
-    host = gpu.to_host({"float64": on_gpu * 2, "transposed": on_gpu.T.astype(np.float32), "every other": on_gpu[::2]})
+    gradients = {"float64": on_gpu * 2, "transposed": on_gpu.T.astype(np.float32), "every other": on_gpu[::2]}
+    loss, host = gpu.to_host(on_gpu.sum(), gradients)
+    assert loss == pytest.approx(values.sum())
     np.testing.assert_array_equal(host["float64"], (values * 2).astype(np.float32))
     np.testing.assert_array_equal(host["transposed"], values.T.astype(np.float32))
     np.testing.assert_array_equal(host["every other"], values[::2].astype(np.float32))

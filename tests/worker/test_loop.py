@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from loop_cases import HELD_OUT, Job
 
+from parashard.client import Pulled
 from parashard.data.base import Batch
 from parashard.messages import PullRun, PushChunk
 from protos import coordinator_pb2 as pb
+from worker import computing
 from worker import loop as loop_module
 
+DEADLINE_S = 10.0
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
 
@@ -130,7 +134,7 @@ def test_a_stop_before_the_first_step_computes_nothing(depth: int) -> None:
 
 @pytest.mark.parametrize("at_once", [1, 2, 3, HELD_OUT, 1000])
 def test_metrics_are_means_over_all_held_out_examples(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
-    monkeypatch.setattr(loop_module, "EVALUATION_EXAMPLES", at_once)
+    monkeypatch.setattr(computing, "EVALUATION_EXAMPLES", at_once)
     job = Job(0, pb.EvaluationGrant(evaluation=5)).run()
     metrics, error = job.leasing.evaluations[5]
     assert metrics == pytest.approx({"mean": np.arange(HELD_OUT).mean(), "weight": 1.0})
@@ -177,4 +181,79 @@ def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
     job.model.before = lambda batch: takes(100.0)
     job.run()
     assert job.loop.phases_s == {"lease": 0.0, "pull": 2 * 2.0, "compute": 2 * 100.0, "push": 2 * 20.0}
-    assert job.leasing.phases_s == job.loop.phases_s
+    assert job.loop.transfer_s == 2 * 22.0, "nothing is hidden at depth 0"
+    assert job.leasing.phases_s == {**job.loop.phases_s, "transfer": 44.0}
+
+
+def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, began, computed = SimpleNamespace(now_s=0.0), threading.Event(), threading.Event()
+    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    job = Job(0, 1, depth=1)
+
+    def pull_ahead(address: str, request: PullRun | PushChunk) -> None:
+        if isinstance(request, PullRun) and request.step == 1:
+            began.set()
+            assert computed.wait(DEADLINE_S)
+
+    def compute(batch: Batch) -> None:
+        if batch.step == 0:
+            assert began.wait(DEADLINE_S)
+            clock.now_s += 100.0  # of step 0's computing, and of step 1's pull
+            computed.set()
+            job.loop._pulling[0][1].result(DEADLINE_S)
+
+    job.cluster.before, job.model.before = pull_ahead, compute
+    job.run()
+    assert (job.loop.phases_s["compute"], job.loop.transfer_s) == (100.0, 100.0)
+    assert (job.loop.phases_s["pull"], job.loop.phases_s["push"]) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
+    job, pulls, others = Job(*range(10), depth=depth), [], threading.Barrier(2 * depth + 1)
+
+    class Held:
+        """A client that answers nobody before as many ask as may be under way: `depth` pushes, a step's pull and
+        those of `depth` more.
+        """
+
+        view = job.cluster.view()
+
+        def pull(self, *, step: int, round_: int | None) -> SimpleNamespace:
+            pulls.append(step)
+            if step >= depth:
+                others.wait(DEADLINE_S)
+            return SimpleNamespace(variables={}, release=lambda: None)
+
+        def push(self, step: int, *_: object, skipped: bool) -> SimpleNamespace:
+            if step < depth:
+                others.wait(DEADLINE_S)
+            return SimpleNamespace(incarnations=(1, 1))
+
+    job.loop._client = Held()  # type: ignore[assignment]
+    job.run(stopping=lambda: len(pulls) > 2 * depth)
+    assert not others.broken
+
+
+@DEPTHS
+def test_what_was_pulled_is_given_back_once_the_push_has_settled(depth: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(*range(6), depth=depth)
+    given_back: list[Pulled] = []
+
+    def note(pulled: Pulled) -> None:
+        step = len(given_back)
+        assert all(step in shard.ingest.applied for shard in job.cluster.shards), "gradients may be views of it"
+        given_back.append(pulled)
+
+    monkeypatch.setattr(Pulled, "release", note)
+    job.run()
+    assert len(given_back) == 6
+
+
+def test_what_an_evaluation_pulled_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(Pulled, "release", lambda pulled: order.append("given back"))
+    job = Job(pb.EvaluationGrant(evaluation=5))
+    job.model.before = lambda batch: order.append("judged")
+    job.run()
+    assert order == ["judged", "given back"]

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from in_process import use_small_chunks
 from loop_cases import Job
 
 from parashard.errors import NotReady, Unreachable
@@ -116,8 +117,7 @@ def test_a_push_that_the_later_life_has_lost_is_applied_by_it_once_more_and_by_t
 
 @pytest.mark.parametrize("cut", [0, 1, 2])
 def test_a_shard_dies_between_the_chunks_of_a_push(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:  # P4
-    for module in ("client", "push"):
-        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", 2 * VALUE_BYTES)
+    use_small_chunks(monkeypatch, 2 * VALUE_BYTES)
     job = Job(*range(3))
     dying = Dying(
         job, lambda request: pushes_step(1)(request) and getattr(request, "offset_bytes", 0) == cut * 2 * VALUE_BYTES

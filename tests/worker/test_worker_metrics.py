@@ -12,6 +12,7 @@ from worker.metrics import WorkerCollector
 def test_the_loops_counters_are_told() -> None:
     job = Job(*range(3)).run()
     job.loop.phases_s.update(pull=1.5)
+    job.loop.transfer_s = 2.5
     registry = CollectorRegistry()
     registry.register(WorkerCollector(job.loop, "worker-7"))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
@@ -21,5 +22,6 @@ def test_the_loops_counters_are_told() -> None:
     assert samples["parashard_worker_steps_total", None].value == 3
     assert samples["parashard_worker_examples_total", None].value == 12
     assert samples["parashard_worker_phase_seconds_total", "pull"].value == 1.5
+    assert samples["parashard_worker_transfer_seconds_total", None].value == 2.5
     phases = {phase for _, phase in samples if phase}
     assert phases == {"lease", "pull", "compute", "push"}

@@ -37,6 +37,7 @@ learning_rate = 0.1
 [cluster]
 shards = 1
 workers = 1
+transport = "tcp"
 """
 
 Job = Callable[[ProxiedCluster], None]
@@ -85,7 +86,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 30, tuple(LENGTHS_S)))
     struck = [json.loads(line) for line in (tmp_path / "strikes.jsonl").read_text().splitlines()]
     assert outcome.report["state"] == "done"
-    assert outcome.report["seed"] == 5
+    assert (outcome.report["seed"], outcome.report["transport"]) == (5, "tcp")
     assert list(outcome.report["faults"]) == list(LENGTHS_S)
     assert sum(outcome.report["faults"].values()) == 30 == len(struck)
     for kind, count in outcome.report["faults"].items():
@@ -129,6 +130,24 @@ def test_where_nobody_can_be_struck_nothing_is_run(tmp_path, loaded):
     alone = load_job(loaded.path, [("cluster.workers", 0, "--workers")], environ={})
     with pytest.raises(ConfigurationError, match="nobody to strike: 1 shards, 0 workers"):
         run_chaos(alone, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))
+
+
+@pytest.mark.parametrize("transport", ["auto", "shm"])
+@pytest.mark.parametrize("kind", ["partition", "one_way", "reset", "delay", "duplicate"])
+def test_links_are_not_struck_where_nothing_goes_through_them(tmp_path, loaded, transport, kind):
+    past = load_job(loaded.path, [("cluster.transport", transport, "--set")], environ={})
+    with pytest.raises(
+        ConfigurationError, match=rf'cluster.transport is "{transport}", .*{kind} would strike; allowed'
+    ):
+        run_chaos(past, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker", kind)))
+    assert not (tmp_path / "strikes.jsonl").exists()
+
+
+def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
+    past = load_job(loaded.path, [("cluster.transport", "shm", "--set")], environ={})
+    job_is(lambda cluster: keep_alive_until_struck(cluster, 1))
+    outcome = run_chaos(past, tmp_path, NoView(), ChaosOptions(5, 0.001, 1, ("kill_worker", "pause_shard")))
+    assert outcome.report["transport"] == "shm"
 
 
 # --- what flags ask for ---

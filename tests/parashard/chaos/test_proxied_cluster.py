@@ -1,7 +1,7 @@
 """A proxied cluster: what children are told, where the links lead as lives come and go, and who may be struck.
 
-The children are modules of a few lines. A service listens, writes its address file and answers each connection with its
-first argument.
+The children are modules of a few lines. A service listens at two ports, writes its address file and answers each
+connection with its first argument, at the second port after "data ".
 """
 
 import json
@@ -15,20 +15,21 @@ from pathlib import Path
 import pytest
 
 from parashard.chaos.proxied_cluster import ProxiedCluster, listening_at
-from parashard.chaos.proxy import Faults, Proxy
+from parashard.chaos.proxy import Faults, Link, Proxy
 
 DEADLINE_S = 20.0
 SERVICE = """
-import contextlib, json, os, socket, sys
-listener = socket.create_server(("127.0.0.1", 0))
+import contextlib, json, os, select, socket, sys
+listeners = {key: socket.create_server(("127.0.0.1", 0)) for key in ("address", "data_address")}
 path = sys.argv[sys.argv.index("--address-file") + 1]
 with open(path + ".tmp", "w") as file:
-    json.dump({"address": "127.0.0.1:%d" % listener.getsockname()[1]}, file)
+    json.dump({key: "127.0.0.1:%d" % listener.getsockname()[1] for key, listener in listeners.items()}, file)
 os.replace(path + ".tmp", path)
 while True:
-    accepted, _ = listener.accept()
-    with contextlib.suppress(OSError), accepted:
-        accepted.sendall(sys.argv[1].encode())
+    for listener in select.select(listeners.values(), [], [])[0]:
+        accepted, _ = listener.accept()
+        with contextlib.suppress(OSError), accepted:
+            accepted.sendall(b"data " * (listener is listeners["data_address"]) + sys.argv[1].encode())
 """
 TELL = "import json, sys\nprint(json.dumps(sys.argv[1:]))\n"
 WAIT = "import signal\nsignal.pause()\n"
@@ -85,9 +86,9 @@ def answer(address: str) -> str:
         return ""
 
 
-def is_reset(cluster: ProxiedCluster, connection: socket.socket) -> bool:
-    """Reset the coordinator's link; tell whether that ended a connection that the proxy may only be about to accept."""
-    cluster.reset("coordinator")
+def is_reset(cluster: ProxiedCluster, link: str, connection: socket.socket) -> bool:
+    """Reset a link; tell whether that ended a connection that the proxy may only be about to accept."""
+    cluster.reset(link)
     try:
         connection.recv(1)
     except TimeoutError:
@@ -120,8 +121,9 @@ def test_a_worker_connects_to_the_front_of_its_own_link(cluster):
 def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_path):
     words = told(cluster, "shard-1", "--connect", "/runs/1", "--index", "1")
     assert words[2:4] == ["--index", "1"]
-    assert words[4] == "--advertise"
-    assert words[6:] == ["--address-file", str(tmp_path / "chaos" / "shard-1.json")]
+    assert (words[4], words[6]) == ("--advertise", "--advertise-data")
+    assert words[5] != words[7]
+    assert words[8:] == ["--address-file", str(tmp_path / "chaos" / "shard-1.json")]
 
 
 def test_a_coordinator_advertises_and_connects_to_nobody(cluster, tmp_path):
@@ -135,17 +137,18 @@ def test_a_worker_that_came_later_connects_as_it_was_told(cluster):
 
 
 def test_a_link_leads_to_the_present_life_and_to_nobody_between_two(cluster, tmp_path):
-    front = told(cluster, "shard-0", "first")[2]
+    words = told(cluster, "shard-0", "first")
+    front, data = words[2], words[4]
     file = tmp_path / "chaos" / "shard-0.json"
     assert answer(front) == ""
     for life in ("first", "second"):
         cluster.start("shard-0", "service", [life])
         wait_for(file.exists)
-        assert answer(front) == life
+        assert (answer(front), answer(data)) == (life, f"data {life}")
         assert cluster.signal("shard-0", signal.SIGKILL)
         os.waitid(os.P_PID, cluster.pid("shard-0"), os.WEXITED | os.WNOWAIT)
         cluster.reap()
-        assert answer(front) == ""
+        assert (answer(front), answer(data)) == ("", "")
     cluster.start("shard-0", "wait", [])
     assert not file.exists()
 
@@ -169,22 +172,37 @@ def test_every_child_reaches_the_coordinator_over_its_own_link(cluster, tmp_path
     ],
 )
 def test_what_an_address_file_says(content, address, tmp_path):
-    assert listening_at(tmp_path / "x.json") is None
+    assert listening_at(tmp_path / "x.json", "address") is None
     (tmp_path / "x.json").write_text(content)
-    assert listening_at(tmp_path / "x.json") == address
+    assert listening_at(tmp_path / "x.json", "address") == address
+    assert listening_at(tmp_path / "x.json", "data_address") is None  # a shard that has no such port
 
 
-def test_a_link_suffers_what_it_is_told_and_may_be_reset(cluster, tmp_path):
-    front = told(cluster, "coordinator")[1]
-    cluster.start("coordinator", "service", ["here"])
-    wait_for((tmp_path / "chaos" / "coordinator.json").exists)
-    cluster.suffer("coordinator", Faults(answers_held=True))
-    host, _, port = front.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
-        connection.settimeout(0.01)
-        wait_for(lambda: is_reset(cluster, connection))
-    cluster.suffer("coordinator", Faults())
-    assert answer(front) == "here"
+@pytest.mark.parametrize(("link", "fronts"), [("coordinator", [1]), ("shard-1", [1, 3])])
+def test_a_link_suffers_what_it_is_told_and_may_be_reset_on_all_of_its_ways(cluster, tmp_path, link, fronts):
+    words = told(cluster, link)
+    cluster.start(link, "service", ["here"])
+    wait_for((tmp_path / "chaos" / f"{link}.json").exists)
+    for front in (words[index] for index in fronts):
+        cluster.suffer(link, Faults(answers_held=True))
+        host, _, port = front.rpartition(":")
+        with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+            connection.settimeout(0.01)
+            wait_for(lambda held=connection: is_reset(cluster, link, held))
+        cluster.suffer(link, Faults())
+        assert answer(front).endswith("here")
+
+
+def test_what_befalls_a_shards_link_befalls_both_of_its_ways(cluster, monkeypatch):
+    suffered: list[tuple[str, Faults]] = []
+    monkeypatch.setattr(Link, "suffer", lambda way, faults: suffered.append((way.name, faults)))
+    cluster.suffer("shard-1", Faults(duplicate=True))
+    cluster.suffer("coordinator", Faults(delay_s=1.0))
+    assert suffered == [
+        ("shard-1", Faults(duplicate=True)),
+        ("shard-1 data", Faults(duplicate=True)),
+        ("coordinator", Faults(delay_s=1.0)),
+    ]
 
 
 def test_the_field_is_ready_once_every_first_process_runs(cluster):

@@ -70,11 +70,20 @@ KEYS = [
         "must be at most 16777216",
     ),
     ('variables."*.bias"=3', 'variables."*.bias": found 3; allowed: a table'),
-    ('variables."*.bias".lr=3', 'variables."*.bias".lr: unknown key; allowed: frozen, decay, learning_rate_factor'),
+    (
+        'variables."*.bias".lr=3',
+        'variables."*.bias".lr: unknown key; allowed: frozen, decay, learning_rate_factor, encoding',
+    ),
     (
         "variables.dense_0.bias={frozen = true}",
         'variables.dense_0.bias: unknown key; a pattern with a dot needs quotes: variables."dense_0.bias"',
     ),
+    (
+        'variables."*".encoding=topk:0.5',
+        'variables."*".encoding: found "topk:0.5"; allowed: float32, bfloat16, float16, int8, or topk:FRACTION with '
+        "0 < FRACTION < 0.5",
+    ),
+    ('variables."*".encoding=8', 'variables."*".encoding: found 8; allowed: text'),
     ('variables."*".learning_rate_factor=-1', 'variables."*".learning_rate_factor: found -1; allowed: >= 0'),
     (
         "consistency.policy=ssp:x",
@@ -89,6 +98,14 @@ KEYS = [
     ("cluster.lease_ttl_s=0.05", "cluster.lease_ttl_s: found 0.05; allowed: >= 0.1"),
     ("cluster.insecure=1", "cluster.insecure: found 1; allowed: true or false"),
     ("cluster.device=gpu", 'cluster.device: found "gpu"; allowed: auto, cpu, cuda, or cuda:N with 0 <= N < 100'),
+    (
+        "cluster.shard_device=auto",
+        'cluster.shard_device: found "auto"; allowed: cpu, cuda, or cuda:N with 0 <= N < 100',
+    ),
+    (
+        "cluster.shard_device=cuda:x",
+        'cluster.shard_device: found "cuda:x"; allowed: cpu, cuda, or cuda:N with 0 <= N < 100',
+    ),
     (
         "cluster.partitioner={kind='maximum-size'}",
         "cluster.partitioner.max_bytes: missing; needed: Largest range, in bytes.",
@@ -122,6 +139,18 @@ RELATIONS = [
         'flag --set: optimizer.delay_compensation: found 0.5 with consistency.policy = "sync:2" (flag --set); '
         "allowed: 0 in sync: every gradient of a round is computed from the round's own weights, so its staleness is 0",
     ),
+    (  # P13
+        ['variables."*.bias".encoding=topk:0.01', "consistency.policy=sync:2"],
+        'flag --set: variables."*.bias".encoding: found "topk:0.01" with consistency.policy = "sync:2" (flag --set); '
+        'allowed: "float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on who computed '
+        "which steps",
+    ),
+    (
+        ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5"],
+        'flag --set: cluster.shard_device: found "cuda:1" with optimizer.delay_compensation = 0.5 (flag --set); '
+        'allowed: "cpu" with delay compensation: it compares the weights of many steps, which lie in the '
+        "host's memory",
+    ),
     (
         ["optimizer.kind=lamb"],
         'default: cluster.partitioner.kind: found "minimum-size" with optimizer.kind = "lamb" (flag --set); '
@@ -143,6 +172,10 @@ ALLOWED = [
     ["cluster.pipeline_depth=2", "consistency.policy=ssp:2"],
     ["cluster.pipeline_depth=0", "consistency.policy=ssp:0"],
     ["optimizer.staleness_damping=inverse", "optimizer.delay_compensation=0.5", "consistency.policy=ssp:2"],
+    ["optimizer.delay_compensation=0.5", "cluster.shard_device=cpu", "cluster.device=cuda"],
+    ["optimizer.delay_compensation=0", "cluster.shard_device=cuda"],
+    ['variables."*".encoding=float16', "consistency.policy=sync:2"],
+    ['variables."*".encoding=int8', "consistency.policy=ssp:2"],
     ["optimizer.kind=lamb", "cluster.partitioner.kind=whole"],
     ["optimizer.learning_rate=-1", "model.kind=ledger"],
     ["cluster.host=0.0.0.0", "cluster.insecure=true"],

@@ -29,6 +29,15 @@ def test_the_later_pattern_wins_key_by_key() -> None:
     assert apply_settings(VARIABLES, settings)["dense_0.bias"].frozen
 
 
+def test_an_encoding_is_kept_in_its_shortest_form() -> None:
+    assert VariableSettings(encoding="topk:0.10").encoding == "topk:0.1"
+    changed = apply_settings(VARIABLES, {"*.weight": VariableSettings(encoding="int8")})
+    assert {name for name, variable in changed.items() if variable.encoding == "int8"} == {
+        "dense_0.weight",
+        "dense_1.weight",
+    }
+
+
 def test_case_matters_and_the_whole_name_must_match() -> None:
     for pattern in ("DENSE_0.bias", "dense_0", "bias"):
         with pytest.raises(ConfigurationError, match="matches no variable"):

@@ -1,0 +1,179 @@
+"""How long the update rules take, against a two-thread copy of as many bytes: `python -m benchmarks.kernels`.
+
+Everything takes turns in one run: the copy (the yardstick: what the memory allows), NumPy's copy, every kernel on one
+thread and on all, and its NumPy reference. Before it is timed, each kernel must have its reference's bits on every
+number of threads. Run it on an idle machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.tables import RESULTS, table, write
+from parashard.compute import cores
+from ps_server.kernels import fused, loops, reference
+
+Float32s = NDArray[np.float32]
+Call = Callable[[], object]
+
+YARDSTICK = "two-thread Numba copy"
+TARGETS = {"sgd": 1.2, "adam": 2.4}
+"""Most that a kernel may take at TARGET_SIZE_MIB on all threads, over the yardstick."""
+TARGET_SIZE_MIB = 64
+COMMON: dict[str, Any] = {"learning_rate": 1e-6, "weight_decay": 0.01, "clip": math.inf, "scale": 0.5}
+ADAM: dict[str, Any] = COMMON | {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8, "t": 3}
+UPDATES: dict[str, tuple[str, dict[str, Any]]] = {  # rule: (its vectors beside weights and gradient, settings)
+    "sgd": ("", COMMON),
+    "momentum": ("m", COMMON | {"momentum": 0.9}),
+    "nesterov": ("m", COMMON | {"momentum": 0.9}),
+    "adagrad": ("v", COMMON | {"epsilon": 1e-10}),
+    "rmsprop": ("v", COMMON | {"rho": 0.9, "epsilon": 1e-8}),
+    "adam": ("mv", ADAM),
+    "adamw": ("mv", ADAM),
+    "ftrl": ("mv", COMMON | {"beta": 1.0, "l1": 1e-3, "l2": 0.1, "learning_rate": 0.1}),
+    "lamb": ("mv", ADAM),
+}
+KERNELS = (*UPDATES, "is_finite", "accumulate", "copy")
+
+
+class Vectors:
+    """Weights, a gradient, the two vectors of optimizer state that the rules share, and one to copy into."""
+
+    def __init__(self, elements: int) -> None:
+        rng = np.random.default_rng(0)
+        self.weights, self.gradient = (rng.random(elements, dtype=np.float32) - np.float32(0.5) for _ in range(2))
+        self.state = {"m": rng.random(elements, dtype=np.float32), "v": rng.random(elements, dtype=np.float32)}
+        self.other: Float32s = np.zeros(elements, np.float32)
+
+    def all(self) -> list[Float32s]:
+        """Return every vector."""
+        return [self.weights, self.gradient, *self.state.values(), self.other]
+
+    def calls(self, kernels: Any) -> dict[str, Call]:
+        """Return each kernel as a call on these vectors."""
+
+        def update(rule: str) -> Call:
+            slots, settings = UPDATES[rule]
+            state = [self.state[slot] for slot in slots]
+            return lambda: getattr(kernels, rule)(self.weights, self.gradient, *state, **settings)
+
+        return {rule: update(rule) for rule in UPDATES} | {
+            "is_finite": lambda: kernels.is_finite(self.gradient),
+            "accumulate": lambda: kernels.accumulate(self.other, self.gradient),
+            "copy": lambda: kernels.copy(self.other, self.gradient),
+        }
+
+
+def check(elements: int, threads: int) -> None:
+    """Assert that every kernel has its reference's bits."""
+    for name in KERNELS:
+        results: list[list[Any]] = []
+        for kernels, used in ((reference, 1), (fused, 1), (fused, threads)):
+            fused.use_threads(used)
+            vectors = Vectors(elements)
+            answer = vectors.calls(kernels)[name]()
+            results.append([*(vector.view(np.uint32) for vector in vectors.all()), answer])
+        for found in results[1:]:
+            same = all(np.array_equal(a, b) for a, b in zip(found, results[0], strict=True))
+            assert same, f"{name} of {elements} elements on {threads} threads differs from its reference"
+
+
+def measure(size_mib: int, threads: int, turns: int) -> dict[str, list[float]]:
+    """Return milliseconds by "kernel, who", such as "adam, 2 threads", one for each turn."""
+    elements = size_mib << 18
+    vectors = Vectors(elements)
+    gradient, copied = vectors.gradient, vectors.other
+    half = elements // 2
+    times: dict[str, list[float]] = {}
+
+    def timed(name: str, call: Call) -> None:
+        begin_s = time.perf_counter()
+        call()
+        times.setdefault(name, []).append((time.perf_counter() - begin_s) * 1e3)
+
+    with ThreadPoolExecutor(1) as other:
+
+        def copy_in_halves() -> None:
+            lower = other.submit(loops.copy, copied[:half], gradient[:half])
+            loops.copy(copied[half:], gradient[half:])
+            lower.result()
+
+        for _ in range(turns + 1):
+            timed(YARDSTICK, copy_in_halves)
+            timed("np.copyto", lambda: np.copyto(copied, gradient))
+            for used in sorted({1, threads}):
+                fused.use_threads(used)
+                fused.copy(copied, gradient)  # starts the threads
+                for name, call in vectors.calls(fused).items():
+                    timed(f"{name}, {used} threads", call)
+            for name, call in vectors.calls(reference).items():
+                timed(f"{name}, NumPy", call)
+    assert all(np.isfinite(v).all() for v in vectors.all())
+    return {name: found[1:] for name, found in times.items()}  # the first turn faults pages in
+
+
+def rows(size_mib: int, threads: int, times: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Return a row for each kernel and number of threads, with its ratio to the yardstick and to NumPy."""
+    medians = {name: statistics.median(found) for name, found in times.items()}
+    yardstick_ms = medians[YARDSTICK]
+    found: list[dict[str, Any]] = [
+        {"kernel": "np.copyto", "threads": 1, "ours_ms": medians["np.copyto"], "numpy_ms": medians["np.copyto"]}
+    ]
+    for name in KERNELS:
+        for used in sorted({1, threads}):
+            ours_ms, numpy_ms = medians[f"{name}, {used} threads"], medians[f"{name}, NumPy"]
+            found.append({"kernel": name, "threads": used, "ours_ms": ours_ms, "numpy_ms": numpy_ms})
+    common = {"race": "apply kernel", "size_mib": size_mib, "peer": YARDSTICK, "peer_ms": yardstick_ms}
+    return [common | row | {"ratio": row["ours_ms"] / yardstick_ms} for row in found]
+
+
+def markdown(found: list[dict[str, Any]]) -> str:
+    """Return the rows of one size as a table."""
+    lines = []
+    for row in found:
+        target = TARGETS.get(row["kernel"]) if row["size_mib"] == TARGET_SIZE_MIB and row["threads"] > 1 else None
+        lines.append(
+            (
+                row["kernel"],
+                str(row["threads"]),
+                f"{row['ours_ms']:.3f}",
+                f"{row['ratio']:.2f}" + (f" (at most {target})" if target else ""),
+                f"{row['numpy_ms'] / row['ours_ms']:.1f} x",
+            )
+        )
+    return table(("kernel", "threads", "ms", "over the copy", "faster than NumPy"), lines)
+
+
+def main() -> None:
+    """Check, measure at every size, and print or write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes-mib", type=int, nargs="+", default=[1, 4, TARGET_SIZE_MIB])
+    parser.add_argument("--threads", type=int, default=cores(), help="on which kernels run beside one (default: cores)")
+    parser.add_argument("--turns", type=int, default=15)
+    parser.add_argument("--write", action="store_true", help=f"write kernels.json and kernels.md under {RESULTS.name}")
+    arguments = parser.parse_args()
+    load = os.getloadavg()[0]
+    found, sections = [], {"Load": f"{load:.1f} processes in the minute before; 0 is best."}
+    for size_mib in arguments.sizes_mib:
+        check((size_mib << 18) + 5, arguments.threads)
+        of_size = rows(size_mib, arguments.threads, measure(size_mib, arguments.threads, arguments.turns))
+        found += of_size
+        copy_ms = of_size[0]["peer_ms"]
+        sections[f"{size_mib} MiB, {YARDSTICK} {copy_ms:.3f} ms"] = markdown(of_size)
+        print(f"{size_mib} MiB, {YARDSTICK} {copy_ms:.3f} ms\n{markdown(of_size)}\n")
+    if arguments.write:
+        write("kernels", sections, {"turns": arguments.turns, "load": load, "rows": found})
+
+
+if __name__ == "__main__":
+    main()

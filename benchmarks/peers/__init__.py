@@ -1,0 +1,1 @@
+"""Peers that parashard is raced against: a program for each, which runs in an environment and processes of its own."""

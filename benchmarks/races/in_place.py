@@ -1,0 +1,39 @@
+"""The contestant without a server: a push is the product's SGD kernel on every core, a pull a copy, in one process."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from benchmarks.peers import seam
+from parashard.compute import cores
+from parashard.optimizers import SGD
+from parashard.variables import Variable
+from ps_server.kernels import fused
+from ps_server.optimizer import Optimizer
+
+
+class InPlace(seam.PushPull):
+    """Weights, gradient and the worker's own copy of the weights, side by side."""
+
+    def __init__(self) -> None:
+        fused.use_threads(cores())
+        self._optimizer = Optimizer(SGD(learning_rate=seam.LEARNING_RATE))
+
+    def open(self, gradient: seam.Floats) -> None:
+        """Begin with zeros."""
+        self._gradient = gradient
+        self._variable = Variable("w", gradient.shape)
+        self._weights, self._pulled = np.zeros((2, gradient.size), np.float32)
+
+    def push(self) -> None:
+        """Apply the gradient."""
+        self._optimizer.update(self._weights, self._gradient, {}, t=1, scale=1.0, damping=1.0, variable=self._variable)
+
+    def pull(self) -> seam.Floats:
+        """Copy the weights."""
+        np.copyto(self._pulled, self._weights)
+        return self._pulled
+
+
+if __name__ == "__main__":
+    seam.serve(seam.push_pull_answers(InPlace()), ["numpy", "numba"])

@@ -1,0 +1,103 @@
+"""Race 1: push and pull of 1, 4 and 64 MiB between one worker and one shard, on one host and across TCP.
+
+    python -m benchmarks.races.push_pull [--peers all] [--transports shm tcp grpc] [--write]
+
+Each peer runs against all of our transports, in turns. A round's figure is the median of its pushes-and-pulls; every
+round ends with a check of the weights. Without peers we run against a process that does all without a server.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from benchmarks.peers.environments import DEFAULT_FOLDER
+from benchmarks.races.contestants import Contestant, in_turns, no_server, ours, peer
+from benchmarks.races.rows import Row, as_json, compared, markdown
+from benchmarks.tables import table, write
+from benchmarks.training import clean_up_when_ended
+
+MIB = 1 << 20
+RACES = {"shm": "same host", "auto": "same host", "tcp": "across TCP", "grpc": "across TCP", "default": "across TCP"}
+"""By transport; "default" leaves the choice to the job file's own default."""
+PEERS = {
+    "tensorflow": ("tensorflow", "TensorFlow", "tensorflow_push_pull"),
+    "torch": ("torch", "PyTorch RPC", "torch_push_pull"),
+    "torch-tcp": ("torch", "PyTorch RPC (TCP)", "torch_push_pull", "--tcp"),
+    "ray": ("ray", "Ray", "ray_push_pull"),
+    "flight": ("flight", "Arrow Flight", "flight_push_pull"),
+    "grpc": ("grpc", "raw grpcio", "grpc_push_pull"),
+}
+OPERATIONS = {"both_ms": "push + pull", "push_ms": "push", "pull_ms": "pull"}
+REPEATS = {1: 100, 4: 50, 64: 10}  # multiples of 5, as TensorFlow's contestant needs them
+
+
+def main() -> None:
+    """Run the race, print the table, and write it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
+    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS, "all"], help="whom to race; default: nobody")
+    parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=list(RACES))
+    parser.add_argument("--sizes-mib", nargs="+", type=int, default=list(REPEATS), metavar="MIB")
+    parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
+    parser.add_argument("--repeats", type=int, help="pushes and pulls of a round (default: by size)")
+    parser.add_argument("--write", action="store_true", help="write push_pull.json and .md in benchmarks/results")
+    arguments = parser.parse_args()
+    clean_up_when_ended()
+    us = [ours(transport, settings_of(transport)) for transport in arguments.transports]
+    names = list(PEERS) if "all" in arguments.peers else arguments.peers
+    others = [no_server(), *(peer(arguments.environments, *PEERS[name]) for name in names)]
+    requests = [
+        {"size_bytes": mib * MIB, "repeats": arguments.repeats or REPEATS.get(mib, 10)} for mib in arguments.sizes_mib
+    ]
+    rows: list[Row] = []
+    versions: dict[str, dict[str, str]] = {}
+    race = partial(raced, us, requests=requests, rounds=arguments.rounds)
+    for other in others:
+        found, told = race(other)
+        rows += found
+        versions |= told
+        print(f"\n{markdown(row for row in found if row.size.endswith(OPERATIONS['both_ms']))}", flush=True)
+    if arguments.write:
+        write("push_pull", sections(rows, versions), {"peers": versions, "rows": as_json(rows)})
+
+
+def settings_of(transport: str) -> list[str]:
+    """Return the settings of the job that choose a transport."""
+    return [] if transport == "default" else [f'cluster.transport="{transport}"']
+
+
+def raced(
+    us: Sequence[Contestant], other: Contestant, requests: Sequence[Mapping[str, Any]], rounds: int
+) -> tuple[list[Row], dict[str, dict[str, str]]]:
+    """Return the rows of all of ours against one other, and the versions of all."""
+    answers, versions = in_turns([*us, other], requests, rounds)
+    rows = []
+    for index, request in enumerate(requests):
+        size = f"{request['size_bytes'] // MIB} MiB"
+        for operation, what in OPERATIONS.items():
+            ms = {name: [statistics.median(a[operation]) for a in found[index]] for name, found in answers.items()}
+            for mine in us:
+                # Targets are for the two together.
+                case, race = (what, RACES[mine.name]) if operation == "both_ms" else (what, f"{RACES[mine.name]}, part")
+                rows.append(compared(race, size, (mine.name, ms[mine.name]), (other.name, ms[other.name]), case))
+    return rows, versions
+
+
+def sections(rows: Sequence[Row], versions: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
+    """Return the Markdown, by heading."""
+    both = [row for row in rows if row.size.endswith(OPERATIONS["both_ms"])]
+    lines = [[name, ", ".join(f"{package} {of}" for package, of in own.items())] for name, own in versions.items()]
+    return {
+        "Push and pull": markdown(sorted(both, key=lambda row: row.race, reverse=True)),
+        "Pushes and pulls apart": markdown(row for row in rows if row not in both),
+        "Contestants": table(["name", "versions"], lines),
+    }
+
+
+if __name__ == "__main__":
+    main()

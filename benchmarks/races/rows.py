@@ -1,0 +1,134 @@
+"""Rows of the races' tables: what two contestants took in turns becomes a ratio, and the ratio meets its target.
+
+Pure. Called by every race and by `plots`.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from benchmarks.tables import table
+
+TARGETS: Mapping[tuple[str, str, str], float] = {
+    ("same host", "64 MiB", "TensorFlow"): 5.0,
+    ("same host", "64 MiB", "PyTorch RPC"): 4.0,
+    ("same host", "64 MiB", "Ray"): 4.0,
+    ("same host", "4 MiB", "TensorFlow"): 5.0,
+    ("same host", "1 MiB", "TensorFlow"): 5.0,
+    ("across TCP", "64 MiB", "TensorFlow"): 1.8,
+    ("across TCP", "64 MiB", "PyTorch RPC"): 1.5,
+    ("across TCP", "64 MiB", "PyTorch RPC (TCP)"): 1.5,
+    ("across TCP", "4 MiB", "TensorFlow"): 2.5,
+    ("scheduling", "empty step", "TensorFlow"): 4.0,
+    ("training", "2 shards", "TensorFlow"): 2.5,
+}
+"""By race, size and peer: how many times faster we mean to be."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """Two contestants at one thing.
+
+    Attributes
+    ----------
+    race, size : str
+        What was done.
+    ours, peer : str
+        Who did it: our transport or setting, and the peer.
+    ours_ms, peer_ms : float
+        Medians over the rounds, in milliseconds.
+    ratio : float
+        `peer_ms / ours_ms`: how many times faster we are.
+    ratio_low, ratio_high : float
+        Between which the ratios of single rounds lie.
+    rounds : int
+        How many there were.
+    target : float or None
+        What `ratio` is to reach.
+    reached : bool or None
+        Whether it does.
+    """
+
+    race: str
+    size: str
+    ours: str
+    ours_ms: float
+    peer: str
+    peer_ms: float
+    ratio: float
+    ratio_low: float
+    ratio_high: float
+    rounds: int
+    target: float | None
+    reached: bool | None
+
+
+def compared(
+    race: str, size: str, ours: tuple[str, Sequence[float]], peer: tuple[str, Sequence[float]], case: str = ""
+) -> Row:
+    """Return the row of two contestants who took turns.
+
+    Parameters
+    ----------
+    race, size : str
+        What was done; with the peer's name they find the target.
+    ours, peer : (name, sequence of float)
+        Who, and the milliseconds of each round: the same number, of which equal positions were next to each other.
+    case : str
+        Said after the size in the table; targets do not depend on it.
+    """
+    (our_name, our_ms), (peer_name, peer_ms) = ours, peer
+    single = [theirs / mine for mine, theirs in zip(our_ms, peer_ms, strict=True)]
+    ratio = statistics.median(peer_ms) / statistics.median(our_ms)
+    target = TARGETS.get((race, size, peer_name))
+    return Row(
+        race,
+        f"{size}, {case}" if case else size,
+        our_name,
+        statistics.median(our_ms),
+        peer_name,
+        statistics.median(peer_ms),
+        ratio,
+        min(single),
+        max(single),
+        len(single),
+        target,
+        None if target is None else ratio >= target,
+    )
+
+
+def markdown(rows: Iterable[Row]) -> str:
+    """Return rows as a Markdown table."""
+    header = ["race", "size", "ours", "ms", "peer", "ms", "ratio (single rounds)", "target", "reached"]
+    lines = [
+        [
+            row.race,
+            row.size,
+            row.ours,
+            milliseconds(row.ours_ms),
+            row.peer,
+            milliseconds(row.peer_ms),
+            f"{row.ratio:.2f} ({row.ratio_low:.2f} to {row.ratio_high:.2f})",
+            "" if row.target is None else f"{row.target:g}",
+            "" if row.reached is None else "yes" if row.reached else "no",
+        ]
+        for row in rows
+    ]
+    return table(header, lines)
+
+
+def milliseconds(value_ms: float) -> str:
+    """Return milliseconds with three digits that count."""
+    return f"{value_ms:.3g}" if value_ms < 1000 else f"{value_ms:,.0f}"
+
+
+def as_json(rows: Iterable[Row]) -> list[dict[str, Any]]:
+    """Return rows as a JSON file has them, rounded to four digits that count."""
+    return [{key: _rounded(value) for key, value in asdict(row).items()} for row in rows]
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.4g}") if isinstance(value, float) else value

@@ -1,0 +1,132 @@
+"""How long a shard's process takes until it serves, from a warm cache: `python -m benchmarks.shard_start`.
+
+A real `python -m ps_server` on a job with Adam and one variable of 1 MiB; its coordinator is the two calls that a start
+makes, in this process. Imports and the loading of kernels are timed in processes of their own, taking turns with the
+whole, so that what they leave of it is the rest: connecting, claiming an incarnation, listening, registering.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.tables import spread, table, write
+from parashard.contracts import plan_message
+from parashard.job.load import as_toml, job_from_toml
+from parashard.partition import place, split, whole
+from parashard.rpc import Server
+from parashard.variables import Variable
+from protos import coordinator_pb2 as pb
+from protos import coordinator_pb2_grpc
+
+DEADLINE_S = 60.0
+JOB = """
+    job = {name = "start", epochs = 1, batch_size = 1}
+    data = {source = "digits"}
+    model = {kind = "ledger"}
+    optimizer = {kind = "adam"}
+    cluster = {shards = 1}
+"""
+STAGES = """
+import time
+begin_s = time.perf_counter()
+import ps_server.__main__
+imported_s = time.perf_counter()
+from parashard.optimizers import Adam
+from ps_server.kernels import fused
+from ps_server.optimizer import Optimizer
+fused.warm_up()
+Optimizer(Adam()).warm_up()
+print(imported_s - begin_s, time.perf_counter() - imported_s)
+"""
+
+
+class Coordinator(coordinator_pb2_grpc.CoordinatorServicer):
+    """What a shard that starts asks of its coordinator."""
+
+    def __init__(self, checkpoint_url: str) -> None:
+        variables = {"w": Variable("w", (512, 512))}
+        plan = place(variables, split(variables, whole), 1, version=1)
+        self._job = pb.GetJobReply(
+            run_id="start",
+            job_digest="0" * 64,
+            job_toml=as_toml(job_from_toml(JOB)),
+            plan=plan_message(plan),
+            steps_total=1,
+            checkpoint_url=checkpoint_url,
+        )
+
+    def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
+        """Give the job."""
+        return self._job
+
+    def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
+        """Take the shard in."""
+        return pb.RegisterShardReply(coordinator_incarnation=1)
+
+
+def measure_whole() -> float:
+    """Return the seconds from starting a shard's process to its saying that it serves."""
+    with tempfile.TemporaryDirectory() as folder:
+        server, coordinator = Server("127.0.0.1:0"), Coordinator(Path(folder).as_uri())
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.grpc)  # type: ignore[no-untyped-call]
+        server.start()
+        command = [sys.executable, "-m", "ps_server", "--connect", server.address, "--index", "0"]
+        begin_s = time.perf_counter()
+        shard = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+        try:
+            assert shard.stderr is not None
+            said = []
+            for line in shard.stderr:
+                said.append(line)
+                if "event=serving" in line:
+                    return time.perf_counter() - begin_s
+            raise AssertionError("the shard ended before it served:\n" + "".join(said))
+        finally:
+            shard.kill()
+            shard.wait()
+            server.stop(grace_s=0.0)
+
+
+def measure_stages() -> tuple[float, float]:
+    """Return the seconds of a shard's imports, and of loading its kernels after them."""
+    command = [sys.executable, "-c", STAGES]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=True).stdout
+    imports_s, kernels_s = map(float, said.split())
+    return imports_s, kernels_s
+
+
+def measure_interpreter() -> float:
+    """Return the seconds of a Python process that does nothing."""
+    begin_s = time.perf_counter()
+    subprocess.run([sys.executable, "-c", ""], timeout=DEADLINE_S, check=True)
+    return time.perf_counter() - begin_s
+
+
+def main() -> None:
+    """Measure in turns, and print or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--turns", type=int, default=9)
+    parser.add_argument("--write", action="store_true", help="write shard_start.json and shard_start.md")
+    arguments = parser.parse_args()
+    measure_whole()  # fills the cache
+    times: dict[str, list[float]] = {"interpreter": [], "imports": [], "kernels": [], "rest": [], "whole": []}
+    for _ in range(arguments.turns):
+        imports_s, kernels_s = measure_stages()
+        parts = {"interpreter": measure_interpreter(), "imports": imports_s, "kernels": kernels_s}
+        whole_s = measure_whole()
+        for name, found_s in (parts | {"rest": whole_s - sum(parts.values()), "whole": whole_s}).items():
+            times[name].append(found_s)
+    text = table(("part", "seconds: median (least to most)"), [(name, spread(found)) for name, found in times.items()])
+    print(text)
+    if arguments.write:
+        write("shard_start", {"A shard's start from a warm cache": text}, {"seconds": times})
+
+
+if __name__ == "__main__":
+    main()

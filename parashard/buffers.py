@@ -1,0 +1,62 @@
+"""Buffers: bytes that lie in several places and count as one run, to be sent or filled without a copy between.
+
+Pure. Made by the client (the rows of gradients, the rows of variables), used by every transport.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from itertools import accumulate
+
+
+class Buffers:
+    """A run of bytes in pieces.
+
+    Parameters
+    ----------
+    pieces : iterable of contiguous buffers
+        Bytes, arrays or memory views, in order; not copied. They must be writable to be filled.
+    """
+
+    def __init__(self, pieces: Iterable[memoryview | bytes | bytearray] = ()) -> None:
+        views = [memoryview(piece) for piece in pieces]
+        self.pieces: tuple[memoryview, ...] = tuple(view.cast("B") for view in views if view.nbytes)
+        self._starts = (0, *accumulate(piece.nbytes for piece in self.pieces))
+
+    @property
+    def nbytes(self) -> int:
+        """Length of the whole run."""
+        return self._starts[-1]
+
+    def run(self, begin: int, end: int) -> Sequence[memoryview]:
+        """Return views of the bytes [begin, end), in order.
+
+        Raises
+        ------
+        ValueError
+            If they are not all in the run.
+        """
+        if not 0 <= begin <= end <= self.nbytes:
+            raise ValueError(f"bytes [{begin}, {end}) are not within {self.nbytes}")
+        views = []
+        index = bisect_right(self._starts, begin) - 1
+        while begin < end:
+            start, piece = self._starts[index], self.pieces[index]
+            stop = min(end, start + piece.nbytes)
+            views.append(piece[begin - start : stop - start])
+            begin, index = stop, index + 1
+        return views
+
+    def fill(self, begin: int, content: memoryview | bytes) -> None:
+        """Copy `content` to where the run has its bytes from `begin` on."""
+        content, position = memoryview(content).cast("B"), 0
+        for view in self.run(begin, begin + content.nbytes):
+            view[:] = content[position : position + view.nbytes]
+            position += view.nbytes
+
+    def joined(self) -> memoryview:
+        """Return the run as one view: of the one piece there is, else of a copy."""
+        if len(self.pieces) == 1:
+            return self.pieces[0]
+        return memoryview(b"".join(self.pieces))

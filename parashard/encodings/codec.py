@@ -1,0 +1,150 @@
+"""The codec: one slice of a gradient to the bytes of a payload, and back.
+
+Owns where the parts of an encoded slice lie in its bytes, and every check of bytes that came from elsewhere. Knows
+nothing of jobs, pushes or what a residue is kept for. Called by `feedback` (encode) and `ps_server.storage` (decode).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.encodings import reference
+from parashard.encodings.encoding import Encoding
+from parashard.errors import MalformedFrame, NonFiniteGradient
+from parashard.messages import INT8_BLOCK_ELEMENTS, DType, Slice
+from parashard.partition import Partition
+from parashard.variables import Float32s, Variable
+
+_NONE: Float32s = np.empty(0, np.float32)
+
+
+def kernels() -> ModuleType:
+    """Return the compiled kernels; importing them loads Numba, which a job without encodings has no use for."""
+    from parashard.encodings import compiled
+
+    return compiled
+
+
+def warm_up(variables: Iterable[Variable]) -> None:
+    """Load or compile what the encodings of these variables need, so that no push has to wait for it."""
+    partition = Partition("warm-up", 0, 8)  # long enough that every encoding makes it shorter
+    values = np.zeros(partition.rows, np.float32)
+    for encoding in {variable.encoding for variable in variables if not variable.frozen}:
+        piece = Encoding.parse(encoding).slice_of(partition, 1)
+        payload = np.zeros(piece.size_bytes, np.uint8)
+        encode(piece, values, payload, np.zeros_like(values), np.empty_like(values))
+        decode(piece, payload.data, np.empty_like(values))
+
+
+def encode(
+    piece: Slice,
+    values: Float32s,
+    payload: npt.NDArray[np.uint8],
+    residue: Float32s = _NONE,
+    left: Float32s = _NONE,
+) -> None:
+    """Write the bytes of a slice.
+
+    Parameters
+    ----------
+    piece : Slice
+        What to write.
+    values : ndarray of float32, shape (piece.elements,)
+        The gradient: contiguous, finite, only read.
+    payload : ndarray of uint8, shape (piece.size_bytes,)
+        Aligned memory, all of which is written.
+    residue, left : ndarray of float32, shape (piece.elements,)
+        INT8 and TOPK: what is added to the gradient first, and what becomes what the bytes leave out.
+    """
+    values = _read_only(values)
+    match piece.dtype:
+        case DType.FLOAT32:
+            payload[:] = values.view(np.uint8)
+        case DType.BFLOAT16:
+            kernels().to_bfloat16(values, payload.view("<u2"))
+        case DType.FLOAT16:
+            kernels().to_float16(values, payload.view("<u2"))
+        case DType.INT8:
+            scales, codes = _int8_parts(piece, payload)
+            kernels().to_int8(values, residue, scales, codes, left)
+        case DType.TOPK:
+            indices, kept = _topk_parts(piece, payload)
+            kernels().to_topk(values, residue, indices, kept, left)
+
+
+def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
+    """Write the values of an encoded slice.
+
+    Parameters
+    ----------
+    piece : Slice
+        What the sender says the bytes are; its partition and number of elements have been compared with the plan.
+    payload : memoryview
+        Exactly the slice's bytes, at any address; only read.
+    into : ndarray of float32, shape (piece.elements,)
+        Contiguous; every element is written. After an error it holds anything.
+
+    Raises
+    ------
+    MalformedFrame
+        The bytes are not `piece.size_bytes` long, a scale is negative or NaN or too large, or indices are not
+        ascending or not within the slice.
+    NonFiniteGradient
+        A value is NaN or infinite.
+    """
+    name = f"variable {piece.partition.variable!r}: a slice in {piece.dtype.name}"
+    if into.size != piece.elements:
+        raise ValueError(f"{name} of {piece.elements} elements cannot be decoded into {into.size}")
+    if payload.nbytes != piece.size_bytes:
+        raise MalformedFrame(f"{name} has {payload.nbytes} bytes where {piece.size_bytes} were due")
+    content = _read_only(np.frombuffer(payload, np.uint8))
+    finite = True
+    match piece.dtype:
+        case DType.FLOAT32:
+            into.view(np.uint8)[:] = content
+            finite = bool(np.isfinite(into).all())
+        case DType.BFLOAT16:
+            finite = kernels().from_bfloat16(_aligned(content.view("<u2")), into)
+        case DType.FLOAT16:
+            finite = kernels().from_float16(_aligned(content.view("<u2")), into)
+        case DType.INT8:
+            scales, codes = _int8_parts(piece, content)
+            scales = _aligned(scales)
+            if not np.all((scales >= 0) & (scales <= reference.INT8_SCALE_LARGEST)):
+                raise MalformedFrame(f"{name} has a scale that is not in [0, {reference.INT8_SCALE_LARGEST:g}]")
+            kernels().from_int8(scales, codes, into)
+        case DType.TOPK:
+            indices, kept = (_aligned(part) for part in _topk_parts(piece, content))
+            indices = indices.copy()  # in shared memory somebody could change them once they have been checked
+            if indices.size and not (np.all(indices[1:] > indices[:-1]) and int(indices[-1]) < piece.elements):
+                raise MalformedFrame(f"{name} has indices that are not ascending, or not below {piece.elements}")
+            finite = bool(np.isfinite(kept).all())
+            kernels().from_topk(indices, kept, into)
+    if not finite:
+        raise NonFiniteGradient(f"{name} holds NaN or infinity")
+
+
+def _int8_parts(piece: Slice, content: npt.NDArray[np.uint8]) -> tuple[Float32s, reference.Codes8]:
+    scales_bytes = 4 * -(-piece.elements // INT8_BLOCK_ELEMENTS)
+    return content[:scales_bytes].view("<f4"), content[scales_bytes:].view(np.int8)
+
+
+def _topk_parts(piece: Slice, content: npt.NDArray[np.uint8]) -> tuple[reference.Indices, Float32s]:
+    return content[: 4 * piece.kept].view("<u4"), content[4 * piece.kept :].view("<f4")
+
+
+def _aligned(part: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return the part itself or an aligned copy: slices lie end to end, and one of odd length moves the next."""
+    return part if part.flags.aligned else _read_only(part.copy())
+
+
+def _read_only(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Return a view: kernels are compiled for one kind of array, whatever memory a slice comes from."""
+    view = array.view()
+    view.flags.writeable = False
+    return view

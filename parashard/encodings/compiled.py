@@ -1,0 +1,214 @@
+"""The arithmetic of the encodings as one pass over memory each, compiled by Numba, the GIL released.
+
+The functions have the signatures and the meaning of `parashard.encodings.reference`, which is to be read for both, and
+give the same bits. Called by `parashard.encodings.codec`, which imports this module only when something is encoded.
+
+No fastmath: it lets results depend on where a vector is cut (P13). Compilation is at the first call per kind of array
+(one that is read-only is a kind of its own); the machine code is cached on disk, per CPU model.
+"""
+
+# The loops take what Numba infers.
+# mypy: disable-error-code="no-untyped-def, no-untyped-call"
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numba
+import numpy as np
+
+from parashard.encodings import reference
+from parashard.encodings.reference import Codes8, Codes16, Indices
+from parashard.messages import INT8_BLOCK_ELEMENTS
+from parashard.variables import Float32s
+
+_f32 = np.float32
+_u16 = np.uint16
+_u32 = np.uint32
+_MAGNITUDE = _u32(0x7FFFFFFF)
+_LARGEST = _f32(reference.LARGEST)
+_INT8_LARGEST = reference.INT8_SCALE_LARGEST
+_INT8_SMALLEST = reference.INT8_SCALE_SMALLEST
+_BFLOAT16_LARGEST = reference.BFLOAT16_LARGEST_BITS
+_FLOAT16_LARGEST_BITS = _u32(0x477FE000)  # 65504 as float32
+_FLOAT16_NORMAL = _f32(2.0**-14)
+_FLOAT16_NORMAL_BITS = _u32(0x38800000)
+_HALF_BITS = _u32(0x3F000000)  # 0.5, whose last bit is worth 2^-24, as float16's smallest number is
+
+
+def _compiled(loop: Callable[..., Any]) -> Callable[..., Any]:
+    compiled: Callable[..., Any] = numba.njit(nogil=True, cache=True, error_model="numpy")(loop)
+    return compiled
+
+
+def to_bfloat16(values: Float32s, codes: Codes16) -> None:
+    """See `reference.to_bfloat16`."""
+    _to_bfloat16(values.view(_u32), codes)
+
+
+def from_bfloat16(codes: Codes16, values: Float32s) -> bool:
+    """See `reference.from_bfloat16`."""
+    return bool(_from_bfloat16(codes, values.view(_u32)))
+
+
+def to_float16(values: Float32s, codes: Codes16) -> None:
+    """See `reference.to_float16`."""
+    _to_float16(values.view(_u32), codes)
+
+
+def from_float16(codes: Codes16, values: Float32s) -> bool:
+    """See `reference.from_float16`."""
+    return bool(_from_float16(codes, values))
+
+
+def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8, left: Float32s) -> None:
+    """See `reference.to_int8`."""
+    _to_int8(values, residue, scales, codes, left, left.view(_u32))
+
+
+def from_int8(scales: Float32s, codes: Codes8, values: Float32s) -> None:
+    """See `reference.from_int8`."""
+    _from_int8(scales, codes, values)
+
+
+def to_topk(values: Float32s, residue: Float32s, indices: Indices, kept: Float32s, left: Float32s) -> None:
+    """See `reference.to_topk`."""
+    _to_topk(values, residue, indices, kept, left, left.view(_u32))
+
+
+def from_topk(indices: Indices, kept: Float32s, values: Float32s) -> None:
+    """See `reference.from_topk`."""
+    _from_topk(indices, kept, values)
+
+
+@_compiled
+def _corrected(value, residue):
+    return max(min(value + residue, _LARGEST), -_LARGEST)
+
+
+@_compiled
+def _to_bfloat16(bits, codes):
+    for i in range(bits.size):
+        magnitude = bits[i] & _MAGNITUDE
+        rounded = (magnitude + _u32(0x7FFF) + ((magnitude >> _u32(16)) & _u32(1))) >> _u32(16)
+        codes[i] = min(rounded, _BFLOAT16_LARGEST) | ((bits[i] >> _u32(16)) & _u32(0x8000))
+
+
+@_compiled
+def _from_bfloat16(codes, bits):
+    largest = _u16(0)
+    for i in range(codes.size):
+        bits[i] = _u32(codes[i]) << _u32(16)
+        largest = max(largest, codes[i] & _u16(0x7FFF))
+    return largest <= _BFLOAT16_LARGEST
+
+
+@_compiled
+def _to_float16(bits, codes):
+    # After Giesen, "float->half variants" (2012): a normal number is rounded as an integer; for a subnormal one the
+    # float adder does it, for in 0.5 + x the last bit is worth as much as float16's.
+    for i in range(bits.size):
+        magnitude = _u32(min(bits[i] & _MAGNITUDE, _FLOAT16_LARGEST_BITS))
+        normal = (magnitude - _u32(0x38000000) + _u32(0xFFF) + ((magnitude >> _u32(13)) & _u32(1))) >> _u32(13)
+        subnormal = _f32(magnitude.view(_f32) + _f32(0.5)).view(_u32) - _HALF_BITS
+        code = normal if magnitude >= _FLOAT16_NORMAL_BITS else subnormal
+        codes[i] = code | ((bits[i] >> _u32(16)) & _u32(0x8000))
+
+
+@_compiled
+def _from_float16(codes, values):
+    largest = _u16(0)
+    for i in range(codes.size):
+        magnitude = _u16(codes[i] & _u16(0x7FFF))
+        largest = max(largest, magnitude)
+        shifted = _u32(magnitude) << _u32(13)
+        normal = _u32(shifted + _u32(0x38000000)).view(_f32)
+        subnormal = _u32(shifted + _FLOAT16_NORMAL_BITS).view(_f32) - _FLOAT16_NORMAL
+        value = normal if magnitude >= _u16(0x400) else subnormal
+        values[i] = -value if codes[i] >= _u16(0x8000) else value
+    return largest <= _u16(0x7BFF)
+
+
+@_compiled
+def _to_int8(values, residue, scales, codes, left, left_bits):
+    zero = _f32(0.0)
+    for block in range(scales.size):
+        begin = block * INT8_BLOCK_ELEMENTS
+        run = slice(begin, begin + INT8_BLOCK_ELEMENTS)  # views of a block: indices from 0 let its loops be vectorised
+        x, bits, g, r, code = left[run], left_bits[run], values[run], residue[run], codes[run]
+        largest = _u32(0)  # as bits, which are ordered as the magnitudes are: integers' maximum is vectorised
+        for i in range(x.size):
+            x[i] = _corrected(g[i], r[i])
+        for i in range(x.size):
+            largest = max(largest, bits[i] & _MAGNITUDE)
+        scale = min(_u32(largest).view(_f32) / _f32(127.0), _INT8_LARGEST)
+        if scale < _INT8_SMALLEST:
+            scale = zero
+            code[:] = 0
+        else:
+            for i in range(x.size):
+                rounded = min(max(np.rint(x[i] / scale), _f32(-127.0)), _f32(127.0))
+                code[i] = np.int8(np.int32(rounded))
+                x[i] -= rounded * scale
+        scales[block] = scale
+
+
+@_compiled
+def _from_int8(scales, codes, values):
+    for block in range(scales.size):
+        begin = block * INT8_BLOCK_ELEMENTS
+        run = slice(begin, begin + INT8_BLOCK_ELEMENTS)
+        scale, code, x = scales[block], codes[run], values[run]
+        for i in range(code.size):
+            x[i] = _f32(code[i]) * scale
+
+
+@_compiled
+def _rank_th_largest(bits, rank):
+    """Return the magnitude, as bits, that `rank` elements reach, and how many with just this one are among them.
+
+    Magnitudes of finite floats are ordered as their bits. So the first histogram finds the upper bits of the one that
+    is looked for, and each that follows, of the elements which have these, the next ones: no sorting, three reads.
+    """
+    found = _u32(0)
+    for shift in (21, 11, 0):  # 10, 10 and 11 of the 31 bits
+        bins = np.zeros(1 << 11, np.int64)
+        above = shift + (10 if shift else 11)
+        for i in range(bits.size):
+            magnitude = bits[i] & _MAGNITUDE
+            if magnitude >> _u32(above) == found >> _u32(above):
+                bins[(magnitude - found) >> _u32(shift)] += 1
+        index = bins.size - 1
+        while bins[index] < rank:
+            rank -= bins[index]
+            index -= 1
+        found |= _u32(index) << _u32(shift)
+    return _u32(found), rank
+
+
+@_compiled
+def _to_topk(values, residue, indices, kept, left, bits):
+    for i in range(values.size):
+        left[i] = _corrected(values[i], residue[i])
+    threshold, ties = _rank_th_largest(bits, kept.size)
+    position = 0
+    for i in range(values.size):
+        magnitude = bits[i] & _MAGNITUDE
+        if magnitude < threshold:
+            continue
+        if magnitude == threshold:
+            if ties == 0:
+                continue
+            ties -= 1
+        indices[position] = i
+        kept[position] = left[i]
+        left[i] = _f32(0.0)
+        position += 1
+
+
+@_compiled
+def _from_topk(indices, kept, values):
+    values[:] = _f32(0.0)
+    for position in range(indices.size):
+        values[indices[position]] = kept[position]

@@ -1,0 +1,108 @@
+"""Encoding: how the gradients of a variable travel, parsed from its one-line form in the job file.
+
+Owns the text form, and what an encoded partition looks like on the wire. Knows no arithmetic. Called by the job file's
+settings, and by both ends of a push, which so agree on every length without asking each other.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from parashard.errors import ConfigurationError
+from parashard.messages import DType, Slice
+from parashard.partition import Partition
+
+Kind = Literal["float32", "bfloat16", "float16", "int8", "topk"]
+
+ALLOWED = "float32, bfloat16, float16, int8, or topk:FRACTION with 0 < FRACTION < 0.5"
+
+_DTYPES: dict[Kind, DType] = {
+    "float32": DType.FLOAT32,
+    "bfloat16": DType.BFLOAT16,
+    "float16": DType.FLOAT16,
+    "int8": DType.INT8,
+    "topk": DType.TOPK,
+}
+_FRACTION = re.compile(r"0\.[0-9]{1,9}")
+_TOPK_ELEMENTS_MAX = 1 << 32  # its indices are uint32
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """How gradients travel.
+
+    Parameters
+    ----------
+    kind : {"float32", "bfloat16", "float16", "int8", "topk"}
+        `protos/tensor.proto` has the layouts.
+    fraction : float
+        `topk`: which part of a partition's elements is sent, the largest by magnitude; else 0. From 0.5 on, an index
+        and a value for each would be no shorter than all the values.
+
+    Examples
+    --------
+    >>> Encoding.parse("topk:0.01")
+    Encoding(kind='topk', fraction=0.01)
+    >>> str(Encoding("int8"))
+    'int8'
+    """
+
+    kind: Kind = "float32"
+    fraction: float = 0.0
+
+    def __post_init__(self) -> None:
+        fits = 0 < self.fraction < 0.5 if self.kind == "topk" else self.fraction == 0
+        if self.kind not in _DTYPES or not fits:
+            raise ConfigurationError(f"encoding {self.kind!r} with fraction {self.fraction!r}; allowed: {ALLOWED}")
+
+    @classmethod
+    def parse(cls, text: str) -> Encoding:
+        """Return the encoding that a text names; `Encoding.parse(str(e)) == e`.
+
+        Raises
+        ------
+        ConfigurationError
+            The text is not one of the forms.
+        """
+        for kind in _DTYPES:
+            if text == kind and kind != "topk":
+                return cls(kind)
+        name, _, fraction = text.partition(":")
+        if name != "topk" or not _FRACTION.fullmatch(fraction):
+            raise ConfigurationError(f"encoding {text!r}; allowed: {ALLOWED}")
+        return cls("topk", float(fraction))
+
+    def __str__(self) -> str:
+        if self.kind != "topk":
+            return self.kind
+        return f"topk:{f'{self.fraction:.9f}'.rstrip('0')}"
+
+    @property
+    def dtype(self) -> DType:
+        """What slices in this encoding say of themselves; see `slice_of` for the exception."""
+        return _DTYPES[self.kind]
+
+    @property
+    def has_residue(self) -> bool:
+        """Whether what it leaves out is too much to lose, and joins a later push (error feedback)."""
+        return self.kind in ("int8", "topk")
+
+    def slice_of(self, partition: Partition, row_elements: int) -> Slice:
+        """Return the one slice as which a gradient of these rows travels.
+
+        It is float32 where the encoding would not make it shorter (a bias of one element), or cannot number its
+        elements (`topk` beyond 2^32): so no push is longer than its gradient.
+        """
+        plain = Slice(partition, row_elements)
+        kept = 0
+        if self.kind == "topk":
+            if plain.elements > _TOPK_ELEMENTS_MAX:
+                return plain
+            # Exactly as the digits say: in floats, 0.07 x 100 is a little more than 7.
+            kept = math.ceil(Fraction(str(self)[len("topk:") :]) * plain.elements)
+        encoded = Slice(partition, row_elements, self.dtype, kept)
+        return encoded if encoded.size_bytes < plain.size_bytes else plain

@@ -1,0 +1,190 @@
+"""Which transport carries tensors to a shard: what the job says, or the fastest that works.
+
+Owns the order of preference and when it is decided: at the first request, for one life of a shard, once. Knows nothing
+of how any of them works. Its `connect_by` is what `parashard.client` makes transports with.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, Literal, Protocol, TypeVar
+
+import structlog
+
+from parashard.buffers import Buffers
+from parashard.errors import Fenced, NotReady, ParashardError, Redo, Unreachable
+from parashard.messages import PullRun, Push, Receipt
+from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport
+from parashard.transports.grpc import GrpcTransport
+from parashard.transports.shared_weights import can_share
+from parashard.transports.shm import ShmTransport
+from parashard.transports.tcp import TcpTransport
+
+GREET_S = 2.0  # how long one way may take to say HELLO before the next is tried
+
+Kind = Literal["auto", "shm", "tcp", "grpc"]
+_Answer = TypeVar("_Answer")
+
+log = structlog.get_logger(__name__)
+
+
+class Greets(Transport, Protocol):
+    """A transport that can find out whether it works."""
+
+    def greet(self, deadline_s: float) -> None:
+        """Make sure that there is a connection, or raise what stands against it."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """A kind of transport, as far as choosing goes."""
+
+    kind: str
+    obstacle: Callable[[ShardAddress], str | None]  # why it cannot work there, as far as that is known without trying
+    connect: Callable[[ShardAddress, Greeting], Greets]
+
+
+def _obstacle_to_shm(where: ShardAddress) -> str | None:
+    if not can_share():
+        return "this machine cannot share weights"
+    return None if where.local_path else "the shard offers no shared memory"
+
+
+def _obstacle_to_tcp(where: ShardAddress) -> str | None:
+    return None if where.data_address else "the shard has no stream server"
+
+
+SHM = Way("shm", _obstacle_to_shm, ShmTransport)
+TCP = Way("tcp", _obstacle_to_tcp, TcpTransport)
+
+
+class ChosenTransport:
+    """The first of several ways to a shard that works.
+
+    Parameters
+    ----------
+    where : ShardAddress
+        Where the shard is.
+    greeting : Greeting
+        Who asks.
+    ways : sequence of Way
+        In order of preference.
+    otherwise : callable, optional
+        Makes the transport where none of them works; None: requests fail then, and each looks again.
+    """
+
+    def __init__(
+        self, where: ShardAddress, greeting: Greeting, ways: Sequence[Way], otherwise: Connect | None = None
+    ) -> None:
+        self._where = where
+        self._greeting = greeting
+        self._ways = ways
+        self._otherwise = otherwise
+        self._choosing = threading.Lock()  # held by the one who looks, for long
+        self._lock = threading.Lock()  # held for the two below
+        self._tried: Transport | None = None
+        self._closed = False
+        self._chosen: Transport | None = None
+
+    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        """Send a push the chosen way."""
+        return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
+
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        """Fetch a run the chosen way."""
+        return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
+
+    def close(self) -> None:
+        """Close what was chosen, or is being tried."""
+        with self._lock:
+            self._closed = True
+            transport = self._tried
+        if transport is not None:
+            transport.close()
+
+    def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:
+        until_s = time.monotonic() + deadline_s
+        try:
+            transport = self._chosen or self._choice(until_s)
+        except ParashardError as error:
+            return _Failed(error)
+        return begin(transport, until_s - time.monotonic())
+
+    def _choice(self, until_s: float) -> Transport:
+        if not self._choosing.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            raise Unreachable("no way to the shard was found before the deadline", peer=self._where.address)
+        try:
+            if self._chosen is None:
+                self._chosen = self._first_that_works(until_s)
+            return self._chosen
+        finally:
+            self._choosing.release()
+
+    def _first_that_works(self, until_s: float) -> Transport:
+        obstacles: dict[str, str] = {}
+        for way in self._ways:
+            obstacle = way.obstacle(self._where) or self._tried_out(way, until_s)
+            if obstacle is None:
+                return self._settled(way.kind, obstacles)
+            obstacles[way.kind] = obstacle
+        if self._otherwise is None:
+            reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in obstacles.items())
+            raise Unreachable(f"no way to the shard works: {reasons}", peer=self._where.address)
+        self._try(self._otherwise(self._where, self._greeting))
+        return self._settled("grpc", obstacles)
+
+    def _tried_out(self, way: Way, until_s: float) -> str | None:
+        """Say HELLO one way; return what stands against it. What stands against all of them is raised."""
+        transport = way.connect(self._where, self._greeting)
+        self._try(transport)
+        try:
+            transport.greet(min(GREET_S, until_s - time.monotonic()))
+            return None
+        except (Redo, Fenced, NotReady):
+            transport.close()
+            raise  # the shard has answered, and would answer the same any other way
+        except ParashardError as error:
+            transport.close()
+            return str(error)
+
+    def _try(self, transport: Transport) -> None:
+        with self._lock:
+            if not self._closed:
+                self._tried = transport
+                return
+        transport.close()
+        raise Unreachable("the transport is closed", peer=self._where.address)
+
+    def _settled(self, kind: str, obstacles: dict[str, str]) -> Transport:
+        log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=obstacles)
+        assert self._tried is not None
+        return self._tried
+
+
+class _Failed(Generic[_Answer]):
+    """A request that could not begin."""
+
+    def __init__(self, error: ParashardError) -> None:
+        self._error = error
+
+    def result(self) -> _Answer:
+        raise self._error
+
+    def cancel(self) -> None:
+        """Nothing is under way."""
+
+
+def connect_by(kind: Kind) -> Connect:
+    """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first."""
+    match kind:
+        case "grpc":
+            return GrpcTransport
+        case "shm":
+            return lambda where, greeting: ChosenTransport(where, greeting, [SHM])
+        case "tcp":
+            return lambda where, greeting: ChosenTransport(where, greeting, [TCP])
+        case "auto":
+            return lambda where, greeting: ChosenTransport(where, greeting, [SHM, TCP], GrpcTransport)

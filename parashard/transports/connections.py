@@ -1,0 +1,200 @@
+"""Connections: the open connections of a transport to one shard, one request at a time on each.
+
+Owns which are free, how many there may be, and their end. Does not know what a connection is nor how it is opened.
+Called by the stream transports, from many threads.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Generic, Protocol, TypeVar
+
+from parashard.errors import ParashardError, QueueFull, Unreachable
+from parashard.transports.stream import Refused
+
+CONNECTIONS_MAX = 8
+
+
+class Connection(Protocol):
+    """What is kept here."""
+
+    def close(self) -> None:
+        """Release it, from any thread; a request under way in it ends with `Unreachable`."""
+
+
+_Connection = TypeVar("_Connection", bound=Connection)
+_Answer = TypeVar("_Answer")
+
+
+class Connections(Generic[_Connection]):
+    """Connections that are free, in use or being opened.
+
+    Parameters
+    ----------
+    open_one : callable
+        Opens a connection within a deadline, a moment of `time.monotonic()`; called without a lock held.
+    peer : str
+        Address of the shard, for errors.
+    limit : int
+        How many there may be.
+    """
+
+    def __init__(self, open_one: Callable[[float], _Connection], peer: str, limit: int = CONNECTIONS_MAX) -> None:
+        self._open_one = open_one
+        self._peer = peer
+        self._limit = limit
+        self._changed = threading.Condition()
+        self._free: list[_Connection] = []
+        self._used: set[_Connection] = set()
+        self._opening = 0
+        self._closed = False
+
+    def take(self, deadline_s: float) -> _Connection:
+        """Return the connection that was given back last, a new one where none is free, or the first to become free.
+
+        A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait for.
+
+        Raises
+        ------
+        ParashardError
+            What opening one raised; `Unreachable` if none became free before the deadline, or after `close`.
+        """
+        full: QueueFull | None = None
+        while True:
+            with self._changed:
+                while not self._free and (full or len(self._used) + self._opening >= self._limit):
+                    self._check_open()
+                    if full and not self._used and not self._opening:
+                        raise full
+                    if not self._changed.wait(deadline_s - time.monotonic()):
+                        raise Unreachable("no connection was free before the deadline", peer=self._peer)
+                self._check_open()
+                if self._free:
+                    connection = self._free.pop()
+                    self._used.add(connection)
+                    return connection
+                self._opening += 1
+            try:
+                return self._opened(deadline_s)
+            except QueueFull as error:
+                full = error
+
+    def give_back(self, connection: _Connection) -> None:
+        """Make a connection free, after a request that was answered."""
+        with self._changed:
+            self._used.discard(connection)
+            self._free.append(connection)
+            self._changed.notify()
+
+    def drop(self, connection: _Connection) -> None:
+        """Close a connection, after anything else."""
+        with self._changed:
+            self._used.discard(connection)
+            self._changed.notify()
+        connection.close()
+
+    def close(self) -> None:
+        """Close all, and let nobody take or wait for one any more."""
+        with self._changed:
+            self._closed = True
+            connections = [*self._free, *self._used]
+            self._free.clear()
+            self._used.clear()
+            self._changed.notify_all()
+        for connection in connections:
+            connection.close()
+
+    def _opened(self, deadline_s: float) -> _Connection:
+        connection = None
+        try:
+            connection = self._open_one(deadline_s)
+        finally:
+            with self._changed:
+                self._opening -= 1
+                if connection is not None and not self._closed:
+                    self._used.add(connection)
+                self._changed.notify_all()  # those who wait for it to fail, too
+                closed = self._closed
+        if closed:
+            connection.close()
+            self._check_open()
+        return connection
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise Unreachable("the transport is closed", peer=self._peer)
+
+
+class Exchange(Generic[_Connection, _Answer]):
+    """A request that is under way on a connection of its own (`parashard.transports.base.Pending`).
+
+    Begins at once. A failure to begin is kept for `result`, so that one thread can begin on several shards and then
+    wait for each. A clean answer, a REFUSAL too, gives the connection back; after anything else it is in an unknown
+    state and dropped.
+
+    Parameters
+    ----------
+    connections : Connections
+        Where the connection is from.
+    ask : callable
+        Sends the request.
+    answer : callable
+        Receives the answer; raises `Refused` for a REFUSAL.
+    deadline_s : float
+        Until when a connection is waited for, a moment of `time.monotonic()`.
+    """
+
+    def __init__(
+        self,
+        connections: Connections[_Connection],
+        ask: Callable[[_Connection], None],
+        answer: Callable[[_Connection], _Answer],
+        deadline_s: float,
+    ) -> None:
+        self._connections = connections
+        self._answer = answer
+        self._lock = threading.Lock()
+        self._connection: _Connection | None = None  # None: over, or never begun
+        self._failure: ParashardError | None = None
+        try:
+            self._connection = connections.take(deadline_s)
+            ask(self._connection)
+        except ParashardError as error:
+            self._failure = error
+            self._end(clean=False)
+        except BaseException:
+            self._end(clean=False)
+            raise
+
+    def result(self) -> _Answer:
+        """Wait for the answer."""
+        with self._lock:
+            connection = self._connection
+        if self._failure is not None or connection is None:
+            raise self._failure or Unreachable("the request was cancelled")
+        clean = False
+        try:
+            answer = self._answer(connection)
+            clean = True
+            return answer
+        except Refused as refusal:
+            clean = True
+            raise refusal.error from None
+        finally:
+            self._end(clean)
+
+    def cancel(self) -> None:
+        """Wait no more."""
+        self._end(clean=False)
+
+    def _end(self, clean: bool) -> None:
+        with self._lock:
+            connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        if clean:
+            self._connections.give_back(connection)
+        else:
+            self._connections.drop(connection)

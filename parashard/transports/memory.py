@@ -1,0 +1,123 @@
+"""Memory without a name that processes of one host share: creating, sealing, checking, mapping and copying.
+
+Knows descriptors and bytes, not what lies in them. A memfd has no name in any folder and goes with its last user, so
+nothing is left to reclaim however a process ends. Used by `parashard.transports.shared_weights`, and by both ends of a
+shared-memory connection for its slot.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import stat
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.buffers import Buffers
+from parashard.errors import MalformedFrame
+
+SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+"""With these nobody can cut the memory short under a process that has it mapped, which would end by SIGBUS."""
+FUTURE_WRITE_SEAL = 0x10  # Linux 5.1; the `fcntl` of Python 3.11 has no name for it
+
+Bytes = NDArray[np.uint8]
+
+
+def can_share() -> bool:
+    """Return whether this system has memory without a name."""
+    return hasattr(os, "memfd_create")
+
+
+def create(name: str, size_bytes: int) -> int:
+    """Return a descriptor of new memory, all zero, which only this user may open.
+
+    Parameters
+    ----------
+    name : str
+        Shown in /proc/PID/maps.
+    size_bytes : int
+        Its length; rounded up by the system to whole pages, at least one here, since nothing cannot be mapped.
+
+    Raises
+    ------
+    OSError
+        If the system gives none.
+    """
+    descriptor = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.fchmod(descriptor, 0o600)
+        os.ftruncate(descriptor, max(size_bytes, 1))
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def seal(descriptor: int, *, writable: bool) -> None:
+    """Fix the length for ever; unless `writable`, refuse every later mapping that could write.
+
+    Mappings that are there already keep their rights: a writer maps first, then seals.
+    """
+    if not writable:
+        try:
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS | FUTURE_WRITE_SEAL | fcntl.F_SEAL_SEAL)
+            return
+        except OSError:  # an older kernel: that others get a read-only descriptor is the only guard
+            pass
+    fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SIZE_SEALS | fcntl.F_SEAL_SEAL)
+
+
+def read_only(descriptor: int) -> int:
+    """Return another descriptor of the same memory, through which it cannot be written."""
+    return os.open(f"/proc/self/fd/{descriptor}", os.O_RDONLY | os.O_CLOEXEC)
+
+
+def mapped(descriptor: int, *, writable: bool) -> Bytes:
+    """Return the memory as an array, mapped until its last view goes; the descriptor stays the caller's."""
+    access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+    return np.frombuffer(mmap.mmap(descriptor, 0, mmap.MAP_SHARED, access), np.uint8)
+
+
+def check(descriptor: int, size_bytes: int, what: str) -> None:
+    """Refuse memory from another process that has not the expected length, or could be cut short.
+
+    Raises
+    ------
+    MalformedFrame
+        With `what` in its message.
+    """
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode) or status.st_size != max(size_bytes, 1):
+        raise MalformedFrame(f"{what}: expected {size_bytes} bytes of memory, found {status.st_size}")
+    try:
+        seals = fcntl.fcntl(descriptor, fcntl.F_GET_SEALS)
+    except OSError:
+        raise MalformedFrame(f"{what}: expected memory that can be sealed, found a file") from None
+    if seals & SIZE_SEALS != SIZE_SEALS:
+        raise MalformedFrame(f"{what}: its length is not sealed (seals {seals:#x})")
+
+
+def copy(source: Bytes | memoryview, target: Bytes | memoryview) -> None:
+    """Copy bytes between buffers of one length, while other threads run.
+
+    NumPy lets the GIL go while it copies, where an assignment between memory views keeps it; the speed is the same.
+    """
+    np.copyto(np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8))
+
+
+def gather(source: Buffers, target: Bytes) -> None:
+    """Copy the whole of `source` to the start of `target`."""
+    position = 0
+    for piece in source.pieces:
+        copy(piece, target[position : position + piece.nbytes])
+        position += piece.nbytes
+
+
+def scatter(source: Bytes, target: Buffers, begin: int) -> None:
+    """Copy `source` to where `target` has its bytes from `begin` on."""
+    position = 0
+    for view in target.run(begin, begin + source.nbytes):
+        copy(source[position : position + view.nbytes], view)
+        position += view.nbytes

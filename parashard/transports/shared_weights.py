@@ -1,0 +1,234 @@
+"""A shard's weights in memory that other processes of its host may read while the shard moves them.
+
+Owns the layout of that memory, its creation by the shard and its reading by the worker. Knows no socket: the descriptor
+travels by `parashard.transports.shm` and `ps_server.shm_service`. `ps_server.storage` moves what lies here.
+
+The layout:
+
+    bytes 0-7    the ASCII letters "PSW1" and four zero bytes
+    bytes 8-23   elements and partitions, unsigned 64-bit, as all that follows
+    then         begun[partitions], done[partitions], offsets[partitions + 1] (in elements, from 0 to `elements`)
+    then         from the next page on the weights: float32[elements]
+
+Each partition has a sequence lock (Lameter 2005, "Effective synchronization on Linux/NUMA systems"; ours counts
+versions): the one writer sets begun[i] = v, moves partition i, sets done[i] = v; a reader takes d = done[i], copies,
+and has a whole partition of version d if begun[i] is still d. That needs stores to be seen, and loads to be done, in
+program order, which x86-64 promises; elsewhere it takes fences, which Python has not, so other machines share none.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import platform
+import struct
+import weakref
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+import structlog
+
+from parashard.buffers import Buffers
+from parashard.errors import MalformedFrame, StaleRound
+from parashard.transports import memory
+from parashard.transports.memory import Bytes
+from parashard.variables import Float32s
+from parashard.weight_memory import PrivateWeights, Versions
+
+MAGIC = b"PSW1\0\0\0\0"
+ATTEMPTS_MAX = 3  # copies of one partition, before its reader asks the shard for it
+
+_HEAD = struct.Struct("<8sQQ")
+
+log = structlog.get_logger(__name__)
+
+
+class SharedWeights:
+    """Weights that other processes may map, read-only; the writer's side.
+
+    Parameters
+    ----------
+    offsets : sequence of int, length partitions + 1
+        Where each partition begins, in elements, and where the last one ends.
+
+    Attributes
+    ----------
+    weights, begun, done
+        As in `WeightMemory`, all zero at first. The memory goes with the last of them, here and in other processes.
+    read_descriptor : int
+        Through which the memory can be mapped for reading only; good as long as this object is.
+
+    Raises
+    ------
+    OSError
+        If the system gives no such memory.
+    """
+
+    def __init__(self, offsets: Sequence[int]) -> None:
+        elements, partitions = offsets[-1], len(offsets) - 1
+        descriptor = memory.create("parashard-weights", memory_bytes(elements, partitions))
+        try:
+            whole = memory.mapped(descriptor, writable=True)
+            _HEAD.pack_into(whole.data, 0, MAGIC, elements, partitions)
+            self.begun, self.done, its_offsets, content = _parts(whole, elements, partitions)
+            its_offsets[:] = offsets
+            self.weights: Float32s = content.view(np.float32)
+            memory.seal(descriptor, writable=False)
+            self.read_descriptor = memory.read_only(descriptor)
+            weakref.finalize(self, os.close, self.read_descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def weight_memory(offsets: Sequence[int], *, shared: bool) -> PrivateWeights | SharedWeights:
+    """Return memory for a shard's weights: shared where that is asked for and can be, else private.
+
+    Parameters
+    ----------
+    offsets : sequence of int, length partitions + 1
+        Where each partition begins, in elements, and where the last one ends.
+    shared : bool
+        Whether other processes of this host may want to read them.
+    """
+    if shared and can_share():
+        try:
+            return SharedWeights(offsets)
+        except OSError as error:
+            log.info("weights-not-shared", error=str(error))
+    return PrivateWeights(offsets)
+
+
+def can_share() -> bool:
+    """Return whether this machine has memory without a name, and an order of loads and stores to rely on."""
+    return memory.can_share() and platform.machine() in ("x86_64", "AMD64")
+
+
+class WeightsReader:
+    """Reads weights that another process moves.
+
+    Parameters
+    ----------
+    content : ndarray of uint8, shape (4 * elements,)
+        The weights.
+    begun, done : ndarray of uint64, shape (partitions,)
+        As in `WeightMemory`.
+    offsets : sequence of int, length partitions + 1
+        Where each partition begins, in elements.
+
+    Attributes
+    ----------
+    elements : int
+        How many weights there are.
+    """
+
+    def __init__(self, content: Bytes, begun: Versions, done: Versions, offsets: Sequence[int]) -> None:
+        self._content = content
+        self._begun = begun
+        self._done = done
+        self.elements = offsets[-1]
+        self._starts_bytes = [4 * offset for offset in offsets]
+
+    @classmethod
+    def mapped(cls, descriptor: int, elements: int, partitions: int) -> WeightsReader:
+        """Map what a shard has shared; the descriptor stays the caller's.
+
+        Parameters
+        ----------
+        descriptor : int
+            As received.
+        elements, partitions : int
+            What the shard says of it.
+
+        Raises
+        ------
+        MalformedFrame
+            If the memory is not what a shard of that size shares, or could be cut short; nothing was read from it.
+        """
+        memory.check(descriptor, memory_bytes(elements, partitions), "a shard's weights")
+        whole = memory.mapped(descriptor, writable=False)
+        head = _HEAD.unpack_from(whole.data)
+        if head != (MAGIC, elements, partitions):
+            raise MalformedFrame(f"a shard's weights begin with {(MAGIC, elements, partitions)}, found {head}")
+        begun, done, offsets, content = _parts(whole, elements, partitions)
+        bounds = [int(offset) for offset in offsets]
+        if bounds[0] != 0 or bounds[-1] != elements or sorted(bounds) != bounds:
+            raise MalformedFrame(f"the offsets of a shard's partitions ascend from 0 to {elements}; found others")
+        return cls(content, begun, done, bounds)
+
+    def read(
+        self, begin_bytes: int, end_bytes: int, into: Buffers, *, known: int | None, version: int, exact: bool
+    ) -> int:
+        """Copy bytes [begin_bytes, end_bytes) of the weights, each partition whole; return up to where.
+
+        Parameters
+        ----------
+        begin_bytes, end_bytes : int
+            Within the weights.
+        into : Buffers
+            Where they go, from its start on; partitions that have not moved since `known` are left as they are.
+        known : int, optional
+            `into` has the weights of this version, or newer ones.
+        version : int
+            The shard had reached this version, as it said, before the call.
+        exact : bool
+            True: only weights of that version will do (P11).
+
+        Returns
+        -------
+        int
+            `end_bytes`; or less, the begin of a partition that moved too often: it and what follows was not read.
+
+        Raises
+        ------
+        StaleRound
+            If `exact` and a partition has moved on; the content of `into` is undefined.
+        """
+        starts = self._starts_bytes
+        index = max(bisect_right(starts, begin_bytes) - 1, 0)
+        position = begin_bytes
+        while position < end_bytes:
+            stop = min(end_bytes, starts[index + 1])
+            if not self._read_partition(index, position, stop, into, position - begin_bytes, known, version, exact):
+                break
+            index, position = index + 1, stop
+        return position
+
+    def _read_partition(
+        self, index: int, begin: int, end: int, into: Buffers, place: int, known: int | None, version: int, exact: bool
+    ) -> bool:
+        """Copy bytes of one partition; return whether they are of one version."""
+        for _ in range(ATTEMPTS_MAX):
+            done = int(self._done[index])
+            if exact and done > version:
+                raise StaleRound(f"partition {index} has moved to version {done}; asked was for version {version}")
+            if known is not None and done <= known:
+                return True  # a move that has begun since makes a version later than the one asked for
+            if int(self._begun[index]) != done:
+                return False  # the move takes longer than a look; the shard's own line is the place to wait
+            memory.scatter(self._content[begin:end], into, place)
+            if int(self._begun[index]) == done:
+                return True
+        return False
+
+
+def memory_bytes(elements: int, partitions: int) -> int:
+    """Return the length of the memory that holds so many weights."""
+    return _weights_start(partitions) + 4 * elements
+
+
+def _weights_start(partitions: int) -> int:
+    head = _HEAD.size + 8 * (3 * partitions + 1)
+    return -(-head // mmap.PAGESIZE) * mmap.PAGESIZE
+
+
+def _parts(whole: Bytes, elements: int, partitions: int) -> tuple[Versions, Versions, Versions, Bytes]:
+    """Return views of begun, done, offsets and the weights."""
+    numbers = whole[_HEAD.size : _HEAD.size + 8 * (3 * partitions + 1)].view(np.uint64)
+    start = _weights_start(partitions)
+    return (
+        numbers[:partitions],
+        numbers[partitions : 2 * partitions],
+        numbers[2 * partitions :],
+        whole[start : start + 4 * elements],
+    )

@@ -1,0 +1,218 @@
+"""The shared-memory transport: tensors in memory that worker and shard both map, small messages over a Unix socket.
+
+A push is one copy, from the caller's arrays into the connection's slot, where the shard uses it as it lies. A pull is
+one copy, out of the shard's own weights, which the shard may move meanwhile: `parashard.transports.shared_weights`
+knows how that is made sure of. Where a partition moves too often, or the shard must know what was pulled, the shard
+copies to the slot under its own lock. The other end is `ps_server.shm_service`.
+
+The memory is the shard's, in both senses: its descriptors come with WELCOME, and it goes with its last user.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+from dataclasses import replace
+
+from parashard import failpoints, wire
+from parashard.buffers import Buffers
+from parashard.errors import LimitExceeded, MalformedFrame, StaleRound, Unreachable
+from parashard.messages import PullRun, Push, Receipt
+from parashard.transports import memory
+from parashard.transports.base import Greeting, Pending, ShardAddress
+from parashard.transports.connections import Connections, Exchange
+from parashard.transports.memory import Bytes
+from parashard.transports.shared_weights import WeightsReader
+from parashard.transports.socket_io import close_descriptors
+from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
+from parashard.transports.tcp import WHOLE_ATTEMPT
+from protos import stream_pb2, tensor_pb2
+
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
+
+
+class ShmTransport:
+    """Connections to one shard on this host.
+
+    Parameters
+    ----------
+    where : ShardAddress
+        Whose `local_path` is used.
+    greeting : Greeting
+        Said on every connection.
+    """
+
+    def __init__(self, where: ShardAddress, greeting: Greeting) -> None:
+        self._path = where.local_path
+        self._greeting = greeting
+        self._connections = Connections(self._open, where.local_path)
+
+    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        """Copy a push into a slot and tell the shard."""
+        until_s = time.monotonic() + deadline_s
+        return Exchange(self._connections, lambda c: c.ask_push(push, until_s), lambda c: c.receipt(until_s), until_s)
+
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        """Ask which version the weights are of; they are copied once that is known."""
+        until_s = time.monotonic() + deadline_s
+        return Exchange(
+            self._connections, lambda c: c.ask_pull(run, until_s), lambda c: c.weights(run, into, until_s), until_s
+        )
+
+    def greet(self, deadline_s: float) -> None:
+        """Make sure that there is a connection, at most `deadline_s` seconds from now.
+
+        Raises
+        ------
+        ParashardError
+            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
+        """
+        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connections.close()
+
+    def _open(self, until_s: float) -> ShmConnection:
+        stream = Stream(connected(self._path, until_s), self._path)
+        welcome, descriptors = greet(stream, self._greeting, deadline_s=until_s, descriptors_max=2)
+        try:
+            return ShmConnection(stream, welcome, descriptors)
+        except BaseException:
+            stream.close()
+            raise
+        finally:
+            close_descriptors(descriptors)
+
+
+class ShmConnection:
+    """One connection and its slot, which one request at a time uses.
+
+    Parameters
+    ----------
+    stream : Stream
+        Greeted.
+    welcome : Welcome
+        What the shard has said.
+    descriptors : sequence of int
+        What came with it: the weights, and the slot; the caller's to close.
+
+    Raises
+    ------
+    MalformedFrame
+        If the memory is not what WELCOME says.
+    Unreachable
+        If it cannot be mapped.
+    """
+
+    def __init__(self, stream: Stream, welcome: stream_pb2.Welcome, descriptors: tuple[int, ...]) -> None:
+        if len(descriptors) != 2:
+            raise MalformedFrame(f"a shard sends two descriptors of memory, found {len(descriptors)}", peer=stream.peer)
+        weights_descriptor, slot_descriptor = descriptors
+        if welcome.slot_bytes < 4 * welcome.elements:
+            raise MalformedFrame(
+                f"a slot of {welcome.slot_bytes} bytes for a shard of {welcome.elements} elements", peer=stream.peer
+            )
+        self._stream = stream
+        self._slot_bytes = welcome.slot_bytes
+        self._direct = welcome.direct
+        try:
+            memory.check(slot_descriptor, welcome.slot_bytes, "a slot")
+            self._slot: Bytes = memory.mapped(slot_descriptor, writable=True)
+            self._reader = WeightsReader.mapped(weights_descriptor, welcome.elements, welcome.partitions)
+        except OSError as error:
+            raise Unreachable(f"the shard's memory cannot be mapped: {error}", peer=stream.peer) from None
+
+    def close(self) -> None:
+        """End the connection, from any thread; what of its memory is in use goes when that is over."""
+        self._stream.close()
+
+    def ask_push(self, push: Push, until_s: float) -> None:
+        """Copy a push into the slot and send its header."""
+        if push.payload.nbytes > self._slot_bytes:
+            raise LimitExceeded(
+                f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._slot_bytes}",
+                peer=self._stream.peer,
+            )
+        memory.gather(push.payload, self._slot)
+        failpoints.hit("worker.push.in_slot")
+        self._stream.send(Kind.PUSH, wire.push_header(push, WHOLE_ATTEMPT), deadline_s=until_s)
+
+    def receipt(self, until_s: float) -> Receipt:
+        """Wait for the answer to a push; from then on the slot is free."""
+        head = answer(self._stream, Kind.RECEIPT, deadline_s=until_s)
+        return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
+
+    def ask_pull(self, run: PullRun, until_s: float) -> None:
+        """Ask for the version of a run, or to have it copied into the slot."""
+        self._ask_pull(run, until_s, in_slot=not self._direct)
+
+    def weights(self, run: PullRun, into: Buffers, until_s: float) -> int:
+        """Wait for the answer to a pull and copy the weights; return their version."""
+        reply = self._pull_reply(until_s)
+        if not self._direct:
+            self._copy_from_slot(reply, run, into, 0)
+            return reply.version
+        position = self._read(run, into, reply.version)
+        done_bytes = position - run.offset_bytes
+        if done_bytes < run.length_bytes:
+            rest = replace(run, offset_bytes=position, length_bytes=run.length_bytes - done_bytes)
+            self._ask_pull(rest, until_s, in_slot=True)
+            self._copy_from_slot(self._pull_reply(until_s), rest, into, done_bytes)
+        return reply.version
+
+    def _read(self, run: PullRun, into: Buffers, version: int) -> int:
+        """Copy a run from where it lies; return up to which byte."""
+        end = run.offset_bytes + run.length_bytes
+        if end > 4 * self._reader.elements:
+            raise MalformedFrame(f"a pull of bytes up to {end} from a shard of {self._reader.elements} elements")
+        exact = run.round is not None
+        try:
+            return self._reader.read(run.offset_bytes, end, into, known=run.known_version, version=version, exact=exact)
+        except StaleRound as error:  # nothing is under way, so the connection is as good as after the shard's refusal
+            raise Refused(StaleRound(error.message, peer=self._stream.peer)) from None
+
+    def _ask_pull(self, run: PullRun, until_s: float, *, in_slot: bool) -> None:
+        self._stream.send(Kind.PULL, wire.pull_header(run, in_slot=in_slot), deadline_s=until_s)
+
+    def _pull_reply(self, until_s: float) -> tensor_pb2.PullReply:
+        head = answer(self._stream, Kind.WEIGHTS, deadline_s=until_s)
+        return parsed(head.header, tensor_pb2.PullReply)
+
+    def _copy_from_slot(self, reply: tensor_pb2.PullReply, run: PullRun, into: Buffers, place: int) -> None:
+        copied = sum(reply.run_lengths)
+        if run.known_version is None and copied != run.length_bytes:
+            raise MalformedFrame(f"asked for {run.length_bytes} bytes, answered with {copied}", peer=self._stream.peer)
+        for offset, length in wire.runs_within(reply, run, copied):
+            memory.scatter(self._slot[offset : offset + length], into, place + offset - run.offset_bytes)
+
+
+def connected(path: str, until_s: float) -> socket.socket:
+    """Return a connection to a Unix socket of this user or of root.
+
+    Raises
+    ------
+    Unreachable
+        If nobody listens there, or not in time, or somebody else does.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(0.001, until_s - time.monotonic()))
+        connection.connect(path)
+        if not is_own_user(connection):
+            raise Unreachable("another user listens there", peer=path)
+        return connection
+    except OSError as error:
+        connection.close()
+        raise Unreachable(f"cannot connect: {error}", peer=path) from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is this user's, or root's."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)

@@ -1,0 +1,209 @@
+"""Bytes through a connected stream socket, each call within a deadline.
+
+Owns system calls, time limits and how the two kinds of sockets differ; knows no message. Called by
+`parashard.transports.stream` only. Deadlines are moments of `time.monotonic()`; one that passes raises `TimeoutError`,
+an end of the stream `EOFError`, anything else that the socket has to say is its `OSError`.
+
+A plain socket blocks, and the kernel keeps its time limit (SO_RCVTIMEO, SO_SNDTIMEO): one call then moves a payload of
+any length, while Python's own time limits cost a poll and a turn at the interpreter's lock for each buffer-full
+(docs/transports.md).
+"""
+
+from __future__ import annotations
+
+import array
+import math
+import socket
+import ssl
+import struct
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+LOCAL_BUFFER_BYTES = 256 << 10  # of sockets between processes of one host; they and a piece of weights fit into L2
+KEEPALIVE_IDLE_S = 30  # without a word, before the kernel asks whether the peer is still there
+KEEPALIVE_INTERVAL_S = 10
+KEEPALIVE_PROBES = 3
+UNACKNOWLEDGED_S = 60  # bytes sent and not acknowledged: the peer's host is gone
+IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)
+DESCRIPTOR_BYTES = array.array("i").itemsize
+
+_TIMEVAL = struct.Struct("@ll")
+_FOREVER = _TIMEVAL.pack(0, 0)
+
+
+class SocketIo(Protocol):
+    """What a stream needs of a socket."""
+
+    def handshake(self, deadline_s: float) -> None:
+        """Agree on keys, where there are any."""
+
+    def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int]) -> None:
+        """Send all pieces, in order; file descriptors travel with the first byte."""
+
+    def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        """Fill all pieces, in order."""
+
+    def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
+        """Fill a piece; return the file descriptors that came with it, at most one too many: the caller's to close."""
+
+    @property
+    def read_ahead(self) -> bool:
+        """Bytes have been taken from the socket that nobody has received yet: polling it would miss them."""
+
+
+class PlainIo:
+    """A TCP or Unix socket."""
+
+    read_ahead = False
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        connection.setblocking(True)
+
+    def handshake(self, deadline_s: float) -> None:
+        pass
+
+    def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))] if descriptors else []
+        while pieces:
+            self._limit(socket.SO_SNDTIMEO, deadline_s)
+            try:
+                sent = self._connection.sendmsg(pieces[:IOVECS_MAX], ancillary, socket.MSG_NOSIGNAL)
+            except BlockingIOError:
+                raise TimeoutError from None
+            pieces, ancillary = rest_of(pieces, sent), []
+
+    def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        while pieces:
+            self._limit(socket.SO_RCVTIMEO, deadline_s)
+            try:
+                if len(pieces) == 1:
+                    received = self._connection.recv_into(pieces[0], 0, socket.MSG_WAITALL)
+                else:
+                    received = self._connection.recvmsg_into(pieces[:IOVECS_MAX], 0, socket.MSG_WAITALL)[0]
+            except BlockingIOError:
+                raise TimeoutError from None
+            if received == 0:
+                raise EOFError
+            pieces = rest_of(pieces, received)
+
+    def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
+        self._limit(socket.SO_RCVTIMEO, deadline_s)
+        space_bytes = socket.CMSG_SPACE((count_max + 1) * DESCRIPTOR_BYTES)
+        flags = socket.MSG_WAITALL | socket.MSG_CMSG_CLOEXEC
+        try:
+            received, ancillary, _, _ = self._connection.recvmsg_into([piece], space_bytes, flags)
+        except BlockingIOError:
+            raise TimeoutError from None
+        descriptors = array.array("i")
+        for level, kind, content in ancillary:
+            if (level, kind) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+                descriptors.frombytes(content[: len(content) - len(content) % DESCRIPTOR_BYTES])
+        try:
+            if received == 0:
+                raise EOFError
+            self.receive(rest_of([piece], received), deadline_s)
+        except BaseException:
+            close_descriptors(descriptors)
+            raise
+        return list(descriptors)
+
+    def _limit(self, option: int, deadline_s: float) -> None:
+        self._connection.setsockopt(socket.SOL_SOCKET, option, _timeval(deadline_s))
+
+
+class TlsIo:
+    """A socket inside TLS: records of 16 KiB, one piece at a time, and Python's own time limits."""
+
+    def __init__(self, connection: ssl.SSLSocket) -> None:
+        self._connection = connection
+
+    def handshake(self, deadline_s: float) -> None:
+        self._connection.settimeout(_left_s(deadline_s))
+        self._connection.do_handshake()
+
+    @property
+    def read_ahead(self) -> bool:
+        return self._connection.pending() > 0
+
+    def send(self, pieces: Sequence[memoryview], deadline_s: float, descriptors: Sequence[int] = ()) -> None:
+        assert not descriptors, "file descriptors travel over Unix sockets, and those have no TLS"
+        for piece in pieces:
+            position = 0
+            while position < piece.nbytes:
+                self._connection.settimeout(_left_s(deadline_s))
+                position += self._connection.send(piece[position:])
+
+    def receive(self, pieces: Sequence[memoryview], deadline_s: float) -> None:
+        for piece in pieces:
+            position = 0
+            while position < piece.nbytes:
+                self._connection.settimeout(_left_s(deadline_s))
+                received = self._connection.recv_into(piece[position:])
+                if received == 0:
+                    raise EOFError
+                position += received
+
+    def receive_with_descriptors(self, piece: memoryview, deadline_s: float, count_max: int) -> list[int]:
+        self.receive([piece], deadline_s)
+        return []
+
+
+def io_of(connection: socket.socket) -> SocketIo:
+    """Return the way to use a connected socket."""
+    return TlsIo(connection) if isinstance(connection, ssl.SSLSocket) else PlainIo(connection)
+
+
+def tune(connection: socket.socket) -> None:
+    """Set a connection's options: no delay, a dead peer is found, and small buffers where the bytes stay on this host.
+
+    Between hosts the kernel sizes the buffers itself: they must hold what is under way on the line.
+    """
+    if connection.family not in (socket.AF_INET, socket.AF_INET6):
+        return
+    for option, value in (
+        (socket.TCP_NODELAY, 1),
+        (socket.TCP_KEEPIDLE, KEEPALIVE_IDLE_S),
+        (socket.TCP_KEEPINTVL, KEEPALIVE_INTERVAL_S),
+        (socket.TCP_KEEPCNT, KEEPALIVE_PROBES),
+        (socket.TCP_USER_TIMEOUT, UNACKNOWLEDGED_S * 1000),
+    ):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    if connection.getpeername()[0] == connection.getsockname()[0]:
+        for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            connection.setsockopt(socket.SOL_SOCKET, option, LOCAL_BUFFER_BYTES)
+
+
+def rest_of(pieces: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
+    """Return what is left of pieces after their first bytes."""
+    for index, piece in enumerate(pieces):
+        if done_bytes < piece.nbytes:
+            return [piece[done_bytes:], *pieces[index + 1 :]]
+        done_bytes -= piece.nbytes
+    return []
+
+
+def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
+    """Close file descriptors that nobody wants."""
+    for descriptor in descriptors:
+        socket.close(descriptor)
+
+
+def _left_s(deadline_s: float) -> float | None:
+    """Return the seconds until a deadline, None for ever."""
+    if math.isinf(deadline_s):
+        return None
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
+
+
+def _timeval(deadline_s: float) -> bytes:
+    left_s = _left_s(deadline_s)
+    if left_s is None:
+        return _FOREVER
+    microseconds = max(1, int(left_s * 1e6))  # none at all would mean for ever
+    return _TIMEVAL.pack(microseconds // 1_000_000, microseconds % 1_000_000)

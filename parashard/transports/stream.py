@@ -1,0 +1,273 @@
+"""Streams: messages over a connected socket, as `protos/stream.proto` lays them out.
+
+Owns the layout of a message, its bounds, and how an error travels as a REFUSAL. Does not know what the headers mean nor
+who may say what when: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
+Bytes and time limits are `parashard.transports.socket_io`'s.
+
+Every wait has a deadline, a moment of `time.monotonic()`; the one exception is `Stream.wait`. After any error the
+stream is somewhere in the middle of a message and of no use: close it.
+"""
+
+from __future__ import annotations
+
+import enum
+import select
+import socket
+import struct
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import NamedTuple, TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from parashard import wire
+from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, PeerFailed, Unreachable
+from parashard.transports.base import Greeting
+from parashard.transports.socket_io import close_descriptors, io_of
+from protos import stream_pb2
+
+MAGIC = b"PSS1"
+HEADER_BYTES_MAX = 1 << 20
+REFUSAL_BYTES_MAX = 2000  # of the message in a refusal
+SKIP_BYTES = 256 << 10  # read at once of a payload that nobody wants
+
+_PREFIX = struct.Struct("<4sB3sIQ")
+_Header = TypeVar("_Header", bound=Message)
+
+
+class Kind(enum.IntEnum):
+    """What a message is."""
+
+    HELLO = 1
+    WELCOME = 2
+    PUSH = 3
+    RECEIPT = 4
+    PULL = 5
+    WEIGHTS = 6
+    REFUSAL = 7
+
+
+WITH_PAYLOAD = (Kind.PUSH, Kind.WEIGHTS)
+
+
+class Head(NamedTuple):
+    """A message without its payload, which is still on the wire."""
+
+    kind: Kind
+    header: bytes
+    payload_bytes: int
+    descriptors: tuple[int, ...] = ()  # the receiver's to close
+
+
+class Stream:
+    """A connected stream socket that carries messages. One thread sends or receives at a time; any may close.
+
+    Parameters
+    ----------
+    connection : socket
+        TCP, TLS or Unix; the stream closes it.
+    peer : str
+        Address of the other end, for errors.
+    """
+
+    def __init__(self, connection: socket.socket, peer: str) -> None:
+        self.peer = peer
+        self._connection = connection
+        self._io = io_of(connection)
+        self._sending = threading.Lock()
+        self._receiving = threading.Lock()
+
+    def handshake(self, *, deadline_s: float) -> None:
+        """Agree on keys, on a TLS socket that has not; else do nothing. Comes before everything."""
+        with self._unreachable("agree on keys"), self._sending, self._receiving:
+            self._io.handshake(deadline_s)
+
+    def send(
+        self,
+        kind: Kind,
+        header: Message,
+        payload: Sequence[memoryview] = (),
+        *,
+        deadline_s: float,
+        descriptors: Sequence[int] = (),
+    ) -> None:
+        """Send a message; its payload goes from where it lies into the kernel, without a copy between.
+
+        Raises
+        ------
+        LimitExceeded
+            If the header is too long; nothing was sent.
+        Unreachable
+            If the peer is gone, or has not taken it all before the deadline.
+        """
+        content = header.SerializeToString()
+        if len(content) > HEADER_BYTES_MAX:
+            raise LimitExceeded(f"a message's header has {len(content)} bytes; allowed are {HEADER_BYTES_MAX}")
+        payload_bytes = sum(piece.nbytes for piece in payload)
+        head = _PREFIX.pack(MAGIC, kind, b"", len(content), payload_bytes) + content
+        with self._unreachable("send"), self._sending:
+            self._io.send([memoryview(head), *payload], deadline_s, descriptors)
+
+    def receive(self, *, deadline_s: float, descriptors_max: int = 0) -> Head:
+        """Receive a message up to its payload, which `receive_into` or `skip` must take next.
+
+        Raises
+        ------
+        MalformedFrame
+            If it does not begin as a message does.
+        LimitExceeded
+            If it declares too long a header, or brings more than `descriptors_max` file descriptors.
+        Unreachable
+            If the peer is gone, or says too little before the deadline.
+        """
+        prefix = memoryview(bytearray(_PREFIX.size))
+        descriptors: list[int] = []
+        with self._unreachable("receive"), self._receiving:
+            if descriptors_max:
+                descriptors = self._io.receive_with_descriptors(prefix, deadline_s, descriptors_max)
+            else:
+                self._io.receive([prefix], deadline_s)
+            try:
+                if len(descriptors) > descriptors_max:
+                    raise LimitExceeded(
+                        f"a message brings more than {descriptors_max} file descriptors", peer=self.peer
+                    )
+                kind, header_bytes, payload_bytes = self._checked(prefix)
+                header = bytearray(header_bytes)
+                self._io.receive([memoryview(header)] if header else [], deadline_s)
+            except BaseException:
+                close_descriptors(descriptors)
+                raise
+        return Head(kind, bytes(header), payload_bytes, tuple(descriptors))
+
+    def receive_into(self, pieces: Sequence[memoryview], *, deadline_s: float) -> None:
+        """Fill pieces with the next bytes of a payload; they go from the kernel to where the pieces lie."""
+        with self._unreachable("receive"), self._receiving:
+            self._io.receive([piece for piece in pieces if piece.nbytes], deadline_s)
+
+    def skip(self, payload_bytes: int, *, deadline_s: float) -> None:
+        """Receive bytes of a payload and forget them."""
+        scratch = memoryview(bytearray(min(SKIP_BYTES, payload_bytes)))
+        while payload_bytes:
+            piece = scratch[:payload_bytes]
+            self.receive_into([piece], deadline_s=deadline_s)
+            payload_bytes -= piece.nbytes
+
+    def wait(self) -> None:
+        """Wait, for ever, until the peer says something or is gone: so a shard waits between requests."""
+        with self._unreachable("receive"), self._receiving:
+            if self._connection.fileno() < 0:
+                raise EOFError
+            if not self._io.read_ahead:
+                poll = select.poll()
+                poll.register(self._connection, select.POLLIN)
+                poll.poll()
+
+    def close(self) -> None:
+        """Close the connection; whoever waits in it gets `Unreachable`."""
+        with suppress(OSError):  # it may be gone already
+            socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # SSLSocket's own would drop its TLS state
+        with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
+            self._connection.close()
+
+    def _checked(self, prefix: memoryview) -> tuple[Kind, int, int]:
+        magic, kind, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
+        if magic != MAGIC or any(reserved):
+            raise MalformedFrame(f"a message begins with {MAGIC!r}, found {bytes(prefix[:8])!r}", peer=self.peer)
+        if not Kind.HELLO <= kind <= Kind.REFUSAL:
+            raise MalformedFrame(f"kinds of messages are 1 to {len(Kind)}, found {kind}", peer=self.peer)
+        if header_bytes > HEADER_BYTES_MAX:
+            raise LimitExceeded(
+                f"a message declares a header of {header_bytes} bytes; allowed are {HEADER_BYTES_MAX}", peer=self.peer
+            )
+        if payload_bytes and kind not in WITH_PAYLOAD:
+            raise MalformedFrame(f"a {Kind(kind).name} has no payload, found {payload_bytes} bytes", peer=self.peer)
+        return Kind(kind), header_bytes, payload_bytes
+
+    @contextmanager
+    def _unreachable(self, act: str) -> Iterator[None]:
+        try:
+            yield
+        except TimeoutError:
+            raise Unreachable(f"could not {act} before the deadline", peer=self.peer) from None
+        except EOFError:
+            raise Unreachable("the connection was closed", peer=self.peer) from None
+        except OSError as error:
+            raise Unreachable(f"the connection broke: {error}", peer=self.peer) from None
+
+
+def parsed(header: bytes, kind: type[_Header]) -> _Header:
+    """Return a header as the message that it should be, or raise `MalformedFrame`."""
+    message = kind()
+    try:
+        message.ParseFromString(header)
+    except DecodeError as error:
+        raise MalformedFrame(f"a message's header is not a {kind.DESCRIPTOR.name}: {error}") from None
+    return message
+
+
+def refusal(error: ParashardError) -> stream_pb2.Refusal:
+    """Return the header of the REFUSAL that carries an error."""
+    content = error.message.encode(errors="replace")
+    if len(content) > REFUSAL_BYTES_MAX:
+        content = content[: REFUSAL_BYTES_MAX - 4] + b" ..."
+    return stream_pb2.Refusal(code=error.code, message=content.decode(errors="ignore"))
+
+
+def refused(header: bytes, peer: str) -> ParashardError:
+    """Return the error that a REFUSAL carries, of the class that the peer raised and with the peer's address."""
+    message = parsed(header, stream_pb2.Refusal)
+    kind = ParashardError.from_code(message.code)
+    if kind is None:
+        return PeerFailed(f"refused with the unknown code {message.code!r}: {message.message}", peer=peer)
+    return kind(message.message, peer=peer)
+
+
+def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: int = 0) -> Head:
+    """Receive the answer to a request: a message of this kind, or the error that stands in its place is raised.
+
+    Raises
+    ------
+    Refused
+        With the peer's error; the stream is fit for the next request.
+    MalformedFrame
+        If the answer is a message of another kind.
+    """
+    head = stream.receive(deadline_s=deadline_s, descriptors_max=descriptors_max)
+    if head.kind is kind:
+        return head
+    close_descriptors(head.descriptors)
+    if head.kind is Kind.REFUSAL:
+        raise Refused(refused(head.header, stream.peer))
+    raise MalformedFrame(f"answered with a {head.kind.name}, expected a {kind.name}", peer=stream.peer)
+
+
+def greet(
+    stream: Stream, greeting: Greeting, *, deadline_s: float, descriptors_max: int = 0
+) -> tuple[stream_pb2.Welcome, tuple[int, ...]]:
+    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed."""
+    hello = stream_pb2.Hello(target=wire.target_message(greeting.target), worker=greeting.worker)
+    try:
+        stream.handshake(deadline_s=deadline_s)
+        stream.send(Kind.HELLO, hello, deadline_s=deadline_s)
+        head = answer(stream, Kind.WELCOME, deadline_s=deadline_s, descriptors_max=descriptors_max)
+        try:
+            return parsed(head.header, stream_pb2.Welcome), head.descriptors
+        except MalformedFrame:
+            close_descriptors(head.descriptors)
+            raise
+    except Refused as refusal:
+        stream.close()
+        raise refusal.error from None
+    except BaseException:
+        stream.close()
+        raise
+
+
+class Refused(Exception):
+    """A peer answered with a REFUSAL, which leaves the stream usable; `error` is what it said."""
+
+    def __init__(self, error: ParashardError) -> None:
+        super().__init__(str(error))
+        self.error = error

@@ -1,0 +1,133 @@
+"""The TCP transport: pushes go from the gradient's memory into the kernel, weights from the kernel to their place.
+
+Owns the dialogue on the client's side; `ps_server.tcp_service` has the other. Knows no plan, no step and no retry.
+Checks what a shard says before a byte of it is written anywhere.
+"""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+
+from parashard import wire
+from parashard.buffers import Buffers
+from parashard.errors import LimitExceeded, MalformedFrame, Unreachable
+from parashard.messages import PullRun, Push, Receipt
+from parashard.transports.base import Greeting, Pending, ShardAddress
+from parashard.transports.connections import Connections, Exchange
+from parashard.transports.socket_io import tune
+from parashard.transports.stream import Kind, Stream, answer, greet, parsed
+from protos import tensor_pb2
+
+CONNECT_S = 2.0
+WHOLE_ATTEMPT = 0  # P4: a push is one message here, so no chunk of another attempt can be taken for one of it
+
+
+class TcpTransport:
+    """Connections to one shard.
+
+    Parameters
+    ----------
+    where : ShardAddress
+        Whose `data_address` is used.
+    greeting : Greeting
+        Said on each connection.
+    tls : SSLContext, optional
+        Then every connection is inside TLS.
+    """
+
+    def __init__(self, where: ShardAddress, greeting: Greeting, *, tls: ssl.SSLContext | None = None) -> None:
+        self._address = where.data_address
+        self._greeting = greeting
+        self._tls = tls
+        self._connections = Connections(self._connect, self._address)
+        self._push_bytes_max = 0
+
+    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        """Send a push."""
+        deadline_s += time.monotonic()
+
+        def ask(stream: Stream) -> None:
+            if push.payload.nbytes > self._push_bytes_max:
+                raise LimitExceeded(
+                    f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._push_bytes_max}",
+                    peer=self._address,
+                )
+            header = wire.push_header(push, WHOLE_ATTEMPT)
+            stream.send(Kind.PUSH, header, push.payload.pieces, deadline_s=deadline_s)
+
+        def receipt(stream: Stream) -> Receipt:
+            head = answer(stream, Kind.RECEIPT, deadline_s=deadline_s)
+            return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
+
+        return Exchange(self._connections, ask, receipt, deadline_s)
+
+    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        """Ask for a run."""
+        deadline_s += time.monotonic()
+        return Exchange(
+            self._connections,
+            lambda stream: stream.send(Kind.PULL, wire.pull_header(run), deadline_s=deadline_s),
+            lambda stream: _weights(stream, run, into, deadline_s),
+            deadline_s,
+        )
+
+    def greet(self, deadline_s: float) -> None:
+        """Open a connection, unless there is one: see whether the shard can be reached this way.
+
+        Raises
+        ------
+        ParashardError
+            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
+        """
+        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connections.close()
+
+    def _connect(self, deadline_s: float) -> Stream:
+        host, _, port = self._address.rpartition(":")
+        host = host.strip("[]")
+        connect_s = min(CONNECT_S, max(0.001, deadline_s - time.monotonic()))
+        try:
+            connection = socket.create_connection((host, int(port)), timeout=connect_s)
+        except OSError as error:
+            raise Unreachable(f"nobody answers: {error}", peer=self._address) from None
+        try:
+            tune(connection)
+            if self._tls is not None:
+                connection = self._tls.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+        except BaseException:
+            connection.close()
+            raise
+        stream = Stream(connection, self._address)
+        welcome, _ = greet(stream, self._greeting, deadline_s=deadline_s)
+        self._push_bytes_max = welcome.push_bytes_max
+        return stream
+
+
+def _weights(stream: Stream, run: PullRun, into: Buffers, deadline_s: float) -> int:
+    """Receive the answers to a pull into their places; return the lowest version among them."""
+    position, end, received = run.offset_bytes, run.offset_bytes + run.length_bytes, 0
+    lowest: int | None = None
+    while True:
+        head = answer(stream, Kind.WEIGHTS, deadline_s=deadline_s)
+        reply = parsed(head.header, tensor_pb2.PullReply)
+        lowest = reply.version if lowest is None else min(lowest, reply.version)
+        left = PullRun(run.target, run.round, run.step, position, end - position, run.known_version)
+        runs = wire.runs_within(reply, left, head.payload_bytes)
+        if not runs:
+            break
+        views = [
+            view
+            for offset, length in runs
+            for view in into.run(offset - run.offset_bytes, offset - run.offset_bytes + length)
+        ]
+        stream.receive_into(views, deadline_s=deadline_s)
+        position = sum(runs[-1])
+        received += head.payload_bytes
+    if run.known_version is None and received != run.length_bytes:
+        raise MalformedFrame(f"asked for {run.length_bytes} bytes, answered with {received}", peer=stream.peer)
+    return lowest

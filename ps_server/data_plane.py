@@ -1,0 +1,129 @@
+"""DataPlane: pushes and pulls on the shard that is served now, whatever carried them here.
+
+Lets the owner delegate to the core, looks after the log and the checkpointer, and counts time. Knows no wire. Called by
+the gRPC service and the stream services, from many threads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from parashard import failpoints
+from parashard.errors import NotReady
+from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from ps_server.checkpointing import Checkpointer
+from ps_server.lives import Lives
+from ps_server.served import Served
+
+_Result = TypeVar("_Result")
+
+
+class DataPlane:
+    """Takes pushes and gives weights.
+
+    Parameters
+    ----------
+    served : Served
+        The pure core and its owner.
+    checkpointer : Checkpointer
+        Looks after each request whether the state is to be saved.
+    lives : Lives
+        Knows the log.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        checkpointer: Checkpointer,
+        lives: Lives,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._served = served
+        self._checkpointer = checkpointer
+        self._lives = lives
+        self._clock = clock
+        self.draining = False
+
+    @property
+    def push_bytes_max(self) -> int:
+        """Length of the longest push that can be right: every partition as float32."""
+        return self._served.shard.storage.weights.nbytes
+
+    def check(self, target: Target) -> None:
+        """Refuse what is not meant for the shard as it is now.
+
+        Raises
+        ------
+        NotReady
+            If the shard is stopping.
+        WrongRun, StalePlan, StaleIncarnation
+            If another run, plan or life is meant (P2, P3).
+        """
+        self._check_open()
+        self._served.shard.check_target(target)
+
+    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+        """Take a chunk of a push; return once the log has it, where there is one.
+
+        The payload is borrowed until then, and used where it lies if it is the whole push.
+
+        Raises
+        ------
+        ParashardError
+            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
+        """
+        self._check_open()
+        deadline_s = self._clock() + timeout_s
+
+        def take() -> tuple[Receipt, int]:
+            started_s = self._clock()
+            shard = self._served.shard
+            uncopied = shard.storage.uncopied
+            try:
+                receipt = shard.push(chunk, started_s)
+                if shard.storage.uncopied < uncopied:
+                    self._checkpointer.stalled(self._clock() - started_s)
+                self._checkpointer.look(shard)
+                return receipt, self._lives.log_position
+            finally:
+                shard.record.push_s += self._clock() - started_s
+
+        if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
+            failpoints.hit("shard.push.received")
+        receipt, position = self._served.owner.run(take, timeout_s)
+        self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
+        if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
+            failpoints.hit("shard.push.applied")
+        return receipt
+
+    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
+        """Return what `read` makes of the weights; called while nobody moves them, and its views die with the call.
+
+        Raises
+        ------
+        ParashardError
+            As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
+        """
+        self._check_open()
+
+        def take() -> _Result:
+            started_s = self._clock()
+            shard = self._served.shard
+            try:
+                result = read(shard.pull(run))
+                self._checkpointer.look(shard)
+                return result
+            finally:
+                shard.record.pull_s += self._clock() - started_s
+
+        result = self._served.owner.run(take, timeout_s)
+        failpoints.hit("shard.pull.read")
+        return result
+
+    def _check_open(self) -> None:
+        if self.draining:
+            raise NotReady(f"shard {self._served.shard.identity.shard} is stopping")

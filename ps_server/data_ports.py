@@ -1,0 +1,107 @@
+"""DataPorts: the stream servers of a shard, on TCP and on a Unix socket with shared memory.
+
+Decides which there are, by the job's `cluster.transport`. Knows no message. Called by `ps_server.__main__`.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from parashard.errors import ConfigurationError
+from parashard.job.schema import Job
+from parashard.rpc import join_address
+from parashard.transports.shared_weights import SharedWeights
+from ps_server.data_plane import DataPlane
+from ps_server.local_socket import LocalSocket, local_socket
+from ps_server.rooms import Rooms
+from ps_server.served import Served
+from ps_server.shm_service import ShmService, Slots
+from ps_server.stream_server import StreamServer
+from ps_server.tcp_service import TcpService
+
+CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
+BACKLOG = 128
+
+
+class DataPorts:
+    """Listens from the start; serves once started.
+
+    Parameters
+    ----------
+    plane : DataPlane
+        Takes pushes, gives weights.
+    served : Served
+        Whose memory may be shared.
+    job : Job
+        Its `cluster` says which servers there are, and the memory that each may use.
+    host, port
+        Where the TCP server listens; port 0 picks a free one.
+
+    Attributes
+    ----------
+    address : str
+        host:port of the TCP server; empty: none.
+    local_path : str
+        Path of the Unix socket; empty: none.
+    rooms : Rooms
+        What the TCP server receives pushes into.
+    slots : Slots
+        What workers on this host push through.
+
+    Raises
+    ------
+    ConfigurationError
+        If the port cannot be listened on.
+    """
+
+    def __init__(self, plane: DataPlane, served: Served, job: Job, host: str, port: int) -> None:
+        self.address = self.local_path = ""
+        self.rooms = Rooms(job.cluster.queue_bytes)
+        self.slots = Slots(job.cluster.queue_bytes)
+        self._servers: list[StreamServer] = []
+        self._local: LocalSocket | None = None
+        transport = job.cluster.transport
+        if transport in ("auto", "tcp"):
+            listening = _listening(host, port)
+            self.address = join_address(host, listening.getsockname()[1])
+            service = TcpService(plane, self.rooms)
+            self._servers.append(StreamServer(listening, service.serve, connections_max=CONNECTIONS_MAX, name="data"))
+        if transport in ("auto", "shm") and _shared(served) is not None:
+            mine = served.shard.identity
+            self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)
+        if self._local is not None:
+            self.local_path = self._local.path
+            local = ShmService(
+                plane,
+                lambda: _shared(served),
+                self.slots,
+                direct=not job.optimizer.delay_compensation,
+            )
+            self._servers.append(
+                StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
+            )
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for server in self._servers:
+            server.start()
+
+    def stop(self) -> None:
+        """Serve nobody any more."""
+        if self._local is not None:
+            self._local.close()
+        for server in self._servers:
+            server.stop()
+
+
+def _shared(served: Served) -> SharedWeights | None:
+    memory = served.shard.storage.memory
+    return memory if isinstance(memory, SharedWeights) else None
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on {join_address(host, port)}: {error}") from None

@@ -1,0 +1,38 @@
+"""What the kernel benchmark measures and how it reads: one turn at the smallest size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks import kernels
+from ps_server.kernels import fused
+
+
+@pytest.fixture(autouse=True)
+def _threads_as_before() -> Iterator[None]:
+    before = fused._lanes.threads
+    yield
+    fused.use_threads(before)
+
+
+def test_every_kernel_is_measured_on_one_thread_and_on_all() -> None:
+    rows = kernels.rows(1, 2, kernels.measure(1, 2, turns=1))
+    measured = {(row["kernel"], row["threads"]) for row in rows}
+    assert measured == {("np.copyto", 1), *((name, threads) for name in kernels.KERNELS for threads in (1, 2))}
+    assert all(row["ours_ms"] > 0 and row["ratio"] == row["ours_ms"] / row["peer_ms"] for row in rows)
+
+
+def test_a_kernel_with_other_bits_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels.check(100, 2)
+    monkeypatch.setattr(fused, "rmsprop", lambda *arrays, **settings: None)
+    with pytest.raises(AssertionError, match="rmsprop of 100 elements on 2 threads differs"):
+        kernels.check(100, 2)
+
+
+def test_the_table_names_the_targets_where_they_apply() -> None:
+    row = {"kernel": "adam", "size_mib": 64, "threads": 2, "ours_ms": 8.0, "numpy_ms": 100.0, "ratio": 2.25}
+    lines = kernels.markdown([row, row | {"threads": 1}, row | {"size_mib": 4}]).splitlines()
+    assert lines[2] == "| adam | 2 | 8.000 | 2.25 (at most 2.4) | 12.5 x |"
+    assert [line.count("at most") for line in lines[3:]] == [0, 0]

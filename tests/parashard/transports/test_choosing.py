@@ -1,0 +1,242 @@
+"""Which transport is used: the first that works, found out at the first request, once for each life of a shard."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from shared_shard import DEADLINE_S, GREETING, pull_of, push_of
+from structlog.testing import capture_logs
+
+from parashard.buffers import Buffers
+from parashard.errors import (
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    QueueFull,
+    StaleIncarnation,
+    Unreachable,
+    WrongRun,
+)
+from parashard.messages import PushResult, Receipt
+from parashard.transports import choosing
+from parashard.transports.base import ShardAddress
+from parashard.transports.choosing import SHM, TCP, ChosenTransport, Way, connect_by
+from parashard.transports.grpc import GrpcTransport
+
+WHERE = ShardAddress("127.0.0.1:1", 1, "127.0.0.1:2", "/nowhere/shard.sock")
+
+
+class Answered:
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def result(self) -> Any:
+        return self._value
+
+    def cancel(self) -> None: ...
+
+
+class FakeWay:
+    """A transport whose HELLO ends as a test says."""
+
+    def __init__(self, outcome: ParashardError | None = None) -> None:
+        self.outcome = outcome
+        self.on_greet: Callable[[], None] = lambda: None
+        self.greeted_s: list[float] = []
+        self.requests: list[str] = []
+        self.closed = 0
+
+    def greet(self, deadline_s: float) -> None:
+        self.greeted_s.append(deadline_s)
+        self.on_greet()
+        if self.outcome is not None:
+            raise self.outcome
+
+    def push(self, push: Any, deadline_s: float) -> Any:
+        self.requests.append("push")
+        return Answered(Receipt(PushResult.APPLIED, 1, None))
+
+    def pull(self, run: Any, into: Buffers, deadline_s: float) -> Any:
+        self.requests.append("pull")
+        return Answered(1)
+
+    def close(self) -> None:
+        self.closed += 1
+
+    def way(self, kind: str, obstacle: str | None = None) -> Way:
+        return Way(kind, lambda where: obstacle, lambda where, greeting: self)
+
+
+def chosen(*ways: Way, otherwise: FakeWay | None = None) -> ChosenTransport:
+    return ChosenTransport(WHERE, GREETING, ways, None if otherwise is None else lambda where, greeting: otherwise)
+
+
+def push(transport: ChosenTransport, deadline_s: float = DEADLINE_S) -> Receipt:
+    return transport.push(push_of(np.ones(1, np.float32)), deadline_s).result()
+
+
+ELSEWHERE = [Unreachable("nobody"), QueueFull("no slot"), MalformedFrame("bad memory"), PeerFailed("broken")]
+
+
+class TestChoosing:
+    """In order of preference, by trying."""
+
+    def test_nothing_is_tried_before_the_first_request(self) -> None:
+        shm = FakeWay()
+        transport = chosen(shm.way("shm"))
+        assert shm.greeted_s == []
+        push(transport)
+        assert len(shm.greeted_s) == 1
+
+    def test_the_first_that_works_carries_everything(self) -> None:
+        shm, tcp = FakeWay(), FakeWay()
+        transport = chosen(shm.way("shm"), tcp.way("tcp"))
+        push(transport)
+        assert transport.pull(pull_of(), Buffers(), DEADLINE_S).result() == 1
+        assert (shm.requests, len(shm.greeted_s)) == (["push", "pull"], 1)
+        assert (tcp.requests, tcp.greeted_s) == ([], [])
+
+    @pytest.mark.parametrize("error", ELSEWHERE, ids=lambda error: type(error).__name__)
+    def test_where_one_does_not_work_the_next_is_tried_and_it_is_closed(self, error: ParashardError) -> None:
+        shm, tcp = FakeWay(error), FakeWay()
+        transport = chosen(shm.way("shm"), tcp.way("tcp"))
+        push(transport)
+        push(transport)
+        assert (shm.closed, shm.requests, len(shm.greeted_s)) == (1, [], 1)
+        assert tcp.requests == ["push", "push"]
+
+    def test_what_cannot_work_is_not_tried(self) -> None:
+        shm, tcp = FakeWay(), FakeWay()
+        push(chosen(shm.way("shm", "no path"), tcp.way("tcp")))
+        assert shm.greeted_s == []
+
+    def test_where_nothing_works_the_last_resort_is_not_asked(self) -> None:
+        shm, tcp, grpc = FakeWay(Unreachable("a")), FakeWay(Unreachable("b")), FakeWay()
+        push(chosen(shm.way("shm"), tcp.way("tcp"), otherwise=grpc))
+        assert (grpc.requests, grpc.greeted_s) == (["push"], [])
+
+    @pytest.mark.parametrize("error", [StaleIncarnation("2"), WrongRun("other"), NotReady("stopping")])
+    def test_what_the_shard_would_say_on_any_way_is_the_answer(self, error: ParashardError) -> None:  # P2, P3
+        shm, tcp = FakeWay(error), FakeWay()
+        transport = chosen(shm.way("shm"), tcp.way("tcp"))
+        with pytest.raises(type(error)):
+            push(transport)
+        assert tcp.greeted_s == []
+        shm.outcome = None
+        push(transport)
+        assert shm.requests == ["push"], "the next request looks again"
+
+    def test_without_a_last_resort_the_error_says_why_and_the_next_request_looks_again(self) -> None:
+        shm = FakeWay(Unreachable("nobody"))
+        transport = chosen(shm.way("shm"))
+        with pytest.raises(Unreachable, match="no way to the shard works: shm: nobody") as caught:
+            push(transport)
+        assert caught.value.peer == WHERE.address
+        shm.outcome = None
+        push(transport)
+
+    def test_a_request_that_cannot_begin_fails_when_it_is_waited_for(self) -> None:
+        pending = chosen(FakeWay(Unreachable("nobody")).way("shm")).push(push_of(np.ones(1, np.float32)), DEADLINE_S)
+        pending.cancel()
+        with pytest.raises(Unreachable):
+            pending.result()
+
+    def test_no_way_takes_longer_than_its_share_or_than_the_request_has(self) -> None:
+        shm, tcp = FakeWay(Unreachable("slow")), FakeWay()
+        push(chosen(shm.way("shm"), tcp.way("tcp")))
+        assert shm.greeted_s == [choosing.GREET_S]
+        hurried = FakeWay()
+        push(chosen(hurried.way("shm")), deadline_s=0.5)
+        assert 0.0 < hurried.greeted_s[0] <= 0.5
+
+    def test_threads_choose_once_together(self) -> None:
+        shm, trying, let_go = FakeWay(), threading.Event(), threading.Event()
+
+        def slowly() -> None:
+            trying.set()
+            let_go.wait(DEADLINE_S)
+
+        shm.on_greet = slowly
+        transport = chosen(shm.way("shm"))
+        threads = [threading.Thread(target=push, args=(transport,)) for _ in range(4)]
+        threads[0].start()
+        assert trying.wait(DEADLINE_S)
+        with pytest.raises(Unreachable, match="before the deadline"):
+            push(transport, deadline_s=0.005)
+        for thread in threads[1:]:
+            thread.start()
+        let_go.set()
+        for thread in threads:
+            thread.join(DEADLINE_S)
+        assert (len(shm.greeted_s), shm.requests) == (1, ["push"] * 4)
+
+    def test_closing_ends_what_is_being_tried_and_what_comes_later(self) -> None:
+        shm, tcp = FakeWay(Unreachable("closed under it")), FakeWay()
+        transport = chosen(shm.way("shm"), tcp.way("tcp"))
+        shm.on_greet = transport.close
+        with pytest.raises(Unreachable, match="the transport is closed"):
+            push(transport)
+        assert shm.closed == 2, "by the one who closed and by the one who tried"
+        assert (tcp.closed, tcp.greeted_s) == (1, [])
+
+    def test_closing_closes_what_was_chosen(self) -> None:
+        shm = FakeWay()
+        transport = chosen(shm.way("shm"))
+        transport.close()
+        with pytest.raises(Unreachable):
+            push(transport)
+        shm, transport = FakeWay(), chosen((other := FakeWay()).way("shm"))
+        push(transport)
+        transport.close()
+        assert other.closed == 1
+
+    def test_the_choice_is_logged_once_with_what_stood_against_the_others(self) -> None:
+        transport = chosen(FakeWay(QueueFull("no slot")).way("shm"), FakeWay().way("tcp"))
+        with capture_logs() as logs:
+            push(transport)
+            push(transport)
+        assert [(log["event"], log["shard"], log["kind"], log["passed_over"]) for log in logs] == [
+            ("transport", 0, "tcp", {"shm": "no slot"})
+        ]
+
+
+class TestKinds:
+    """What a job may say."""
+
+    @pytest.mark.parametrize(
+        ("way", "where", "obstacle"),
+        [
+            (SHM, ShardAddress("a:1", 1, "a:2", ""), "the shard offers no shared memory"),
+            (TCP, ShardAddress("a:1", 1, "", "/x"), "the shard has no stream server"),
+        ],
+    )
+    def test_a_way_needs_an_address(self, way: Way, where: ShardAddress, obstacle: str) -> None:
+        assert way.obstacle(where) == obstacle
+
+    def test_shared_memory_needs_a_machine_that_can(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(choosing, "can_share", lambda: False)
+        assert SHM.obstacle(WHERE) == "this machine cannot share weights"
+        assert TCP.obstacle(WHERE) is None
+
+    @pytest.mark.parametrize("kind", ["shm", "tcp"])
+    def test_what_a_job_asks_for_is_used_or_the_error_says_why_not(self, kind: str) -> None:
+        transport = connect_by(kind)(ShardAddress("127.0.0.1:1", 1), GREETING)  # type: ignore[arg-type]
+        with pytest.raises(Unreachable, match=f"no way to the shard works: {kind}: the shard"):
+            push(transport)  # type: ignore[arg-type]
+
+    def test_grpc_needs_no_choice(self) -> None:
+        transport = connect_by("grpc")(WHERE, GREETING)
+        assert isinstance(transport, GrpcTransport)
+        transport.close()
+
+    def test_by_itself_a_job_ends_with_grpc(self) -> None:
+        transport = connect_by("auto")(ShardAddress("127.0.0.1:1", 1, "127.0.0.1:1", "/nowhere/x.sock"), GREETING)
+        with capture_logs() as logs, pytest.raises(Unreachable):
+            push(transport, deadline_s=0.3)  # type: ignore[arg-type]
+        transport.close()
+        assert [(log["kind"], sorted(log["passed_over"])) for log in logs] == [("grpc", ["shm", "tcp"])]
