@@ -4,7 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 
-.PHONY: demo test test-gpu check format protos docs lock bench clean
+DATA ?= mnist
+
+.PHONY: demo test test-gpu check format protos docs lock bench bench-peers clean
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -49,8 +51,23 @@ protos: $(READY)  ## generate the code of protos/*.proto again
 docs: $(READY)  ## write the reference of the job file again
 	$(BIN)/python tools/job_reference.py
 
-bench: $(READY)  ## the benchmarks that need no peer
-	$(BIN)/python -m benchmarks.scheduling
+# Both take DATA=FOLDER, where MNIST's four files are.
+bench: $(READY)  ## the races that need no peer, and the kernels
+	$(BIN)/python -m benchmarks.kernels --write
+	$(BIN)/python -m benchmarks.shard_start --write
+	$(BIN)/python -m benchmarks.races.memory --write
+	$(BIN)/python -m benchmarks.races.growth --write
+	$(BIN)/python -m benchmarks.races.promises --data $(DATA) --write
+	$(BIN)/python -m benchmarks.encodings --data $(DATA) --write
+	$(BIN)/python -m benchmarks.gpu --write
+	$(BIN)/python -m benchmarks.races.plots
+
+bench-peers: $(READY)  ## the races against peers, each in an environment of its own (3.8 GB under .peers/)
+	$(BIN)/python -m benchmarks.peers.environments
+	$(BIN)/python -m benchmarks.races.push_pull --peers all --write
+	$(BIN)/python -m benchmarks.races.scheduling --peers all --write
+	$(BIN)/python -m benchmarks.races.training --data $(DATA) --peers all --write
+	$(BIN)/python -m benchmarks.races.plots
 
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \

@@ -23,6 +23,7 @@ from coordinator.core import Core, Options
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher
 from coordinator.policies import Async
+from coordinator.rounds import NoRounds
 from coordinator.service import CoordinatorService
 from coordinator.status import StatusView
 from parashard.coordinator_client import CoordinatorClient
@@ -39,7 +40,7 @@ DEADLINE_S = 120.0
 def measure(workers: int, batch: int, steps: int) -> float:
     """Return empty steps per second, from the first lease to the last completion."""
     options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
-    core = Core(options, Async(), Evaluations([], Async(), steps), ExternalLauncher())
+    core = Core(options, Async(), Evaluations([], Async(), steps), ExternalLauncher(), NoRounds())
     service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async", 0))
     server = Server("127.0.0.1:0")
     service.add_to(server)
@@ -66,13 +67,13 @@ def measure(workers: int, batch: int, steps: int) -> float:
 def work(address: str, batch: int) -> None:
     """Take steps and report them complete until the job is over."""
     client = CoordinatorClient(address)
-    joined = client.register_worker(pb.RegisterWorkerRequest(run_id=RUN_ID))
+
+    def join() -> Joined:
+        joined = client.register_worker(pb.RegisterWorkerRequest(run_id=RUN_ID))
+        return Joined(RUN_ID, joined.name, joined.incarnation, joined.lease_ttl_s)
+
     leasing = Leasing(
-        client,
-        Joined(RUN_ID, joined.name, joined.incarnation, joined.lease_ttl_s),
-        batch=batch,
-        ahead=batch // 2,
-        step_timeout_s=DEADLINE_S,
+        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, patience_s=TTL_S
     )
     leasing.start()
     while not leasing.over:

@@ -105,7 +105,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     )
     lives.follow(checkpointer)
     plane = DataPlane(served, checkpointer, lives)
-    service = ShardService(plane, served, checkpointer, lives)
+    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port)
+    service = ShardService(plane, served, checkpointer, lives, lambda: ports.held_bytes_max)
     server = Server(join_address(arguments.host, arguments.port))
     service.add_to(server)
     registry = new_registry("shard")
@@ -117,7 +118,6 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         registry,
         lambda: "" if announced else "not registered with the coordinator",
     )
-    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port)
     server.start()
     ports.start()
     http.start()

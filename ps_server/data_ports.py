@@ -81,6 +81,11 @@ class DataPorts:
                 StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
             )
 
+    @property
+    def held_bytes_max(self) -> int:
+        """The most memory that pushes on their way have held, of each server the most at once."""
+        return self.rooms.held_bytes_max + self.slots.held_bytes_max
+
     def start(self) -> None:
         """Begin to serve."""
         for server in self._servers:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import grpc
@@ -33,13 +34,23 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         Saves the state.
     lives : Lives
         Gives the shard another life for a rollback, and knows the log.
+    elsewhere_bytes_max : callable
+        Returns the most memory that pushes on their way have held outside of the core.
     """
 
-    def __init__(self, plane: DataPlane, served: Served, checkpointer: Checkpointer, lives: Lives) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        served: Served,
+        checkpointer: Checkpointer,
+        lives: Lives,
+        elsewhere_bytes_max: Callable[[], int] = lambda: 0,
+    ) -> None:
         self._plane = plane
         self._served = served
         self._checkpointer = checkpointer
         self._lives = lives
+        self._elsewhere_bytes_max = elsewhere_bytes_max
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -62,6 +73,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
         reply = self._served.owner.run(lambda: inspection(self._served.shard), _time_left_s(context))
+        reply.queue_bytes_max += self._elsewhere_bytes_max()
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lives.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed

@@ -2,8 +2,7 @@
 
 Two workers, `--servers` parameter servers. Each step is one scheduled tf.function: the next batch of the worker's own
 shuffled data set, the gradients, and Adam's update, which runs where variables and slots lie (ResourceApplyAdam).
-Keras 3 does not train with parameter servers, so layers and optimizer are written out. Answers as
-`seam.training_answers` says.
+Keras 3 does not train with parameter servers, so layers and optimizer are written out.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ class Network:
     def train(self, images: tf.Tensor, labels: tf.Tensor) -> None:
         """Take one step."""
         with tf.GradientTape() as tape:
-            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(images))
-            loss = tf.reduce_mean(losses)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, self.logits(images)))
         gradients = tape.gradient(loss, self._variables)
         t = self._t.assign_add(1.0)
         powers = {f"{beta}_power": tf.pow(ADAM[beta], t) for beta in ("beta1", "beta2")}

@@ -58,6 +58,7 @@ def ratios(content: dict[str, Any]) -> Figure:
         list(places), [f"{row['race']}, {row['size']}: {row['ours']} against {row['peer']}" for row in rows]
     )
     axes.set_xscale("log")
+    axes.margins(y=0.01)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("times faster than the peer, in the same run")
     if marked:
@@ -86,6 +87,7 @@ def growth(content: dict[str, Any]) -> Figure:
             axes.plot(xs, slope, "k:", linewidth=0.8, label="in proportion")
             axes.legend(frameon=False)
         axes.set_xscale("log", base=2)
+        axes.set_xticks(xs, [f"{x:g}" for x in xs], minor=False)
         axes.set_yscale("log")
         axes.set_xlabel("MiB of the model" if sweep == "bytes" else sweep)
         axes.set_ylabel("ms per step")

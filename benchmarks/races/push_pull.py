@@ -22,7 +22,7 @@ from benchmarks.tables import table, write
 from benchmarks.training import clean_up_when_ended
 
 MIB = 1 << 20
-RACES = {"shm": "same host", "auto": "same host", "tcp": "across TCP", "grpc": "across TCP", "default": "across TCP"}
+RACES = {"shm": "same host", "auto": "same host", "default": "same host", "tcp": "across TCP", "grpc": "across gRPC"}
 """By transport; "default" leaves the choice to the job file's own default."""
 PEERS = {
     "tensorflow": ("tensorflow", "TensorFlow", "tensorflow_push_pull"),

@@ -60,8 +60,8 @@ def main() -> None:
         for batch, own in ours.items()
     ]
     rates = {**{f"parashard, lease batch {batch}": own for batch, own in ours.items()}, **theirs}
-    lines = [[name, spread(own)] for name, own in rates.items()]
-    sections = {"Empty steps per second": table(["coordinator", "steps/s, median (spread)"], lines)}
+    lines = [[name, spread([rate / 1000 for rate in own])] for name, own in rates.items()]
+    sections = {"Empty steps per second": table(["coordinator", "1,000 steps/s, median (spread)"], lines)}
     if rows:
         sections["Milliseconds per empty step"] = markdown(rows)
     print("\n\n".join(sections.values()), flush=True)

@@ -271,5 +271,5 @@ class ClusterOptions(Table):
         default=268435456,
         ge=1,
         le=2**40,
-        description="Memory of the pushes that one shard is putting together; one more is told to come again later.",
+        description="Memory of pushes on their way at one shard, for each transport; one more comes again later.",
     )
