@@ -55,6 +55,8 @@ docs: $(READY)  ## write the reference of the job file again
 bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.kernels --write
 	$(BIN)/python -m benchmarks.shard_start --write
+	$(BIN)/python -m benchmarks.races.push_pull
+	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.races.memory --write
 	$(BIN)/python -m benchmarks.races.growth --write
 	$(BIN)/python -m benchmarks.races.promises --data $(DATA) --write

@@ -41,7 +41,6 @@ LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
-PULL_BUDGET_S = 10.0
 STORE_PATIENCE_S = 60.0  # how long a store may fail before the last checkpoint is given up, and the job with it
 DECISION_PATIENCE_S = 20.0
 DECISION_PAUSE_S = 0.5

@@ -54,9 +54,3 @@ class Buffers:
         for view in self.run(begin, begin + content.nbytes):
             view[:] = content[position : position + view.nbytes]
             position += view.nbytes
-
-    def joined(self) -> memoryview:
-        """Return the run as one view: of the one piece there is, else of a copy."""
-        if len(self.pieces) == 1:
-            return self.pieces[0]
-        return memoryview(b"".join(self.pieces))

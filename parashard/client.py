@@ -28,6 +28,7 @@ from parashard.weight_sets import WeightSet, WeightSets
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 1.0
+UNHEARD_MAX = 4096
 
 _Answer = TypeVar("_Answer")
 
@@ -122,14 +123,16 @@ class ShardClient:
         self._giving_up = giving_up or threading.Event()
         self._connect = connect
         self._transports: dict[ShardAddress, Transport] = {}
+        self._closed = False
         self._encoder = GradientEncoder(plan)
+        self._unheard: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
         self._sets = WeightSets(plan)
         self.view = View(0, ())
 
     def use(self, view: View) -> None:
         """Send to these shards from now on, unless a newer view is in use; connections to others are closed."""
         with self._viewing:
-            if view.number < self.view.number:
+            if self._closed or view.number < self.view.number:
                 return
             for where in set(self._transports) - set(view.shards):
                 self._transports.pop(where).close()
@@ -139,10 +142,13 @@ class ShardClient:
             self.view = view
 
     def close(self) -> None:
-        """Close every connection."""
-        for transport in self._transports.values():
+        """Close every connection, and let no view open others."""
+        with self._viewing:
+            self._closed = True
+            transports = list(self._transports.values())
+            self._transports.clear()
+        for transport in transports:
             transport.close()
-        self._transports.clear()
 
     def pull(self, *, step: int | None = None, round_: int | None = None) -> Pulled:
         """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
@@ -169,8 +175,12 @@ class ShardClient:
             run = PullRun(self._target(shard, view), round_, step, 0, length, weights.versions[shard])
             return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
-        # After an error the set is dropped: what its arrays hold is undefined.
-        weights.versions = self._of_all(pull, len(view.shards))
+        try:
+            weights.versions = self._of_all(pull, len(view.shards))
+        except BaseException:
+            weights.versions = (None,) * len(view.shards)  # what its arrays hold is undefined
+            self._sets.give_back(weights)
+            raise
         return Pulled(weights, self._sets)
 
     def push(
@@ -211,15 +221,22 @@ class ShardClient:
             )
 
         def settle(shard: int, receipt: Receipt) -> None:
-            # P17. In sync:N nothing has a residue, and what is held will be applied.
-            taken = receipt.result in (PushResult.APPLIED, PushResult.BUFFERED)
-            self._encoder.settle(unsettled.pop(shard), applied=taken)
+            # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
+            # whose receipt was lost is that push: giving its residue back would send it twice.
+            lost = (step, shard) in self._unheard
+            self._unheard.discard((step, shard))
+            ours = receipt.result is not PushResult.DUPLICATE or lost
+            self._encoder.settle(unsettled.pop(shard), applied=ours)
+
+        def unheard(shard: int) -> None:
+            if unsettled[shard] and len(self._unheard) < UNHEARD_MAX:
+                self._unheard.add((step, shard))
 
         try:
             prepared = [
                 self._prepare(shard, view, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
             ]
-            receipts = self._of_all(push, len(prepared), settle)
+            receipts = self._of_all(push, len(prepared), settle, unheard)
         finally:
             for encoded in unsettled.values():
                 self._encoder.settle(encoded, applied=False)
@@ -279,54 +296,62 @@ class ShardClient:
         begin: Callable[[int], Pending[_Answer]],
         shards: int,
         settled: Callable[[int, _Answer], None] = lambda shard, answer: None,
+        unheard: Callable[[int], None] = lambda shard: None,
     ) -> tuple[_Answer, ...]:
-        """Begin a request on every shard, then wait for each; a shard that asks for patience is asked again.
+        """Begin a request on every shard, then wait for each; shards that ask for patience are asked again after that.
 
-        Shards are settled in index order by everybody: with any other order two workers could each hold the last room
-        of one shard's queue and wait for the other's. After an error nothing is under way any more.
+        Only after that: whoever tries again while it holds another shard's connection, or its room, and waits for one
+        that somebody holds who waits for the first, would stand still. `settled` is told of every answer, `unheard` of
+        a request that may have reached its shard and was not answered. After an error nothing is under way any more.
         """
-        begun: list[Pending[_Answer] | RetryLater] = []
-        answers: list[_Answer] = []
+        begun: list[Pending[_Answer] | None] = []
+        answers: dict[int, _Answer] = {}
         try:
+            begun.extend(self._begun(begin, shard) for shard in range(shards))
+            for shard, pending in enumerate(begun):
+                answer = None if pending is None else self._heard(pending, shard, unheard)
+                if answer is not None:
+                    answers[shard] = answer
+                    settled(shard, answer)
             for shard in range(shards):
-                begun.append(self._begun(begin, shard))
-            for shard in range(shards):
-                answers.append(self._patiently(begin, shard, begun[shard]))
-                settled(shard, answers[shard])
+                if shard not in answers:
+                    answers[shard] = self._patiently(begin, shard, unheard)
+                    settled(shard, answers[shard])
         except BaseException:
-            for pending in begun[len(answers) :]:
-                if not isinstance(pending, RetryLater):
+            for pending in begun:
+                if pending is not None:
                     pending.cancel()
             raise
-        return tuple(answers)
+        return tuple(answers[shard] for shard in range(shards))
 
-    def _begun(self, begin: Callable[[int], Pending[_Answer]], shard: int) -> Pending[_Answer] | RetryLater:
+    def _begun(self, begin: Callable[[int], Pending[_Answer]], shard: int) -> Pending[_Answer] | None:
+        """Begin; None if the shard asks for patience: the others need not wait for it."""
         try:
             return begin(shard)
-        except RetryLater as error:  # the others need not wait for this one
-            return error
+        except RetryLater:
+            return None
+
+    def _heard(self, pending: Pending[_Answer], shard: int, unheard: Callable[[int], None]) -> _Answer | None:
+        """Wait for an answer; None if the shard asks for patience."""
+        try:
+            return _answered(pending, shard, unheard)
+        except RetryLater:
+            return None
 
     def _patiently(
-        self, begin: Callable[[int], Pending[_Answer]], shard: int, first: Pending[_Answer] | RetryLater
+        self, begin: Callable[[int], Pending[_Answer]], shard: int, unheard: Callable[[int], None]
     ) -> _Answer:
-        """Wait for an answer; while the shard asks for patience, ask again, within the budget."""
-        try:
-            if isinstance(first, RetryLater):
-                raise first
-            return first.result()
-        except RetryLater:
-            if not isinstance(first, RetryLater):
-                first.cancel()  # what it may still have under way must not fill the same arrays
-            retrying = tenacity.Retrying(
-                retry=tenacity.retry_if_exception_type(RetryLater),
-                wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
-                sleep=tenacity.sleep_using_event(self._giving_up),
-                stop=tenacity.stop_after_delay(self._retry_budget_s)
-                | tenacity.stop_when_event_set(self._giving_up)
-                | _StopWhenAway(self._away_budget_s),
-                reraise=True,
-            )
-            return retrying(lambda: _answered(begin(shard)))
+        """Ask a shard again until it answers or the budget is spent."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(RetryLater),
+            wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
+            sleep=tenacity.sleep_using_event(self._giving_up),
+            stop=tenacity.stop_after_delay(self._retry_budget_s)
+            | tenacity.stop_when_event_set(self._giving_up)
+            | _StopWhenAway(self._away_budget_s),
+            reraise=True,
+        )
+        return retrying(lambda: _answered(begin(shard), shard, unheard))
 
     def _transport(self, shard: int, view: View) -> Transport:
         transport = self._transports.get(view.shards[shard])
@@ -340,9 +365,11 @@ class ShardClient:
         return Target(self._run_id, self._job_digest, self._plan.version, shard, view.shards[shard].incarnation)
 
 
-def _answered(pending: Pending[_Answer]) -> _Answer:
+def _answered(pending: Pending[_Answer], shard: int, unheard: Callable[[int], None]) -> _Answer:
     try:
         return pending.result()
-    except RetryLater:
-        pending.cancel()
+    except RetryLater as error:
+        pending.cancel()  # what it may still have under way must not fill the same arrays
+        if isinstance(error, Unreachable):
+            unheard(shard)
         raise

@@ -1,6 +1,6 @@
 """What workers and shards have counted of their transfers, as figures: how much was hidden, how much was not sent.
 
-Pure. Knows neither who counted nor who shows it. Called by the coordinator's report, history and status page, and by
+Knows neither who counted nor who shows it. Called by the coordinator's report, history and status page, and by
 `parashard.live`.
 """
 

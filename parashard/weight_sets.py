@@ -14,7 +14,7 @@ from parashard.buffers import Buffers
 from parashard.partition import Plan
 from parashard.variables import Float32s
 
-KEPT_MAX = 16  # free sets: a pipeline of greatest depth needs 9
+KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
 
 
 class WeightSet:

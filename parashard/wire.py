@@ -2,7 +2,7 @@
 
 Translates between the values of `parashard.messages`, protobuf headers and, for gRPC, frames of bytes. Every length is
 checked before anything is read by it; a frame that is not ours raises `MalformedFrame`, one over a bound
-`LimitExceeded`. Called by the transports and the shard.
+`LimitExceeded`. Called by the transports and the shard's services.
 """
 
 from __future__ import annotations
@@ -208,6 +208,12 @@ def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int)
     return runs
 
 
+def check_answered(asked: PullRun, answered_bytes: int, *, peer: str | None = None) -> None:
+    """Raise `MalformedFrame` if a pull that can leave no bytes as they are was not answered with all of them."""
+    if asked.known_version is None and answered_bytes != asked.length_bytes:
+        raise MalformedFrame(f"asked for {asked.length_bytes} bytes, answered with {answered_bytes}", peer=peer)
+
+
 def target_message(value: Target) -> tensor_pb2.Target:
     """Return the message that names a life of a shard."""
     return tensor_pb2.Target(
@@ -285,8 +291,7 @@ def encode_weights(weights: Weights) -> bytes:
 def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, memoryview]]]:
     """Return the version in a frame, and its runs: where each begins in the shard's vector, and a view of its bytes."""
     reply, payload = decode_frame(frame, tensor_pb2.PullReply)
-    if asked.known_version is None and payload.nbytes != asked.length_bytes:  # nothing can be left as it is
-        raise MalformedFrame(f"asked for {asked.length_bytes} bytes, answered with {payload.nbytes}")
+    check_answered(asked, payload.nbytes)
     runs, position = [], 0
     for offset, length in runs_within(reply, asked, payload.nbytes):
         runs.append((offset, payload[position : position + length]))

@@ -9,6 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import structlog
 
@@ -110,7 +112,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     server = Server(join_address(arguments.host, arguments.port))
     service.add_to(server)
     registry = new_registry("shard")
-    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
+    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log, lambda: ports.held_bytes))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -133,7 +135,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     checkpointer.start()
     elements = served.shard.storage.elements
     log.info("serving", address=where.address, data=where.data_address, http=http.address, elements=elements)
-    announcer.run(stop)
+    with _stopped_by_errors(ports):
+        announcer.run(stop)
     log.info("stopping", reason=stop.reason)
     plane.draining = True
     _end_in_time(builder.job.cluster.grace_s)
@@ -144,6 +147,16 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     lives.close()
     coordinator.close()
     return ExitCode.DONE
+
+
+@contextmanager
+def _stopped_by_errors(ports: DataPorts) -> Iterator[None]:
+    """Stop the ports where what is done meanwhile fails: a name under /dev/shm goes with them."""
+    try:
+        yield
+    except BaseException:
+        ports.stop()
+        raise
 
 
 def _save(checkpointer: Checkpointer) -> None:

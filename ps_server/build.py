@@ -1,4 +1,4 @@
-"""Builds a shard from what the coordinator says of the job. The only place that reads a job's settings for a shard."""
+"""Builds a shard from what the coordinator says of the job."""
 
 from __future__ import annotations
 

@@ -69,6 +69,11 @@ class DataPorts:
         if transport in ("auto", "shm") and _shared(served) is not None:
             mine = served.shard.identity
             self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)
+        if transport == "shm" and self._local is None:
+            raise ConfigurationError(
+                'cluster.transport = "shm", and this shard can share no memory with workers: it takes Linux on x86-64 '
+                "and a folder under /dev/shm for this user alone; the log says what is missing"
+            )
         if self._local is not None:
             self.local_path = self._local.path
             local = ShmService(
@@ -80,6 +85,11 @@ class DataPorts:
             self._servers.append(
                 StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
             )
+
+    @property
+    def held_bytes(self) -> int:
+        """The memory that pushes on their way hold."""
+        return self.rooms.held_bytes + self.slots.held_bytes
 
     @property
     def held_bytes_max(self) -> int:

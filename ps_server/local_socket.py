@@ -2,7 +2,8 @@
 
 Owns the path /dev/shm/parashard-UID/RUN_ID/shard-INDEX.INCARNATION.sock: its folders (0700), its making, its end, and
 the sweeping of what killed shards have left. A host shares /dev/shm as it shares memory, containers that share one
-included, so the path is there exactly where shared memory may be of use. Knows no message. Made by the shard's main.
+included, so the path is there exactly where shared memory may be of use. Knows no message. Called by
+`ps_server.data_ports`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 
 import structlog
 
-from parashard.transports.shm import is_own_user
+from parashard.transports.socket_io import is_own_user
 
 ROOT = Path("/dev/shm")
 PATH_BYTES_MAX = 107  # of a Unix socket's address, in Linux

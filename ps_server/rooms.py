@@ -1,7 +1,8 @@
 """Rooms: the memory that pushes are received into, kept for the next push, within a budget (P19).
 
-Knows sizes, not pushes. Called by the stream services, from many threads. A room that is used again costs nothing,
-while the kernel clears each fresh page, which takes longer than to receive it (docs/transports.md).
+Knows sizes, not pushes. Called by `ps_server.tcp_service`, from many threads. A room that is used again costs nothing,
+while the kernel clears each fresh page, which takes longer than to receive it
+(docs/decisions/0013-three-transports-one-seam.md).
 """
 
 from __future__ import annotations

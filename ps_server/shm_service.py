@@ -9,52 +9,53 @@ from __future__ import annotations
 
 import os
 import threading
-import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from parashard import wire
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.messages import Weights
-from parashard.rpc import DATA_DEADLINE_S
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from protos import stream_pb2, tensor_pb2
-from ps_server.stream_server import HELLO_DEADLINE_S
-from ps_server.tcp_service import Plane
+from ps_server.stream_dialogue import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
 
 
 class Slots:
     """The memory that connections push through, within a budget (P19).
 
-    Invariant: the slots in use hold at most the budget, or there is one alone.
+    Invariant: the slots in use hold at most the budget and one slot for each worker. A worker always gets its first:
+    without one it would go another way for as long as the shard lives, though others only have spare ones.
 
     Parameters
     ----------
     budget_bytes : int
-        Greatest sum of all slots; a first slot is always admitted, however long.
+        Greatest sum of all slots, as long as every worker has one.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._budget_bytes = budget_bytes
         self._lock = threading.Lock()
+        self._holders: Counter[str] = Counter()
         self.held_bytes = 0
         """Bytes of the slots in use."""
         self.held_bytes_max = 0
         """The most that has been in use at once."""
 
     @contextmanager
-    def take(self, size_bytes: int) -> Iterator[tuple[int, Bytes]]:
-        """Lend a new slot, as a descriptor and mapped; here it ends with the context, if no view of it is left.
+    def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
+        """Lend a worker a new slot, as a descriptor and mapped; it ends with the context, if no view of it is left.
 
         Raises
         ------
         QueueFull
-            If the slots in use leave too little of the budget, or the system has no memory; nothing is reserved.
+            If the worker has one and too little of the budget is left, or the system has no memory; nothing is
+            reserved.
         """
-        self._hold(size_bytes)
+        self._hold(size_bytes, worker)
         try:
             try:
                 descriptor = memory.create("parashard-slot", size_bytes)
@@ -68,14 +69,16 @@ class Slots:
         finally:
             with self._lock:
                 self.held_bytes -= size_bytes
+                self._holders -= Counter([worker])
 
-    def _hold(self, size_bytes: int) -> None:
+    def _hold(self, size_bytes: int, worker: str) -> None:
         with self._lock:
-            if self.held_bytes and self.held_bytes + size_bytes > self._budget_bytes:
+            if self._holders[worker] and self.held_bytes + size_bytes > self._budget_bytes:
                 raise QueueFull(
                     f"connections over shared memory hold {self.held_bytes} bytes; another {size_bytes} would pass "
                     f"{self._budget_bytes}"
                 )
+            self._holders[worker] += 1
             self.held_bytes += size_bytes
             self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
 
@@ -117,8 +120,8 @@ class ShmService:
         Unreachable
             If it is gone, or stopped in the middle.
         """
-        weights = self._greeted(stream)
-        with self._slots.take(weights.weights.nbytes) as (descriptor, slot):
+        worker, weights = self._greeted(stream)
+        with self._slots.take(weights.weights.nbytes, worker) as (descriptor, slot):
             welcome = stream_pb2.Welcome(
                 push_bytes_max=slot.nbytes,
                 slot_bytes=slot.nbytes,
@@ -127,48 +130,39 @@ class ShmService:
                 direct=self._direct,
             )
             descriptors = (weights.read_descriptor, descriptor)
-            stream.send(Kind.WELCOME, welcome, deadline_s=_hello_deadline_s(), descriptors=descriptors)
+            stream.send(Kind.WELCOME, welcome, deadline_s=hello_deadline_s(), descriptors=descriptors)
             del weights  # else a connection to an earlier life would keep that life's memory
-            while True:
-                stream.wait()
-                deadline_s = time.monotonic() + DATA_DEADLINE_S
-                head = _received(stream, deadline_s)
+            for head, deadline_s in requests(stream, self._plane):
                 if head.kind is Kind.PUSH:
-                    self._push(stream, parsed(head.header, tensor_pb2.PushHeader), slot, deadline_s)
-                elif head.kind is Kind.PULL:
-                    self._pull(stream, parsed(head.header, tensor_pb2.PullHeader), slot, deadline_s)
+                    self._push(stream, head, slot, deadline_s)
                 else:
-                    raise MalformedFrame(f"requests are PUSH and PULL, found {head.kind.name}")
+                    self._pull(stream, head, slot, deadline_s)
 
-    def _greeted(self, stream: Stream) -> SharedWeights:
-        """Receive HELLO; return the memory that it may have."""
-        head = _received(stream, _hello_deadline_s())
-        if head.kind is not Kind.HELLO:
-            raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
-        self._plane.check(wire.target(parsed(head.header, stream_pb2.Hello).target))
+    def _greeted(self, stream: Stream) -> tuple[str, SharedWeights]:
+        """Receive HELLO; return who says it, and the memory that it may have."""
+        hello = greeted(stream, self._plane, deadline_s=hello_deadline_s())
         weights = self._weights()
         if weights is None:
             raise QueueFull("this life of the shard got no shared memory for its weights")
-        return weights
+        return hello.worker, weights
 
-    def _push(self, stream: Stream, header: tensor_pb2.PushHeader, slot: Bytes, deadline_s: float) -> None:
+    def _push(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
+        if head.payload_bytes:  # it lies in the slot
+            raise MalformedFrame(f"over shared memory a message has no payload, found {head.payload_bytes} bytes")
+        header = parsed(head.header, tensor_pb2.PushHeader)
         if header.offset_bytes != 0 or header.total_bytes > slot.nbytes:
             raise LimitExceeded(
                 f"step {header.step}: a push of {header.total_bytes} bytes from {header.offset_bytes} on; a slot has "
                 f"{slot.nbytes}"
             )
         payload = slot[: header.total_bytes].data
-        try:
-            receipt = self._plane.push(wire.push_chunk(header, payload), _left_s(deadline_s))
-        except ParashardError as error:
-            stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
-            return
-        stream.send(Kind.RECEIPT, wire.receipt_message(receipt), deadline_s=deadline_s)
+        stream.send(*answer_to_push(self._plane, header, payload, deadline_s), deadline_s=deadline_s)
 
-    def _pull(self, stream: Stream, header: tensor_pb2.PullHeader, slot: Bytes, deadline_s: float) -> None:
+    def _pull(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:
+        header = parsed(head.header, tensor_pb2.PullHeader)
         read = (lambda weights: _copied(weights, slot)) if header.in_slot else _version_of
         try:
-            reply = self._plane.pull(wire.pull_run(header), _left_s(deadline_s), read)
+            reply = self._plane.pull(wire.pull_run(header), left_s(deadline_s), read)
         except ParashardError as error:
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
@@ -185,19 +179,3 @@ def _copied(weights: Weights, slot: Bytes) -> tensor_pb2.PullReply:
     for run in weights.runs:
         memory.copy(run.values, slot[run.offset_bytes : run.offset_bytes + run.values.nbytes])
     return wire.weights_message(weights)
-
-
-def _received(stream: Stream, deadline_s: float) -> Head:
-    """Return the next message; it has no payload, since those lie in the slot."""
-    head = stream.receive(deadline_s=deadline_s)
-    if head.payload_bytes:
-        raise MalformedFrame(f"over shared memory a message has no payload, found {head.payload_bytes} bytes")
-    return head
-
-
-def _hello_deadline_s() -> float:
-    return time.monotonic() + HELLO_DEADLINE_S
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())

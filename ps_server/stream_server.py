@@ -2,7 +2,7 @@
 
 Owns the sockets, the threads, how many there may be, and what is said before a connection is closed on its peer. Does
 not know what is said on them: that is `serve`, of `ps_server.tcp_service` or `ps_server.shm_service`. Called by
-`ps_server.__main__`.
+`ps_server.data_ports`.
 """
 
 from __future__ import annotations
@@ -144,9 +144,8 @@ class StreamServer:
                 del self._open[stream]
 
     def _turn_away(self, stream: Stream, why: str) -> None:
-        if (
-            self._tls is None
-        ):  # with TLS nothing can be said before a handshake, and the accepting thread waits for nobody
+        # With TLS nothing can be said before a handshake, and the accepting thread waits for nobody.
+        if self._tls is None:
             self._refuse(stream, QueueFull(why))
         stream.close()
 

@@ -1,7 +1,8 @@
 """The shard's data plane over TCP: a message in, the shard's answer out. No arithmetic, no decision.
 
-Owns what may be said when on a connection (`protos/stream.proto`) and checks every declared length before memory is
-taken for it. Knows nothing of sockets. Called by `ps_server.stream_server`, on a thread for each connection.
+Owns where payloads go, and checks every declared length before memory is taken for it; what may be said when is
+`ps_server.stream_dialogue`'s. Knows nothing of sockets. Called by `ps_server.stream_server`, on a thread for each
+connection.
 
 An error of the shard answers one request, and the connection goes on. A peer that does not keep to the protocol is told
 so by the server, which then closes: whatever `serve` raises ends the connection.
@@ -9,43 +10,18 @@ so by the server, which then closes: whatever `serve` raises ends the connection
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
-from typing import Protocol, TypeVar
-
-from google.protobuf.message import Message
+from collections.abc import Iterator
 
 from parashard import wire
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
-from parashard.messages import PullRun, PushChunk, Receipt, Target, Weights
-from parashard.rpc import data_deadline_s
+from parashard.messages import PullRun, Weights
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from protos import stream_pb2, tensor_pb2
 from ps_server.rooms import Rooms
-from ps_server.stream_server import HELLO_DEADLINE_S
+from ps_server.stream_dialogue import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
 
 PIECE_BYTES = 2 << 20
 """Weights that are copied in one turn of the owner and sent after it, while others have theirs."""
-HEAD_DEADLINE_S = 5.0  # for the few bytes before a payload, once they have begun to come
-
-_Result = TypeVar("_Result")
-
-
-class Plane(Protocol):
-    """What is needed of `ps_server.data_plane.DataPlane`."""
-
-    @property
-    def push_bytes_max(self) -> int:
-        """Length of the longest push."""
-
-    def check(self, target: Target) -> None:
-        """Refuse what is not meant for this life of this shard."""
-
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
-        """Take a push; its payload is borrowed."""
-
-    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        """Return what `read` makes of the weights; called while nobody moves them."""
 
 
 class TcpService:
@@ -76,25 +52,17 @@ class TcpService:
             If it is gone, or stopped in the middle.
         """
         self._welcome(stream)
-        scratch = memoryview(bytearray(min(PIECE_BYTES, self._plane.push_bytes_max)))  # a shard may be smaller
-        while True:
-            stream.wait()
-            head = stream.receive(deadline_s=time.monotonic() + HEAD_DEADLINE_S)
-            # A lie about the length gains nothing: what is longer than the plan allows is refused.
-            deadline_s = time.monotonic() + data_deadline_s(self._plane.push_bytes_max)
+        scratch: memoryview | None = None  # not before the first pull: a connection alone costs no memory
+        for head, deadline_s in requests(stream, self._plane):
             if head.kind is Kind.PUSH:
                 self._push(stream, head, deadline_s)
-            elif head.kind is Kind.PULL:
-                self._pull(stream, head, scratch, deadline_s)
             else:
-                raise MalformedFrame(f"requests are PUSH and PULL, found {head.kind.name}")
+                scratch = scratch or memoryview(bytearray(max(1, min(PIECE_BYTES, self._plane.push_bytes_max))))
+                self._pull(stream, head, scratch, deadline_s)
 
     def _welcome(self, stream: Stream) -> None:
-        deadline_s = time.monotonic() + HELLO_DEADLINE_S
-        head = stream.receive(deadline_s=deadline_s)
-        if head.kind is not Kind.HELLO:
-            raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
-        self._plane.check(wire.target(parsed(head.header, stream_pb2.Hello).target))
+        deadline_s = hello_deadline_s()
+        greeted(stream, self._plane, deadline_s=deadline_s)
         welcome = stream_pb2.Welcome(push_bytes_max=self._plane.push_bytes_max)
         stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
 
@@ -107,14 +75,9 @@ class TcpService:
             stream.skip(head.payload_bytes, deadline_s=deadline_s)
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
-        answer: tuple[Kind, Message]
         with room as payload:
             stream.receive_into([payload], deadline_s=deadline_s)
-            try:
-                receipt = self._plane.push(wire.push_chunk(header, payload), _left_s(deadline_s))
-                answer = Kind.RECEIPT, wire.receipt_message(receipt)
-            except ParashardError as error:
-                answer = Kind.REFUSAL, refusal(error)
+            answer = answer_to_push(self._plane, header, payload, deadline_s)
         stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
 
     def _check_lengths(self, header: tensor_pb2.PushHeader, payload_bytes: int) -> None:
@@ -136,7 +99,7 @@ class TcpService:
         lowest: int | None = None
         for part in _parts(wire.pull_run(header)):
             try:
-                reply, payload_bytes = self._plane.pull(part, _left_s(deadline_s), lambda w: _copied(w, scratch))
+                reply, payload_bytes = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
             except ParashardError as error:
                 stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
                 return
@@ -166,7 +129,3 @@ def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply
         scratch[position : position + run.values.nbytes] = run.values
         position += run.values.nbytes
     return wire.weights_message(weights), position
-
-
-def _left_s(deadline_s: float) -> float:
-    return max(0.0, deadline_s - time.monotonic())

@@ -103,9 +103,9 @@ class WatchedSlots(Slots):
         self.ended = threading.Semaphore(0)
 
     @contextmanager
-    def take(self, size_bytes: int) -> Iterator[tuple[int, np.ndarray]]:
+    def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, np.ndarray]]:
         try:
-            with super().take(size_bytes) as slot:
+            with super().take(size_bytes, worker) as slot:
                 yield slot
         finally:
             self.ended.release()

@@ -1,7 +1,7 @@
 """Device: where gradients are computed, on the CPU or one CUDA card; models get the array namespace `xp`.
 
 On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
-and gradients together. Knows no model and no shard. Called by `worker.loop`, in the thread of its steps.
+and gradients together. Knows no model and no shard. Called by `worker.computing`, in the thread of the loop's steps.
 """
 
 from __future__ import annotations

@@ -185,6 +185,11 @@ class StepLoop:
         started_s = time.perf_counter()
         try:
             pulled = pulling.result()
+        except InvalidRequest as error:  # the step is as good as before: something else answers where the shard was
+            log.warning("pull-refused", step=grant.step, error=str(error))
+            self._leasing.dropped(grant.step)
+            self._refresh_view()
+            return
         except ParashardError as error:
             self._gave_up(grant.step, error)
             return

@@ -15,7 +15,7 @@ from typing import Generic, Literal, Protocol, TypeVar
 import structlog
 
 from parashard.buffers import Buffers
-from parashard.errors import Fenced, NotReady, ParashardError, Redo, Unreachable
+from parashard.errors import ConfigurationError, Fenced, NotReady, ParashardError, Redo, Unreachable
 from parashard.messages import PullRun, Push, Receipt
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport
 from parashard.transports.grpc import GrpcTransport
@@ -59,6 +59,8 @@ def _obstacle_to_tcp(where: ShardAddress) -> str | None:
 
 SHM = Way("shm", _obstacle_to_shm, ShmTransport)
 TCP = Way("tcp", _obstacle_to_tcp, TcpTransport)
+GRPC = Way("grpc", lambda where: None, GrpcTransport)  # says no HELLO, so where it is the last it is always settled on
+WAYS: dict[Kind, Sequence[Way]] = {"auto": (SHM, TCP, GRPC), "shm": (SHM,), "tcp": (TCP,), "grpc": (GRPC,)}
 
 
 class ChosenTransport:
@@ -71,18 +73,13 @@ class ChosenTransport:
     greeting : Greeting
         Who asks.
     ways : sequence of Way
-        In order of preference.
-    otherwise : callable, optional
-        Makes the transport where none of them works; None: requests fail then, and each looks again.
+        In order of preference; where none works requests fail, and each looks again.
     """
 
-    def __init__(
-        self, where: ShardAddress, greeting: Greeting, ways: Sequence[Way], otherwise: Connect | None = None
-    ) -> None:
+    def __init__(self, where: ShardAddress, greeting: Greeting, ways: Sequence[Way]) -> None:
         self._where = where
         self._greeting = greeting
         self._ways = ways
-        self._otherwise = otherwise
         self._choosing = threading.Lock()  # held by the one who looks, for long
         self._lock = threading.Lock()  # held for the two below
         self._tried: Transport | None = None
@@ -110,7 +107,7 @@ class ChosenTransport:
         try:
             transport = self._chosen or self._choice(until_s)
         except ParashardError as error:
-            return _Failed(error)
+            return _Failed(error.with_traceback(None))  # which would keep what this frame refers to
         return begin(transport, until_s - time.monotonic())
 
     def _choice(self, until_s: float) -> Transport:
@@ -125,16 +122,21 @@ class ChosenTransport:
 
     def _first_that_works(self, until_s: float) -> Transport:
         obstacles: dict[str, str] = {}
+        tried = 0
         for way in self._ways:
-            obstacle = way.obstacle(self._where) or self._tried_out(way, until_s)
+            obstacle = way.obstacle(self._where)
+            if obstacle is None:
+                tried += 1
+                obstacle = self._tried_out(way, until_s)
             if obstacle is None:
                 return self._settled(way.kind, obstacles)
             obstacles[way.kind] = obstacle
-        if self._otherwise is None:
-            reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in obstacles.items())
-            raise Unreachable(f"no way to the shard works: {reasons}", peer=self._where.address)
-        self._try(self._otherwise(self._where, self._greeting))
-        return self._settled("grpc", obstacles)
+        reasons = "; ".join(f"{kind}: {obstacle}" for kind, obstacle in obstacles.items())
+        if not tried:  # nor will it ever work
+            raise ConfigurationError(
+                f"cluster.transport allows no way to the shard: {reasons}", peer=self._where.address
+            )
+        raise Unreachable(f"no way to the shard works: {reasons}", peer=self._where.address)
 
     def _tried_out(self, way: Way, until_s: float) -> str | None:
         """Say HELLO one way; return what stands against it. What stands against all of them is raised."""
@@ -179,12 +181,4 @@ class _Failed(Generic[_Answer]):
 
 def connect_by(kind: Kind) -> Connect:
     """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first."""
-    match kind:
-        case "grpc":
-            return GrpcTransport
-        case "shm":
-            return lambda where, greeting: ChosenTransport(where, greeting, [SHM])
-        case "tcp":
-            return lambda where, greeting: ChosenTransport(where, greeting, [TCP])
-        case "auto":
-            return lambda where, greeting: ChosenTransport(where, greeting, [SHM, TCP], GrpcTransport)
+    return lambda where, greeting: ChosenTransport(where, greeting, WAYS[kind])

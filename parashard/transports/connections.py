@@ -15,6 +15,7 @@ from parashard.errors import ParashardError, QueueFull, Unreachable
 from parashard.transports.stream import Refused
 
 CONNECTIONS_MAX = 8
+OPEN_S = 5.0  # for connecting and HELLO; a shard that hangs may have another life elsewhere by then
 
 
 class Connection(Protocol):
@@ -86,13 +87,13 @@ class Connections(Generic[_Connection]):
         with self._changed:
             self._used.discard(connection)
             self._free.append(connection)
-            self._changed.notify()
+            self._changed.notify_all()  # those who wait do not all wait for the same
 
     def drop(self, connection: _Connection) -> None:
         """Close a connection, after anything else."""
         with self._changed:
             self._used.discard(connection)
-            self._changed.notify()
+            self._changed.notify_all()
         connection.close()
 
     def close(self) -> None:
@@ -109,7 +110,7 @@ class Connections(Generic[_Connection]):
     def _opened(self, deadline_s: float) -> _Connection:
         connection = None
         try:
-            connection = self._open_one(deadline_s)
+            connection = self._open_one(min(deadline_s, time.monotonic() + OPEN_S))
         finally:
             with self._changed:
                 self._opening -= 1
@@ -162,7 +163,8 @@ class Exchange(Generic[_Connection, _Answer]):
             self._connection = connections.take(deadline_s)
             ask(self._connection)
         except ParashardError as error:
-            self._failure = error
+            # Without its traceback, which would hold this request, and all that it refers to, in a cycle.
+            self._failure = error.with_traceback(None)
             self._end(clean=False)
         except BaseException:
             self._end(clean=False)

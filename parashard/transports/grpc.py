@@ -56,6 +56,9 @@ class GrpcTransport:
         """Ask for the first messages of a run."""
         return _PullUnderWay(run, into, self._calls(self._pull, deadline_s))
 
+    def greet(self, deadline_s: float) -> None:
+        """Do nothing: a channel connects by itself, and the first request says what stands against it."""
+
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()

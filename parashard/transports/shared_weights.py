@@ -31,6 +31,7 @@ import structlog
 
 from parashard.buffers import Buffers
 from parashard.errors import MalformedFrame, StaleRound
+from parashard.partition import ELEMENT_BYTES
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
 from parashard.variables import Float32s
@@ -127,7 +128,7 @@ class WeightsReader:
         self._begun = begun
         self._done = done
         self.elements = offsets[-1]
-        self._starts_bytes = [4 * offset for offset in offsets]
+        self._starts_bytes = [ELEMENT_BYTES * offset for offset in offsets]
 
     @classmethod
     def mapped(cls, descriptor: int, elements: int, partitions: int) -> WeightsReader:
@@ -214,7 +215,7 @@ class WeightsReader:
 
 def memory_bytes(elements: int, partitions: int) -> int:
     """Return the length of the memory that holds so many weights."""
-    return _weights_start(partitions) + 4 * elements
+    return _weights_start(partitions) + ELEMENT_BYTES * elements
 
 
 def _weights_start(partitions: int) -> int:
@@ -230,5 +231,5 @@ def _parts(whole: Bytes, elements: int, partitions: int) -> tuple[Versions, Vers
         numbers[:partitions],
         numbers[partitions : 2 * partitions],
         numbers[2 * partitions :],
-        whole[start : start + 4 * elements],
+        whole[start : start + ELEMENT_BYTES * elements],
     )

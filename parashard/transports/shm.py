@@ -10,30 +10,26 @@ The memory is the shard's, in both senses: its descriptors come with WELCOME, an
 
 from __future__ import annotations
 
-import os
-import socket
-import struct
 import time
 from dataclasses import replace
 
 from parashard import failpoints, wire
 from parashard.buffers import Buffers
-from parashard.errors import LimitExceeded, MalformedFrame, StaleRound, Unreachable
+from parashard.errors import MalformedFrame, StaleRound, Unreachable
 from parashard.messages import PullRun, Push, Receipt
+from parashard.partition import ELEMENT_BYTES
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import WeightsReader
-from parashard.transports.socket_io import close_descriptors
+from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
-from parashard.transports.tcp import WHOLE_ATTEMPT
+from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
 from protos import stream_pb2, tensor_pb2
 
-_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
-
-class ShmTransport:
+class ShmTransport(StreamTransport["ShmConnection"]):
     """Connections to one shard on this host.
 
     Parameters
@@ -47,7 +43,7 @@ class ShmTransport:
     def __init__(self, where: ShardAddress, greeting: Greeting) -> None:
         self._path = where.local_path
         self._greeting = greeting
-        self._connections = Connections(self._open, where.local_path)
+        super().__init__(Connections(self._open, where.local_path))
 
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Copy a push into a slot and tell the shard."""
@@ -60,20 +56,6 @@ class ShmTransport:
         return Exchange(
             self._connections, lambda c: c.ask_pull(run, until_s), lambda c: c.weights(run, into, until_s), until_s
         )
-
-    def greet(self, deadline_s: float) -> None:
-        """Make sure that there is a connection, at most `deadline_s` seconds from now.
-
-        Raises
-        ------
-        ParashardError
-            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
-        """
-        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._connections.close()
 
     def _open(self, until_s: float) -> ShmConnection:
         stream = Stream(connected(self._path, until_s), self._path)
@@ -111,7 +93,7 @@ class ShmConnection:
         if len(descriptors) != 2:
             raise MalformedFrame(f"a shard sends two descriptors of memory, found {len(descriptors)}", peer=stream.peer)
         weights_descriptor, slot_descriptor = descriptors
-        if welcome.slot_bytes < 4 * welcome.elements:
+        if welcome.slot_bytes < ELEMENT_BYTES * welcome.elements:
             raise MalformedFrame(
                 f"a slot of {welcome.slot_bytes} bytes for a shard of {welcome.elements} elements", peer=stream.peer
             )
@@ -120,30 +102,41 @@ class ShmConnection:
         self._direct = welcome.direct
         try:
             memory.check(slot_descriptor, welcome.slot_bytes, "a slot")
-            self._slot: Bytes = memory.mapped(slot_descriptor, writable=True)
-            self._reader = WeightsReader.mapped(weights_descriptor, welcome.elements, welcome.partitions)
+            slot = memory.mapped(slot_descriptor, writable=True)
+            reader = WeightsReader.mapped(weights_descriptor, welcome.elements, welcome.partitions)
+            self._mapped: tuple[Bytes, WeightsReader] | None = (slot, reader)
         except OSError as error:
             raise Unreachable(f"the shard's memory cannot be mapped: {error}", peer=stream.peer) from None
 
     def close(self) -> None:
         """End the connection, from any thread; what of its memory is in use goes when that is over."""
+        self._mapped = None  # whoever still has this object must not keep a dead shard's memory
         self._stream.close()
+
+    @property
+    def _slot(self) -> Bytes:
+        return self._memory()[0]
+
+    @property
+    def _reader(self) -> WeightsReader:
+        return self._memory()[1]
+
+    def _memory(self) -> tuple[Bytes, WeightsReader]:
+        mapped = self._mapped
+        if mapped is None:
+            raise Unreachable("the connection was closed", peer=self._stream.peer)
+        return mapped
 
     def ask_push(self, push: Push, until_s: float) -> None:
         """Copy a push into the slot and send its header."""
-        if push.payload.nbytes > self._slot_bytes:
-            raise LimitExceeded(
-                f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._slot_bytes}",
-                peer=self._stream.peer,
-            )
+        header = whole_push(push, self._slot_bytes, self._stream.peer)
         memory.gather(push.payload, self._slot)
         failpoints.hit("worker.push.in_slot")
-        self._stream.send(Kind.PUSH, wire.push_header(push, WHOLE_ATTEMPT), deadline_s=until_s)
+        self._stream.send(Kind.PUSH, header, deadline_s=until_s)
 
     def receipt(self, until_s: float) -> Receipt:
         """Wait for the answer to a push; from then on the slot is free."""
-        head = answer(self._stream, Kind.RECEIPT, deadline_s=until_s)
-        return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
+        return receipt_from(self._stream, deadline_s=until_s)
 
     def ask_pull(self, run: PullRun, until_s: float) -> None:
         """Ask for the version of a run, or to have it copied into the slot."""
@@ -166,8 +159,10 @@ class ShmConnection:
     def _read(self, run: PullRun, into: Buffers, version: int) -> int:
         """Copy a run from where it lies; return up to which byte."""
         end = run.offset_bytes + run.length_bytes
-        if end > 4 * self._reader.elements:
-            raise MalformedFrame(f"a pull of bytes up to {end} from a shard of {self._reader.elements} elements")
+        if end > ELEMENT_BYTES * self._reader.elements:
+            raise MalformedFrame(
+                f"a pull of bytes up to {end} from a shard of {self._reader.elements} elements", peer=self._stream.peer
+            )
         exact = run.round is not None
         try:
             return self._reader.read(run.offset_bytes, end, into, known=run.known_version, version=version, exact=exact)
@@ -183,36 +178,6 @@ class ShmConnection:
 
     def _copy_from_slot(self, reply: tensor_pb2.PullReply, run: PullRun, into: Buffers, place: int) -> None:
         copied = sum(reply.run_lengths)
-        if run.known_version is None and copied != run.length_bytes:
-            raise MalformedFrame(f"asked for {run.length_bytes} bytes, answered with {copied}", peer=self._stream.peer)
+        wire.check_answered(run, copied, peer=self._stream.peer)
         for offset, length in wire.runs_within(reply, run, copied):
             memory.scatter(self._slot[offset : offset + length], into, place + offset - run.offset_bytes)
-
-
-def connected(path: str, until_s: float) -> socket.socket:
-    """Return a connection to a Unix socket of this user or of root.
-
-    Raises
-    ------
-    Unreachable
-        If nobody listens there, or not in time, or somebody else does.
-    """
-    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        connection.settimeout(max(0.001, until_s - time.monotonic()))
-        connection.connect(path)
-        if not is_own_user(connection):
-            raise Unreachable("another user listens there", peer=path)
-        return connection
-    except OSError as error:
-        connection.close()
-        raise Unreachable(f"cannot connect: {error}", peer=path) from None
-    except BaseException:
-        connection.close()
-        raise
-
-
-def is_own_user(connection: socket.socket) -> bool:
-    """Return whether the process at the other end of a Unix socket is this user's, or root's."""
-    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)

@@ -1,24 +1,27 @@
 """Bytes through a connected stream socket, each call within a deadline.
 
-Owns system calls, time limits and how the two kinds of sockets differ; knows no message. Called by
-`parashard.transports.stream` only. Deadlines are moments of `time.monotonic()`; one that passes raises `TimeoutError`,
-an end of the stream `EOFError`, anything else that the socket has to say is its `OSError`.
+Owns system calls, time limits, how the kinds of sockets differ, and whose Unix sockets are trusted; knows no message.
+Bytes are moved by `parashard.transports.stream` only. Deadlines are moments of `time.monotonic()`; one that passes
+raises `TimeoutError`, an end of the stream `EOFError`, anything else that the socket has to say is its `OSError`.
 
 A plain socket blocks, and the kernel keeps its time limit (SO_RCVTIMEO, SO_SNDTIMEO): one call then moves a payload of
 any length, while Python's own time limits cost a poll and a turn at the interpreter's lock for each buffer-full
-(docs/transports.md).
+(docs/decisions/0013-three-transports-one-seam.md).
 """
 
 from __future__ import annotations
 
 import array
 import math
+import os
 import socket
 import ssl
 import struct
 import time
 from collections.abc import Sequence
 from typing import Protocol
+
+from parashard.errors import Unreachable
 
 LOCAL_BUFFER_BYTES = 256 << 10  # of sockets between processes of one host; they and a piece of weights fit into L2
 KEEPALIVE_IDLE_S = 30  # without a word, before the kernel asks whether the peer is still there
@@ -28,6 +31,7 @@ UNACKNOWLEDGED_S = 60  # bytes sent and not acknowledged: the peer's host is gon
 IOVECS_MAX = 1024  # pieces that the kernel takes in one call (IOV_MAX)
 DESCRIPTOR_BYTES = array.array("i").itemsize
 
+_CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 _TIMEVAL = struct.Struct("@ll")
 _FOREVER = _TIMEVAL.pack(0, 0)
 
@@ -174,6 +178,35 @@ def tune(connection: socket.socket) -> None:
     if connection.getpeername()[0] == connection.getsockname()[0]:
         for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
             connection.setsockopt(socket.SOL_SOCKET, option, LOCAL_BUFFER_BYTES)
+
+
+def connected(path: str, deadline_s: float) -> socket.socket:
+    """Return a connection to a Unix socket of this user or of root.
+
+    Raises
+    ------
+    Unreachable
+        If nobody listens there, or not in time, or somebody else does.
+    """
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        connection.settimeout(max(0.001, deadline_s - time.monotonic()))
+        connection.connect(path)
+        if not is_own_user(connection):
+            raise Unreachable("another user listens there", peer=path)
+        return connection
+    except OSError as error:
+        connection.close()
+        raise Unreachable(f"cannot connect: {error}", peer=path) from None
+    except BaseException:
+        connection.close()
+        raise
+
+
+def is_own_user(connection: socket.socket) -> bool:
+    """Return whether the process at the other end of a Unix socket is this user's, or root's."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return _CREDENTIALS.unpack(credentials)[1] in (os.getuid(), 0)
 
 
 def rest_of(pieces: Sequence[memoryview], done_bytes: int) -> list[memoryview]:

@@ -12,19 +12,19 @@ import time
 
 from parashard import wire
 from parashard.buffers import Buffers
-from parashard.errors import LimitExceeded, MalformedFrame, Unreachable
+from parashard.errors import Unreachable
 from parashard.messages import PullRun, Push, Receipt
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
+from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
 from protos import tensor_pb2
 
 CONNECT_S = 2.0
-WHOLE_ATTEMPT = 0  # P4: a push is one message here, so no chunk of another attempt can be taken for one of it
 
 
-class TcpTransport:
+class TcpTransport(StreamTransport[Stream]):
     """Connections to one shard.
 
     Parameters
@@ -41,27 +41,18 @@ class TcpTransport:
         self._address = where.data_address
         self._greeting = greeting
         self._tls = tls
-        self._connections = Connections(self._connect, self._address)
         self._push_bytes_max = 0
+        super().__init__(Connections(self._connect, self._address))
 
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Send a push."""
         deadline_s += time.monotonic()
 
         def ask(stream: Stream) -> None:
-            if push.payload.nbytes > self._push_bytes_max:
-                raise LimitExceeded(
-                    f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {self._push_bytes_max}",
-                    peer=self._address,
-                )
-            header = wire.push_header(push, WHOLE_ATTEMPT)
+            header = whole_push(push, self._push_bytes_max, self._address)
             stream.send(Kind.PUSH, header, push.payload.pieces, deadline_s=deadline_s)
 
-        def receipt(stream: Stream) -> Receipt:
-            head = answer(stream, Kind.RECEIPT, deadline_s=deadline_s)
-            return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
-
-        return Exchange(self._connections, ask, receipt, deadline_s)
+        return Exchange(self._connections, ask, lambda stream: receipt_from(stream, deadline_s=deadline_s), deadline_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
         """Ask for a run."""
@@ -72,20 +63,6 @@ class TcpTransport:
             lambda stream: _weights(stream, run, into, deadline_s),
             deadline_s,
         )
-
-    def greet(self, deadline_s: float) -> None:
-        """Open a connection, unless there is one: see whether the shard can be reached this way.
-
-        Raises
-        ------
-        ParashardError
-            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
-        """
-        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
-
-    def close(self) -> None:
-        """Close every connection."""
-        self._connections.close()
 
     def _connect(self, deadline_s: float) -> Stream:
         host, _, port = self._address.rpartition(":")
@@ -128,6 +105,5 @@ def _weights(stream: Stream, run: PullRun, into: Buffers, deadline_s: float) -> 
         stream.receive_into(views, deadline_s=deadline_s)
         position = sum(runs[-1])
         received += head.payload_bytes
-    if run.known_version is None and received != run.length_bytes:
-        raise MalformedFrame(f"asked for {run.length_bytes} bytes, answered with {received}", peer=stream.peer)
+    wire.check_answered(run, received, peer=stream.peer)
     return lowest

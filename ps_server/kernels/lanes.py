@@ -1,7 +1,7 @@
 """Lanes: a fixed set of threads that share the runs of a vector among them.
 
 Owns where vectors are cut and which thread does which run. Knows nothing of what a loop computes. Called by
-`ps_server.kernels.fused`, in whatever thread a push or a pull arrived.
+`ps_server.kernels.fused`, in whatever thread a push arrived.
 
 Plain threads suffice, because the loops release the GIL. What a loop does to an element must depend on that element
 alone, so that neither the number of lanes nor a cut changes a bit (P13).

@@ -1,6 +1,6 @@
 """The update rules as loops, compiled by Numba: one pass over memory, the GIL released.
 
-This is the only module that imports Numba. Each loop has the bits of the function of its name in
+Of the shard's modules only this one imports Numba. Each loop has the bits of the function of its name in
 `ps_server.kernels.reference`; its scalars come rounded to float32 from `ps_server.kernels.fused`, its only caller.
 
 No fastmath and no `parallel=True`: they let results depend on where a vector is cut (P13). Scalars enter the loops as

@@ -23,7 +23,6 @@ def test_any_run_has_the_bytes_of_the_pieces_end_to_end(pieces, data):
     assert buffers.nbytes == len(whole)
     assert b"".join(buffers.run(begin, end)) == whole[begin:end]
     assert all(view.nbytes for view in buffers.run(begin, end))  # an empty view would be a message's end to some
-    assert bytes(buffers.joined()) == whole
 
 
 @settings(deadline=None, max_examples=100)
@@ -51,18 +50,17 @@ def test_more_than_fits_is_filled_nowhere():
     assert not any(b"".join(pieces))
 
 
-def test_nothing_is_copied_but_to_join_pieces():
+def test_nothing_is_copied():
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     alone = Buffers([array.data])
-    for view in (*alone.run(4, 20), alone.joined()):
+    for view in alone.run(4, 20):
         assert np.shares_memory(np.frombuffer(view, np.uint8), array)
     alone.fill(0, np.float32(9.0).tobytes())
     assert array[0, 0] == 9.0
-    assert not np.shares_memory(np.frombuffer(Buffers([array.data, array.data]).joined(), np.uint8), array)
 
 
 def test_pieces_of_any_shape_and_type_are_bytes():
     arrays = [np.ones((2, 3), np.float32), np.zeros((0, 4), np.float32), np.arange(3, dtype=np.int16)]
     buffers = Buffers([array.data for array in arrays])
     assert buffers.nbytes == 24 + 0 + 6
-    assert bytes(buffers.joined()) == b"".join(array.tobytes() for array in arrays)
+    assert b"".join(buffers.pieces) == b"".join(array.tobytes() for array in arrays)

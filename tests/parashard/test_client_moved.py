@@ -164,3 +164,18 @@ def test_no_move_is_missed_however_pushes_fall_between_the_messages_of_pulls(mom
             client.pull().release()
         cluster.before = lambda *_: None
         assert_current(cluster, client.pull())
+
+
+def test_a_pull_that_fails_gives_its_arrays_back_and_knows_nothing_of_them():
+    cluster = cluster_of()
+    client = cluster.client()
+    client.pull().release()
+
+    def refuse(address: str, request: PullRun | PushChunk) -> None:
+        raise PeerFailed("broken")
+
+    cluster.before = refuse
+    for _ in range(3):
+        with pytest.raises(PeerFailed):
+            client.pull()
+    assert [weights.versions for weights in client._sets._free] == [(None,)]

@@ -253,3 +253,40 @@ def test_an_answer_that_is_no_frame_is_malformed(answer):
         client_of(answer).pull()
     with pytest.raises(MalformedFrame):
         client_of(answer).push(0, GRADIENTS, None)
+
+
+# --- several shards ---
+
+
+class _Busy:
+    """A transport that notes what is asked of it, and asks for patience at first where it is told to."""
+
+    def __init__(self, shard: int, order: list[str], busy: bool) -> None:
+        self._shard, self._order, self._busy = shard, order, busy
+
+    def pull(self, run: PullRun, into: object, deadline_s: float) -> "_Busy":
+        self._order.append(f"begin {self._shard}")
+        return self
+
+    def result(self) -> int:
+        self._order.append(f"result {self._shard}")
+        if self._busy:
+            self._busy = False
+            raise QueueFull("busy")
+        return 7
+
+    def cancel(self) -> None:
+        """It is over."""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def test_a_shard_is_asked_again_only_once_no_other_owes_an_answer(virtual_time):
+    """Else two who each hold what one shard gave them, and wait for what the other holds, would stand still."""
+    cluster, order = cluster_of(2), []
+    busy = {"shard-0": _Busy(0, order, True), "shard-1": _Busy(1, order, False)}
+    client = ShardClient(RUN, DIGEST, cluster.plan, "w", connect=lambda where, _: busy[where.address])
+    client.use(cluster.view())
+    assert client.pull().versions == (7, 7)
+    assert order == ["begin 0", "begin 1", "result 0", "result 1", "begin 0", "result 0"]

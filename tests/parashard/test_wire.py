@@ -73,7 +73,7 @@ def test_each_chunk_of_a_push_says_all_but_the_slices_and_the_first_those_too(pu
         slices=push.slices if offset == 0 else (),
         skipped=push.skipped,
         pulled_version=push.pulled_version,
-        payload=bytes(push.payload.joined())[offset:],  # a memoryview equals the bytes that it shows
+        payload=b"".join(push.payload.pieces)[offset:],  # a memoryview equals the bytes that it shows
     )
 
 

@@ -16,7 +16,7 @@ _Result = TypeVar("_Result")
 
 
 class FakePlane:
-    """See `ps_server.tcp_service.Plane`. Not locked: tests make one request at a time where it matters.
+    """See `ps_server.stream_dialogue.Plane`. Not locked: tests make one request at a time where it matters.
 
     Attributes
     ----------

@@ -209,27 +209,36 @@ class TestSlots:
 
     def test_slots_are_counted_while_they_are_there(self) -> None:
         slots = Slots(100)
-        with slots.take(60), slots.take(40):
+        with slots.take(60, "a"), slots.take(40, "a"):
             assert slots.held_bytes == 100
         assert (slots.held_bytes, slots.held_bytes_max) == (0, 100)
 
     def test_one_more_than_there_is_room_for_is_refused_and_reserves_nothing(self) -> None:
         slots = Slots(100)
-        with slots.take(60):
-            with pytest.raises(QueueFull, match="hold 60 bytes; another 41 would pass 100"), slots.take(41):
+        with slots.take(60, "a"):
+            with pytest.raises(QueueFull, match="hold 60 bytes; another 41 would pass 100"), slots.take(41, "a"):
                 pass
-            with slots.take(40):
+            with slots.take(40, "a"):
                 pass
 
     def test_a_slot_alone_is_admitted_however_long(self) -> None:
         slots = Slots(100)
-        with slots.take(1000) as (_, slot):
+        with slots.take(1000, "a") as (_, slot):
             assert slot.nbytes == 1000
-            with pytest.raises(QueueFull), slots.take(1):
+            with pytest.raises(QueueFull), slots.take(1, "a"):
                 pass
 
+    def test_a_worker_always_gets_its_first_whoever_holds_the_budget(self) -> None:
+        slots = Slots(100)
+        with slots.take(60, "a"), slots.take(40, "a"), slots.take(60, "b"):
+            assert slots.held_bytes == 160
+            with pytest.raises(QueueFull), slots.take(1, "b"):
+                pass
+        with slots.take(60, "a"), slots.take(40, "b"):  # what was held by somebody before counts no more
+            pass
+
     def test_a_shard_without_elements_has_slots_too(self) -> None:
-        with Slots(0).take(0) as (descriptor, slot):
+        with Slots(0).take(0, "a") as (descriptor, slot):
             memory.check(descriptor, 0, "a slot")
             assert slot.nbytes == 1, "nothing cannot be mapped"
 
@@ -240,12 +249,12 @@ class TestSlots:
         slots = Slots(100)
         with monkeypatch.context() as patch:
             patch.setattr(os, "memfd_create", refuse)
-            with pytest.raises(QueueFull, match="too many open files"), slots.take(60):
+            with pytest.raises(QueueFull, match="too many open files"), slots.take(60, "a"):
                 pass
         assert slots.held_bytes == 0
 
     def test_nobody_can_change_the_length_of_a_slot(self) -> None:
-        with Slots(100).take(60) as (descriptor, _):
+        with Slots(100).take(60, "a") as (descriptor, _):
             for length in (10, 100):
                 with pytest.raises(PermissionError):
                     os.ftruncate(descriptor, length)

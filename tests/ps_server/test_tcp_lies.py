@@ -12,7 +12,7 @@ from parashard import wire
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, Unreachable
 from parashard.transports.stream import Kind, Refused, Stream, answer, parsed
 from protos import tensor_pb2
-from ps_server import tcp_service
+from ps_server import stream_dialogue, tcp_service
 
 
 @pytest.fixture
@@ -102,8 +102,8 @@ class TestPeersThatStop:
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch) -> None:
-        monkeypatch.setattr(tcp_service, "HEAD_DEADLINE_S", 0.02)
-        monkeypatch.setattr(tcp_service, "data_deadline_s", lambda length_bytes: 0.02)
+        monkeypatch.setattr(stream_dialogue, "HEAD_DEADLINE_S", 0.02)
+        monkeypatch.setattr(stream_dialogue, "data_deadline_s", lambda length_bytes: 0.02)
 
     @pytest.mark.parametrize("cut", [1, 19, 25, -1])
     def test_in_the_middle_of_a_push(self, served, cut):
@@ -128,7 +128,7 @@ class TestPeersThatStop:
         for _ in range(2):
             with pytest.raises(Unreachable, match="before the deadline"):
                 stream.receive(deadline_s=time.monotonic() + 0.03)
-        monkeypatch.setattr(tcp_service, "data_deadline_s", lambda length_bytes: DEADLINE_S)
+        monkeypatch.setattr(stream_dialogue, "data_deadline_s", lambda length_bytes: DEADLINE_S)
         stream.send(Kind.PULL, wire.pull_header(pull_of(0)), deadline_s=soon())
         head = answer(stream, Kind.WEIGHTS, deadline_s=soon())
         assert parsed(head.header, tensor_pb2.PullReply).version == 0

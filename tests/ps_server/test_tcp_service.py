@@ -23,7 +23,7 @@ from parashard.messages import Push, PushResult, Receipt, Slice, Target
 from parashard.partition import Partition
 from parashard.transports.base import Greeting
 from parashard.transports.stream import greet
-from ps_server import tcp_service
+from ps_server import stream_dialogue, tcp_service
 
 
 @pytest.fixture
@@ -180,6 +180,6 @@ class TestHello:
             served.pull(pull_of(target=other))
 
     def test_that_does_not_come_ends_the_connection(self, served, monkeypatch):
-        monkeypatch.setattr(tcp_service, "HELLO_DEADLINE_S", 0.01)
+        monkeypatch.setattr(stream_dialogue, "HELLO_DEADLINE_S", 0.01)
         with pytest.raises(Unreachable, match="closed"):
             served.connect().receive(deadline_s=soon())

@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from parashard.buffers import Buffers
 from parashard.errors import (
+    ConfigurationError,
     MalformedFrame,
     NotReady,
     ParashardError,
@@ -26,7 +27,6 @@ from parashard.messages import PushResult, Receipt
 from parashard.transports import choosing
 from parashard.transports.base import ShardAddress
 from parashard.transports.choosing import SHM, TCP, ChosenTransport, Way, connect_by
-from parashard.transports.grpc import GrpcTransport
 
 WHERE = ShardAddress("127.0.0.1:1", 1, "127.0.0.1:2", "/nowhere/shard.sock")
 
@@ -72,8 +72,8 @@ class FakeWay:
         return Way(kind, lambda where: obstacle, lambda where, greeting: self)
 
 
-def chosen(*ways: Way, otherwise: FakeWay | None = None) -> ChosenTransport:
-    return ChosenTransport(WHERE, GREETING, ways, None if otherwise is None else lambda where, greeting: otherwise)
+def chosen(*ways: Way) -> ChosenTransport:
+    return ChosenTransport(WHERE, GREETING, ways)
 
 
 def push(transport: ChosenTransport, deadline_s: float = DEADLINE_S) -> Receipt:
@@ -115,11 +115,6 @@ class TestChoosing:
         push(chosen(shm.way("shm", "no path"), tcp.way("tcp")))
         assert shm.greeted_s == []
 
-    def test_where_nothing_works_the_last_resort_is_not_asked(self) -> None:
-        shm, tcp, grpc = FakeWay(Unreachable("a")), FakeWay(Unreachable("b")), FakeWay()
-        push(chosen(shm.way("shm"), tcp.way("tcp"), otherwise=grpc))
-        assert (grpc.requests, grpc.greeted_s) == (["push"], [])
-
     @pytest.mark.parametrize("error", [StaleIncarnation("2"), WrongRun("other"), NotReady("stopping")])
     def test_what_the_shard_would_say_on_any_way_is_the_answer(self, error: ParashardError) -> None:  # P2, P3
         shm, tcp = FakeWay(error), FakeWay()
@@ -131,7 +126,7 @@ class TestChoosing:
         push(transport)
         assert shm.requests == ["push"], "the next request looks again"
 
-    def test_without_a_last_resort_the_error_says_why_and_the_next_request_looks_again(self) -> None:
+    def test_where_nothing_works_the_error_says_why_and_the_next_request_looks_again(self) -> None:
         shm = FakeWay(Unreachable("nobody"))
         transport = chosen(shm.way("shm"))
         with pytest.raises(Unreachable, match="no way to the shard works: shm: nobody") as caught:
@@ -226,13 +221,15 @@ class TestKinds:
     @pytest.mark.parametrize("kind", ["shm", "tcp"])
     def test_what_a_job_asks_for_is_used_or_the_error_says_why_not(self, kind: str) -> None:
         transport = connect_by(kind)(ShardAddress("127.0.0.1:1", 1), GREETING)  # type: ignore[arg-type]
-        with pytest.raises(Unreachable, match=f"no way to the shard works: {kind}: the shard"):
+        with pytest.raises(ConfigurationError, match=f"allows no way to the shard: {kind}: the shard"):
             push(transport)  # type: ignore[arg-type]
 
-    def test_grpc_needs_no_choice(self) -> None:
+    def test_grpc_is_settled_on_without_a_hello_and_that_is_logged_too(self) -> None:
         transport = connect_by("grpc")(WHERE, GREETING)
-        assert isinstance(transport, GrpcTransport)
+        with capture_logs() as logs, pytest.raises(Unreachable, match="nobody answers"):  # it is the push that failed
+            push(transport, deadline_s=DEADLINE_S)  # type: ignore[arg-type]
         transport.close()
+        assert [(log["event"], log["kind"], log["passed_over"]) for log in logs] == [("transport", "grpc", {})]
 
     def test_by_itself_a_job_ends_with_grpc(self) -> None:
         transport = connect_by("auto")(ShardAddress("127.0.0.1:1", 1, "127.0.0.1:1", "/nowhere/x.sock"), GREETING)

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -10,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.transports.socket_io import IOVECS_MAX, LOCAL_BUFFER_BYTES, PlainIo, rest_of, tune
+from parashard.transports.socket_io import IOVECS_MAX, LOCAL_BUFFER_BYTES, PlainIo, is_own_user, rest_of, tune
 
 DEADLINE_S = 10.0
 
@@ -151,3 +152,15 @@ def test_connections_between_hosts_keep_the_kernel_s_buffers():
 
 def test_a_unix_socket_needs_no_tuning(pair):
     tune(pair[0])
+
+
+@pytest.mark.parametrize(("user", "own"), [("mine", True), ("root", True), ("other", False)])
+def test_only_processes_of_this_user_and_of_root_are_talked_to(user: str, own: bool) -> None:
+    uid = {"mine": os.getuid(), "root": 0, "other": os.getuid() + 1}[user]
+
+    class Connection:
+        def getsockopt(self, level: int, option: int, length: int) -> bytes:
+            assert (level, option) == (socket.SOL_SOCKET, socket.SO_PEERCRED)
+            return struct.pack("3i", 1234, uid, 99)
+
+    assert is_own_user(Connection()) is own  # type: ignore[arg-type]

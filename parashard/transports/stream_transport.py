@@ -1,0 +1,63 @@
+"""What the transports over streams have in common, whether tensors travel on the stream or beside it.
+
+Owns HELLO ahead of the first request, the end, and the two small messages of a push. Does not know where tensors lie:
+`parashard.transports.tcp` and `parashard.transports.shm`, which call it, do.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Generic, TypeVar
+
+from parashard import wire
+from parashard.errors import LimitExceeded
+from parashard.messages import Push, Receipt
+from parashard.transports.connections import Connection, Connections
+from parashard.transports.stream import Kind, Stream, answer, parsed
+from protos import tensor_pb2
+
+WHOLE_ATTEMPT = 0  # P4: a push is one message here, so no chunk of another attempt can be taken for one of it
+
+_Connection = TypeVar("_Connection", bound=Connection)
+
+
+class StreamTransport(Generic[_Connection]):
+    """Connections to one shard.
+
+    Parameters
+    ----------
+    connections : Connections
+        Where each request takes one; opening one says HELLO.
+    """
+
+    def __init__(self, connections: Connections[_Connection]) -> None:
+        self._connections = connections
+
+    def greet(self, deadline_s: float) -> None:
+        """Make sure that there is a connection, at most `deadline_s` seconds from now.
+
+        Raises
+        ------
+        ParashardError
+            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
+        """
+        self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._connections.close()
+
+
+def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:
+    """Return the header of a push in one message, or raise `LimitExceeded` if the shard takes no push so long."""
+    if push.payload.nbytes > bytes_max:
+        raise LimitExceeded(
+            f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {bytes_max}", peer=peer
+        )
+    return wire.push_header(push, WHOLE_ATTEMPT)
+
+
+def receipt_from(stream: Stream, *, deadline_s: float) -> Receipt:
+    """Receive the answer to a push."""
+    head = answer(stream, Kind.RECEIPT, deadline_s=deadline_s)
+    return wire.receipt(parsed(head.header, tensor_pb2.PushReply))
