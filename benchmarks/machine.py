@@ -21,8 +21,15 @@ def described() -> dict[str, str]:
         "cores": str(len(os.sched_getaffinity(0))),
         "python": platform.python_version(),
         **{name: version(name) for name in PACKAGES},
-        "command": f"python -m {_module()} {' '.join(sys.argv[1:])}".strip(),
+        "command": f"python -m {_module()} {' '.join(_arguments())}".strip(),
     }
+
+
+def _arguments() -> list[str]:
+    """Return the arguments, without the paths of this machine."""
+    before = ["", *sys.argv[1:]]
+    folders = ("--data", "--scratch", "--environments")
+    return ["FOLDER" if option in folders else word for option, word in zip(before, sys.argv[1:], strict=False)]
 
 
 def _module() -> str:

@@ -48,7 +48,8 @@ def main() -> None:
         *settings_of(arguments.transport),
     ]
     overrides = [parse_set(setting) for setting in settings]
-    budget_bytes = load_job(JOB, overrides, {}).job.cluster.queue_bytes
+    queue_bytes = load_job(JOB, overrides, {}).job.cluster.queue_bytes
+    budget_bytes = max(queue_bytes, WORKERS * arguments.size_mib * MIB)  # over shared memory each worker has a slot
     seen = run_watched(JOB, overrides, arguments.scratch, partial(sampled, seconds=arguments.seconds))
     figures = judged(seen, budget_bytes)
     lines = [[name, f"{value / MIB:,.0f}"] for name, value in figures["bytes"].items()]
@@ -97,7 +98,7 @@ def judged(seen: dict[str, int], budget_bytes: int) -> dict[str, Any]:
     seen : dict of str to int
         As `sampled` returns it.
     budget_bytes : int
-        `cluster.queue_bytes`: what pushes in flight may take in a shard. A push alone is admitted however large it is.
+        What pushes in flight may take in a shard: `cluster.queue_bytes`, or one push of each worker if that is more.
     """
     in_flight = max(budget_bytes, seen["variables"])
     held = seen["variables"] + seen["slots"] + in_flight
