@@ -16,6 +16,7 @@ from typing import Any
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from benchmarks.tables import RESULTS
 
@@ -24,6 +25,7 @@ mpl.rcParams.update({"svg.hashsalt": "parashard", "font.size": 9, "axes.spines.t
 
 RATIOS = ("push_pull", "race_scheduling", "race_training")
 BYTES_PER_MIB = 1 << 20
+TICKS = (0.1, 0.2, 0.5, 1, 2, 5, 10, 20)
 
 Rows = Sequence[dict[str, Any]]
 
@@ -58,17 +60,20 @@ def ratios(content: dict[str, Any]) -> Figure:
         list(places), [f"{row['race']}, {row['size']}: {row['ours']} against {row['peer']}" for row in rows]
     )
     axes.set_xscale("log")
+    axes.set_xticks(TICKS, [f"{tick:g} x" for tick in TICKS])
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlim(min([0.5, *values]) / 1.3, max([2.0, *values]) * 1.3)
     axes.margins(y=0.01)
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel("times faster than the peer, in the same run")
     if marked:
-        axes.legend(frameon=False, loc="lower right")
+        figure.legend(frameon=False, loc="outside upper right")
     return stamped(figure, content)
 
 
 def shown(row: dict[str, Any]) -> bool:
-    """Tell whether a row is drawn: pushes and pulls apart are for the table only."""
-    return not row["race"].endswith(", part")
+    """Tell whether a row is drawn: pushes and pulls apart, and the slow way, are for the table only."""
+    return not row["race"].endswith(", part") and row["ours"] != "grpc"
 
 
 def growth(content: dict[str, Any]) -> Figure:
