@@ -1,8 +1,8 @@
 """ShardClient: pulls variables from all shards and pushes gradients to all shards.
 
-Cuts by the plan, encodes gradients, sends by a transport. Knows no lease and no model. Called by the worker's loop, by
-the coordinator (final weights) and by tools. A push is sent whole or reported as failed, with the shard named; to send
-it again is always safe, because the step is its identity (P1).
+Cuts by the plan, encodes gradients, sends by a transport. Knows no lease and no model. Called by the worker's loop and
+by tools. A push is sent whole or reported as failed, with the shard named; to send it again is always safe, because the
+step is its identity (P1).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from parashard.buffers import Buffers
 from parashard.partition import Partition
 
 CHUNK_BYTES_MAX = 4 << 20
-"""Greatest payload of one gRPC message; gRPC in Python moves messages of this size fastest (docs/transports.md)."""
+"""Greatest payload of one gRPC message (docs/decisions/0013 has what other sizes did)."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
 

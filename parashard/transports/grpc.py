@@ -1,7 +1,7 @@
 """The gRPC transport: works everywhere. Frames travel as they are (identity serializers), never inside protobuf.
 
 A push or a pull that is longer than one message goes as several, a bounded number of them under way at once (P19): one
-large message is slower in Python than several (docs/transports.md). Chunks of a push carry an attempt id (P4).
+large message is slower in Python than several (docs/decisions/0013). Chunks of a push carry an attempt id (P4).
 """
 
 from __future__ import annotations
