@@ -15,13 +15,15 @@ from collections.abc import Iterator
 from parashard import wire
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.messages import PullRun, Weights
+from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from protos import stream_pb2, tensor_pb2
 from ps_server.rooms import Rooms
 from ps_server.stream_dialogue import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
 
-PIECE_BYTES = 2 << 20
-"""Weights that are copied in one turn of the owner and sent after it, while others have theirs."""
+PIECE_BYTES = 2 * LOCAL_BUFFER_BYTES
+"""Weights that are copied in one turn of the owner and sent after it, while others have theirs. Linux takes twice the
+buffer that it is asked for, so a piece fits: the peer empties it while the next is copied."""
 
 
 class TcpService:

@@ -1,0 +1,30 @@
+"""Sorting a profile's samples by what the code was doing."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.profile import OTHER, shares
+
+REPORT = """
+# Overhead  Command  Shared Object  Symbol
+    40.00%  python   [kernel.kallsyms]     [k] _copy_from_iter
+    20.00%  swapper  [kernel.kallsyms]     [k] pv_native_safe_halt
+    10.00%  python   libc.so.6             [.] __memmove_avx512_unaligned_erms
+     5.00%  python   [JIT] tid 4168        [.] 0x00007f6052acd1c7
+     5.00%  python   [kernel.kallsyms]     [k] tcp_sendmsg_locked
+""".splitlines()
+
+
+def test_every_sample_is_counted_once_as_a_share_of_all() -> None:
+    found = shares([*REPORT, "    20.00%  cat      cat                   [.] main"])
+    assert sum(found.values()) == pytest.approx(1.0)
+    assert found["copies into and out of sockets"] == pytest.approx(0.4)
+    assert found["idle: nobody has work"] == pytest.approx(0.2)
+    assert found["copies between memory of processes"] == pytest.approx(0.1)
+    assert found["optimizer and check of values"] == found["TCP"] == pytest.approx(0.05)
+    assert found[OTHER] == pytest.approx(0.2)
+
+
+def test_shares_are_of_what_was_sampled() -> None:
+    assert shares(REPORT)["copies into and out of sockets"] == pytest.approx(0.5)
