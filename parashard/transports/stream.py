@@ -246,7 +246,15 @@ def answer(stream: Stream, kind: Kind, *, deadline_s: float, descriptors_max: in
 def greet(
     stream: Stream, greeting: Greeting, *, deadline_s: float, descriptors_max: int = 0
 ) -> tuple[stream_pb2.Welcome, tuple[int, ...]]:
-    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed."""
+    """Say HELLO, and return the WELCOME and its file descriptors; after an error the stream is closed.
+
+    Raises
+    ------
+    Unreachable
+        If nobody answers, or whoever does is no shard: something else has its port now, and the next view will say so.
+    ParashardError
+        As the shard says, when it refuses.
+    """
     hello = stream_pb2.Hello(target=wire.target_message(greeting.target), worker=greeting.worker)
     try:
         stream.handshake(deadline_s=deadline_s)
@@ -260,6 +268,9 @@ def greet(
     except Refused as refusal:
         stream.close()
         raise refusal.error from None
+    except (MalformedFrame, LimitExceeded) as error:
+        stream.close()
+        raise Unreachable(f"what answers there is no shard: {error.message}", peer=stream.peer) from None
     except BaseException:
         stream.close()
         raise

@@ -12,6 +12,7 @@ from loop_cases import Job
 from parashard.data.base import Batch
 from parashard.errors import (
     ConfigurationError,
+    MalformedFrame,
     NonFiniteGradient,
     NotReady,
     ParashardError,
@@ -133,6 +134,14 @@ def test_a_step_that_comes_too_late_is_given_back(
     assert (job.leasing.drops, job.completed, job.leasing.failures) == ([1], [0, 2, 3], {})
 
 
+@DEPTHS
+def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(depth: int) -> None:  # P6: its batch is innocent
+    job = Job(*range(4), depth=depth)
+    job.cluster.before = refusing(PullRun, 1, MalformedFrame("a message begins with b'PSS1'"))
+    job.run()
+    assert (job.leasing.drops, job.completed, job.leasing.failures) == ([1], [0, 2, 3], {})
+
+
 WAITED_FOR = [StaleIncarnation("a later life"), QueueFull("full"), Unreachable("no answer"), NotReady("stopping")]
 
 
@@ -168,7 +177,10 @@ def test_a_push_that_a_shard_refuses_has_failed(error: ParashardError) -> None: 
     assert (job.leasing.drops, job.completed) == ([], [0, 2])
 
 
-@pytest.mark.parametrize("error", [PeerFailed("broke"), Superseded("replaced")], ids=lambda e: e.code)
+ENDS_THE_WORKER = [PeerFailed("broke"), Superseded("replaced"), ConfigurationError("no way to the shard is allowed")]
+
+
+@pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
 @pytest.mark.parametrize("kind", [PullRun, PushChunk])
 def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: ParashardError) -> None:
     job = Job(*range(3))

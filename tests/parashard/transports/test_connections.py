@@ -2,13 +2,14 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from parashard.errors import NonFiniteGradient, ParashardError, QueueFull, Unreachable
-from parashard.transports.connections import CONNECTIONS_MAX, Connections, Exchange
+from parashard.transports.connections import CONNECTIONS_MAX, OPEN_S, Connections, Exchange
 from parashard.transports.stream import Refused
 
 DEADLINE_S = 10.0
@@ -97,6 +98,17 @@ class TestTaking:
         first = connections.take(soon())
         second = taken_while(connections, lambda: connections.drop(first))
         assert (first.closed, second.closed, second is first) == (True, False, False)
+
+    def test_opening_one_may_take_a_few_seconds_however_long_the_request_has(self):
+        given_s = []
+
+        def open_one(deadline_s: float) -> FakeConnection:
+            given_s.append(deadline_s - time.monotonic())
+            return FakeConnection(0)
+
+        for has_s in (60.0, 1.0):
+            Connections(open_one, "shard:1").take(time.monotonic() + has_s)
+        assert given_s == [pytest.approx(OPEN_S, abs=0.5), pytest.approx(1.0, abs=0.5)]
 
     def test_a_failure_to_open_takes_no_place(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
@@ -198,6 +210,21 @@ class TestExchange:
         for _ in range(2):
             with pytest.raises(Unreachable, match="the connection broke"):
                 begun.result()
+        begun.cancel()
+
+    def test_a_failure_that_is_kept_keeps_nothing_else(self, connections, shard):  # a dead shard's memory is large
+        class Large:
+            pass
+
+        kept = []
+
+        def fail(connection: FakeConnection) -> None:
+            large = Large()
+            kept.append(weakref.ref(large))
+            raise Unreachable("the connection broke")
+
+        begun = self.begun(connections, ask=fail)
+        assert kept[0]() is None
         begun.cancel()
 
     def test_a_failure_that_is_a_bug_is_raised_where_it_is(self, connections, shard):

@@ -8,6 +8,7 @@ import socket
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -380,6 +381,21 @@ class TestWelcomes:
         with pytest.raises(MalformedFrame, match=f"two descriptors of memory, found {count}"):
             push(welcomed_with(self.WELCOME, *[slot] * count), GRADIENT[:1])
         os.close(slot)
+
+
+def test_a_closed_connection_keeps_no_memory_of_its_shard(shard) -> None:  # however long its object lives on
+    transport = shard.connect()
+    opened = []
+    real_open = transport._connections._open_one
+    transport._connections._open_one = lambda deadline_s: opened.append(real_open(deadline_s)) or opened[-1]
+    transport.greet(DEADLINE_S)
+    [connection] = opened
+    slot = weakref.ref(connection._slot)
+    assert slot() is not None
+    transport.close()
+    assert slot() is None
+    with pytest.raises(Unreachable, match="the connection was closed"):
+        connection._slot  # noqa: B018  # asks for the memory
 
 
 def test_another_users_socket_is_unreachable(shard, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -281,17 +281,24 @@ class TestAnswers:
         assert (hello.target.run_id, hello.target.incarnation, hello.worker) == ("run", 7, "worker-0")
 
     @pytest.mark.parametrize(
-        ("kind", "header", "error"),
+        ("kind", "header", "error", "found"),
         [
-            (Kind.REFUSAL, refusal(QueueFull("full")), QueueFull),
-            (Kind.RECEIPT, HELLO, MalformedFrame),
+            (Kind.REFUSAL, refusal(QueueFull("full")), QueueFull, "full"),
+            (Kind.RECEIPT, HELLO, Unreachable, "no shard: answered with a RECEIPT, expected a WELCOME"),
         ],
     )
-    def test_a_greeting_that_fails_closes_the_stream(self, kind, header, error):
+    def test_a_greeting_that_fails_closes_the_stream(self, kind, header, error, found):
         with stream_pair() as (mine, theirs):
             theirs.send(kind, header, deadline_s=soon())
-            with pytest.raises(error):
+            with pytest.raises(error, match=found):
                 greet(mine, GREETING, deadline_s=soon())
             theirs.receive(deadline_s=soon())
             with pytest.raises(Unreachable, match="closed"):
                 theirs.receive(deadline_s=soon())
+
+    def test_a_web_server_that_has_the_port_now_is_no_shard(self):
+        ours, other = socket.socketpair()
+        with other, ours:
+            other.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+            with pytest.raises(Unreachable, match=r"no shard: a message begins with b'PSS1', found b'HTTP/1\.1'"):
+                greet(Stream(ours, "shard:1"), GREETING, deadline_s=soon())
