@@ -149,6 +149,19 @@ def pull_of(begin: int = 0, end: int = ELEMENTS, *, known: int | None = None, ro
     return PullRun(TARGET, round_, None, 4 * begin, 4 * (end - begin), known)
 
 
+GRADIENT = np.arange(ELEMENTS, dtype=np.float32)
+
+
+def push(transport: ShmTransport, content: np.ndarray, step: int = 0) -> PushResult:
+    """Push and return what became of it."""
+    return transport.push(push_of(content, step), DEADLINE_S).result().result
+
+
+def pull(transport: ShmTransport, into: np.ndarray, run: PullRun | None = None) -> int:
+    """Pull and return the version."""
+    return transport.pull(run or pull_of(), Buffers([into]), DEADLINE_S).result()
+
+
 def mappings(name: str) -> list[tuple[int, int]]:
     """Return where this process has memory of this name mapped."""
     gc.collect()  # errors of other tests may keep theirs

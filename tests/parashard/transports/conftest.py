@@ -13,10 +13,12 @@ import numpy as np
 import pytest
 import transport_peers
 from conformance_cases import ELEMENTS, OFFSETS, Talk
+from shared_shard import SharedShard
 from transport_peers import GREETING, PEERS, TARGET
 
 from parashard.transports.base import ShardAddress, Transport
 from parashard.transports.shared_weights import can_share
+from parashard.transports.shm import ShmTransport
 
 ROOT = Path(__file__).parents[3]
 
@@ -74,3 +76,25 @@ def dying(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         process.kill()
         process.wait()
         process.stdout.close()
+
+
+@pytest.fixture
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with a short name: a socket's path has little room."""
+    return tmp_path_factory.mktemp("s")
+
+
+@pytest.fixture
+def shard(root: Path) -> Iterator[SharedShard]:
+    """Return a shard that serves over shared memory."""
+    shard = SharedShard(root)
+    yield shard
+    shard.stop()
+
+
+@pytest.fixture
+def transport(shard: SharedShard) -> Iterator[ShmTransport]:
+    """Return a transport to it."""
+    transport = shard.connect()
+    yield transport
+    transport.close()

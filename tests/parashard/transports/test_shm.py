@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
-import socket
-import subprocess
-import sys
 import threading
-import weakref
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,13 +12,15 @@ import pytest
 from shared_shard import (
     DEADLINE_S,
     ELEMENTS,
-    GREETING,
+    GRADIENT,
     OFFSETS,
     TARGET,
     SharedShard,
     mapped_bytes,
     mappings,
+    pull,
     pull_of,
+    push,
     push_of,
 )
 
@@ -34,51 +30,13 @@ from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
     QueueFull,
-    StaleIncarnation,
     StaleRound,
     Unreachable,
 )
 from parashard.messages import PullRun, PushChunk, PushResult
-from parashard.transports import memory
-from parashard.transports.base import ShardAddress
-from parashard.transports.shared_weights import SharedWeights, can_share
-from parashard.transports.shm import ShmTransport
-from parashard.transports.stream import Kind, Stream
-from protos import stream_pb2
-from ps_server.local_socket import LocalSocket, sweep
+from parashard.transports.shared_weights import can_share
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
-
-
-@pytest.fixture
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a folder with a short name: a socket's path has little room."""
-    return tmp_path_factory.mktemp("s")
-
-
-@pytest.fixture
-def shard(root: Path) -> Iterator[SharedShard]:
-    shard = SharedShard(root)
-    yield shard
-    shard.stop()
-
-
-@pytest.fixture
-def transport(shard: SharedShard) -> Iterator[ShmTransport]:
-    transport = shard.connect()
-    yield transport
-    transport.close()
-
-
-def push(transport: ShmTransport, content: np.ndarray, step: int = 0) -> PushResult:
-    return transport.push(push_of(content, step), DEADLINE_S).result().result
-
-
-def pull(transport: ShmTransport, into: np.ndarray, run: PullRun | None = None) -> int:
-    return transport.pull(run or pull_of(), Buffers([into]), DEADLINE_S).result()
-
-
-GRADIENT = np.arange(ELEMENTS, dtype=np.float32)
 
 
 class TestPushAndPull:
@@ -309,215 +267,3 @@ class TestSlots:
 
 
 # --- what a worker does not believe ---
-
-
-@pytest.fixture
-def welcomed_with(root: Path) -> Iterator[Callable[..., ShmTransport]]:
-    """Return a function that connects to a shard which sends this WELCOME and these descriptors."""
-    listening = socket.socket(socket.AF_UNIX)
-    path = str(root / "s.sock")
-    listening.bind(path)
-    listening.listen()
-    ends: list[Callable[[], None]] = [listening.close]
-
-    def connect(welcome: stream_pb2.Welcome, *descriptors: int) -> ShmTransport:
-        def answer() -> None:
-            stream = Stream(listening.accept()[0], "worker")
-            ends.append(stream.close)
-            stream.receive(deadline_s=float("inf"))
-            stream.send(Kind.WELCOME, welcome, deadline_s=float("inf"), descriptors=descriptors)
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        transport = ShmTransport(ShardAddress("", 1, local_path=path), GREETING)
-        ends[:0] = [transport.close, thread.join]
-        return transport
-
-    yield connect
-    for end in ends:
-        end()
-
-
-class TestWelcomes:
-    """Whatever a shard sends is checked before it is mapped."""
-
-    WELCOME = stream_pb2.Welcome(slot_bytes=12, elements=3, partitions=1, direct=True)
-
-    def sealed(self, size_bytes: int, *, seal: bool = True) -> int:
-        descriptor = memory.create("test", size_bytes)
-        if seal:
-            memory.seal(descriptor, writable=True)
-        return descriptor
-
-    @pytest.mark.parametrize(
-        ("slot_bytes", "seal", "found"),
-        [
-            (8, True, "a slot: expected 12 bytes of memory, found 8"),
-            (12, False, "a slot: its length is not sealed"),
-        ],
-    )
-    def test_a_slot_is_as_long_as_said_and_for_ever(self, welcomed_with, slot_bytes, seal, found) -> None:
-        weights, slot = SharedWeights([0, 3]), self.sealed(slot_bytes, seal=seal)
-        with pytest.raises(MalformedFrame, match=found):
-            push(welcomed_with(self.WELCOME, weights.read_descriptor, slot), GRADIENT[:1])
-        os.close(slot)
-
-    def test_a_slot_holds_all_that_can_be_pulled(self, welcomed_with) -> None:
-        welcome = stream_pb2.Welcome(slot_bytes=8, elements=3, partitions=1)
-        weights, slot = SharedWeights([0, 3]), self.sealed(8)
-        with pytest.raises(MalformedFrame, match="a slot of 8 bytes for a shard of 3 elements"):
-            push(welcomed_with(welcome, weights.read_descriptor, slot), GRADIENT[:1])
-        os.close(slot)
-
-    def test_weights_are_of_the_size_that_was_said(self, welcomed_with) -> None:
-        weights, slot = SharedWeights([0, 2000]), self.sealed(12)
-        with pytest.raises(MalformedFrame, match="a shard's weights: expected 4108 bytes of memory, found 12096"):
-            push(welcomed_with(self.WELCOME, weights.read_descriptor, slot), GRADIENT[:1])
-        os.close(slot)
-
-    @pytest.mark.parametrize("count", [0, 1])
-    def test_two_descriptors_are_due(self, welcomed_with, count: int) -> None:
-        slot = self.sealed(12)
-        with pytest.raises(MalformedFrame, match=f"two descriptors of memory, found {count}"):
-            push(welcomed_with(self.WELCOME, *[slot] * count), GRADIENT[:1])
-        os.close(slot)
-
-
-def test_a_closed_connection_keeps_no_memory_of_its_shard(shard) -> None:  # however long its object lives on
-    transport = shard.connect()
-    opened = []
-    real_open = transport._connections._open_one
-    transport._connections._open_one = lambda deadline_s: opened.append(real_open(deadline_s)) or opened[-1]
-    transport.greet(DEADLINE_S)
-    [connection] = opened
-    slot = weakref.ref(connection._slot)
-    assert slot() is not None
-    transport.close()
-    assert slot() is None
-    with pytest.raises(Unreachable, match="the connection was closed"):
-        connection._slot  # noqa: B018  # asks for the memory
-
-
-def test_another_users_socket_is_unreachable(shard, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("parashard.transports.socket_io.is_own_user", lambda connection: False)
-    transport = shard.connect()
-    with pytest.raises(Unreachable, match="another user listens there"):
-        push(transport, GRADIENT)
-    transport.close()
-
-
-def test_a_shard_that_is_not_there_is_unreachable(root: Path) -> None:
-    transport = ShmTransport(ShardAddress("", 1, local_path=str(root / "none.sock")), GREETING)
-    with pytest.raises(Unreachable, match=r"none\.sock") as caught:
-        transport.greet(DEADLINE_S)
-    assert caught.value.peer == str(root / "none.sock")
-
-
-def test_another_life_of_the_shard_refuses_the_connection(shard, transport) -> None:  # P3
-    def refuse(target: object) -> None:
-        raise StaleIncarnation("this is incarnation 2")
-
-    shard.plane.check = refuse
-    with pytest.raises(StaleIncarnation, match="this is incarnation 2"):
-        transport.greet(DEADLINE_S)
-
-
-# --- deaths ---
-
-
-WORKER = """
-import sys
-import numpy as np
-from shared_shard import DEADLINE_S, GREETING, push_of
-from parashard.transports.base import ShardAddress
-from parashard.transports.shm import ShmTransport
-transport = ShmTransport(ShardAddress("", 1, local_path=sys.argv[1]), GREETING)
-transport.push(push_of(np.ones(3000, np.float32)), DEADLINE_S)
-sys.stdin.read()
-"""
-SHARD = """
-import sys
-from pathlib import Path
-from shared_shard import SharedShard
-shard = SharedShard(Path(sys.argv[1]))
-def hang(chunk):
-    print("received", flush=True)
-    sys.stdin.read()
-shard.plane.before_push = hang
-print(shard.socket.path, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts a process, which does not outlive the test."""
-    processes: list[subprocess.Popen[str]] = []
-
-    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
-        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
-        process = subprocess.Popen(
-            [sys.executable, "-c", program, *arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
-        )
-        processes.append(process)
-        return process
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
-
-
-def test_a_worker_killed_in_a_push_leaves_nothing(shard, started) -> None:
-    begun, let_go = threading.Event(), threading.Event()
-
-    def hold(chunk: PushChunk) -> None:
-        begun.set()
-        let_go.wait(DEADLINE_S)
-
-    shard.plane.before_push = hold
-    before = mapped_bytes("parashard-slot")
-    worker = started(WORKER, shard.socket.path)
-    try:
-        assert begun.wait(DEADLINE_S)
-        worker.send_signal(signal.SIGKILL)
-        worker.wait()
-        assert shard.slots.held_bytes == 4 * ELEMENTS, "the shard still reads it"
-    finally:
-        let_go.set()
-    assert shard.slots.ended.acquire(timeout=DEADLINE_S)
-    assert shard.slots.held_bytes == 0
-    shard.stop()  # waits for the connection's thread
-    assert mapped_bytes("parashard-slot") == before
-    assert shard.plane.version == 1, "the push had arrived whole"
-
-
-def test_a_shard_killed_in_a_push_is_unreachable_at_once_and_its_socket_is_swept(root: Path, started) -> None:
-    process = started(SHARD, str(root))
-    assert process.stdout is not None
-    path = process.stdout.readline().strip()
-    transport = ShmTransport(ShardAddress("", 1, local_path=path), GREETING)
-    try:
-        into = np.empty(ELEMENTS, np.float32)
-        pull(transport, into)
-        pending = transport.push(push_of(GRADIENT), DEADLINE_S)
-        assert process.stdout.readline() == "received\n"
-        process.send_signal(signal.SIGKILL)
-        with pytest.raises(Unreachable, match="connection"):
-            pending.result()
-        with pytest.raises(Unreachable):
-            pull(transport, into)
-    finally:
-        transport.close()
-    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.1.sock"], "all that is left in the file system"
-    process.wait()
-    successor = LocalSocket("r", 0, 2, root=root)
-    successor.listening.close()
-    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.2.sock"]
-    successor.close()
-    sweep(root)
-    assert list(root.iterdir()) == []

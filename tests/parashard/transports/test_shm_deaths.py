@@ -1,0 +1,132 @@
+"""Workers and shards killed in the middle of a push over shared memory: nothing of theirs stays."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from shared_shard import (
+    DEADLINE_S,
+    ELEMENTS,
+    GRADIENT,
+    GREETING,
+    mapped_bytes,
+    pull,
+    push_of,
+)
+
+from parashard.errors import (
+    Unreachable,
+)
+from parashard.messages import PushChunk
+from parashard.transports.base import ShardAddress
+from parashard.transports.shared_weights import can_share
+from parashard.transports.shm import ShmTransport
+from ps_server.local_socket import LocalSocket, sweep
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
+
+
+WORKER = """
+import sys
+import numpy as np
+from shared_shard import DEADLINE_S, GREETING, push_of
+from parashard.transports.base import ShardAddress
+from parashard.transports.shm import ShmTransport
+transport = ShmTransport(ShardAddress("", 1, local_path=sys.argv[1]), GREETING)
+transport.push(push_of(np.ones(3000, np.float32)), DEADLINE_S)
+sys.stdin.read()
+"""
+SHARD = """
+import sys
+from pathlib import Path
+from shared_shard import SharedShard
+shard = SharedShard(Path(sys.argv[1]))
+def hang(chunk):
+    print("received", flush=True)
+    sys.stdin.read()
+shard.plane.before_push = hang
+print(shard.socket.path, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return a function that starts a process, which does not outlive the test."""
+    processes: list[subprocess.Popen[str]] = []
+
+    def start(program: str, *arguments: str) -> subprocess.Popen[str]:
+        paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
+        process = subprocess.Popen(
+            [sys.executable, "-c", program, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def test_a_worker_killed_in_a_push_leaves_nothing(shard, started) -> None:
+    begun, let_go = threading.Event(), threading.Event()
+
+    def hold(chunk: PushChunk) -> None:
+        begun.set()
+        let_go.wait(DEADLINE_S)
+
+    shard.plane.before_push = hold
+    before = mapped_bytes("parashard-slot")
+    worker = started(WORKER, shard.socket.path)
+    try:
+        assert begun.wait(DEADLINE_S)
+        worker.send_signal(signal.SIGKILL)
+        worker.wait()
+        assert shard.slots.held_bytes == 4 * ELEMENTS, "the shard still reads it"
+    finally:
+        let_go.set()
+    assert shard.slots.ended.acquire(timeout=DEADLINE_S)
+    assert shard.slots.held_bytes == 0
+    shard.stop()  # waits for the connection's thread
+    assert mapped_bytes("parashard-slot") == before
+    assert shard.plane.version == 1, "the push had arrived whole"
+
+
+def test_a_shard_killed_in_a_push_is_unreachable_at_once_and_its_socket_is_swept(root: Path, started) -> None:
+    process = started(SHARD, str(root))
+    assert process.stdout is not None
+    path = process.stdout.readline().strip()
+    transport = ShmTransport(ShardAddress("", 1, local_path=path), GREETING)
+    try:
+        into = np.empty(ELEMENTS, np.float32)
+        pull(transport, into)
+        pending = transport.push(push_of(GRADIENT), DEADLINE_S)
+        assert process.stdout.readline() == "received\n"
+        process.send_signal(signal.SIGKILL)
+        with pytest.raises(Unreachable, match="connection"):
+            pending.result()
+        with pytest.raises(Unreachable):
+            pull(transport, into)
+    finally:
+        transport.close()
+    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.1.sock"], "all that is left in the file system"
+    process.wait()
+    successor = LocalSocket("r", 0, 2, root=root)
+    successor.listening.close()
+    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.2.sock"]
+    successor.close()
+    sweep(root)
+    assert list(root.iterdir()) == []
