@@ -183,3 +183,21 @@ class TestPlots:
         panels = plots.growth({"sweeps": sweeps, "machine": self.MACHINE}).axes
 
         assert [axes.get_xlabel() for axes in panels] == ["workers", "MiB of the model"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "accuracy", "seconds"),
+    [
+        pytest.param(1000, 0.957, 2.0, id="it ended at its target, and the steps under way took it below again"),
+        pytest.param(2000, 0.975, 4.0, id="the target was reached at the very end"),
+        pytest.param(2000, 0.957, None, id="it was never reached"),
+    ],
+)
+def test_a_job_that_ended_early_has_reached_its_target(steps: int, accuracy: float, seconds: float | None) -> None:
+    report = {
+        "steps_total": steps,
+        "steps_applied": [steps],
+        "accuracy": accuracy,
+        "examples_per_s": 500.0 * training.BATCH,
+    }
+    assert training.to_target_s(report, 2000, 0.97) == seconds
