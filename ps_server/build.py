@@ -17,6 +17,7 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
 from parashard.partition import Partition, Plan
+from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
 from parashard.variables import Float32s, Variable
 from parashard.weight_memory import WeightMemory
@@ -101,7 +102,7 @@ class ShardBuilder:
         """
         job, plan, reply = self.job, self.plan, self._reply
         values = initial_values(plan, job.job.seed, reply.initial_file) if state is None else stored_values(state)
-        memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=job.cluster.transport in ("auto", "shm"))
+        memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=allows(job.cluster.transport, "shm"))
         storage = self._storage(values, memory)
         if state is not None:
             storage.restore_slots(state.slots)

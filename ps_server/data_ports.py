@@ -10,6 +10,7 @@ import socket
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
 from parashard.rpc import join_address
+from parashard.transports.base import allows
 from parashard.transports.shared_weights import SharedWeights
 from ps_server.data_plane import DataPlane
 from ps_server.local_socket import LocalSocket, local_socket
@@ -61,12 +62,12 @@ class DataPorts:
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
         transport = job.cluster.transport
-        if transport in ("auto", "tcp"):
+        if allows(transport, "tcp"):
             listening = _listening(host, port)
             self.address = join_address(host, listening.getsockname()[1])
             service = TcpService(plane, self.rooms)
             self._servers.append(StreamServer(listening, service.serve, connections_max=CONNECTIONS_MAX, name="data"))
-        if transport in ("auto", "shm") and _shared(served) is not None:
+        if allows(transport, "shm") and _shared(served) is not None:
             mine = served.shard.identity
             self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)
         if transport == "shm" and self._local is None:

@@ -23,6 +23,7 @@ from parashard.job.layers import Override
 from parashard.job.load import LoadedJob
 from parashard.live import JobView
 from parashard.run import Outcome, run_job
+from parashard.transports.base import allows
 
 STRIKES_FILE = "strikes.jsonl"
 CHAOS_FLAG = "chaos"
@@ -106,7 +107,7 @@ def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOpt
     """
     transport = loaded.job.cluster.transport
     past = [kind for kind in options.kinds if kind not in PROCESS_KINDS]
-    if past and transport in ("auto", "shm"):
+    if past and allows(transport, "shm"):
         raise ConfigurationError(
             f'cluster.transport is "{transport}", which goes past the links that {", ".join(past)} would strike; '
             'allowed: "tcp" or "grpc", or only --kill and --pause'

@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
 from parashard.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+from parashard.transports.base import TransportKind
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
@@ -233,7 +234,7 @@ class ClusterOptions(Table):
         le=1024,
         description="Threads that share a large push in a shard; 0: an even share of the cores, at least 1.",
     )
-    transport: Literal["auto", "shm", "tcp", "grpc"] = Field(
+    transport: TransportKind = Field(
         default="auto",
         description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )

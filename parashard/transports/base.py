@@ -7,12 +7,20 @@ tests (`tests/parashard/transports/test_conformance.py`).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Literal, Protocol, TypeVar
 
 from parashard.buffers import Buffers
 from parashard.messages import PullRun, Push, Receipt, Target
 
+TransportKind = Literal["auto", "shm", "tcp", "grpc"]
+"""What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""
+
 _Answer_co = TypeVar("_Answer_co", covariant=True)
+
+
+def allows(kind: TransportKind, way: Literal["shm", "tcp"]) -> bool:
+    """Return whether a job's workers may go this way. gRPC always serves: control and health need it too."""
+    return kind in ("auto", way)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,14 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Literal, Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import structlog
 
 from parashard.buffers import Buffers
 from parashard.errors import ConfigurationError, Fenced, NotReady, ParashardError, Redo, Unreachable
 from parashard.messages import PullRun, Push, Receipt
-from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport
+from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, TransportKind
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
@@ -25,7 +25,6 @@ from parashard.transports.tcp import TcpTransport
 
 GREET_S = 2.0  # how long one way may take to say HELLO before the next is tried
 
-Kind = Literal["auto", "shm", "tcp", "grpc"]
 _Answer = TypeVar("_Answer")
 
 log = structlog.get_logger(__name__)
@@ -60,7 +59,7 @@ def _obstacle_to_tcp(where: ShardAddress) -> str | None:
 SHM = Way("shm", _obstacle_to_shm, ShmTransport)
 TCP = Way("tcp", _obstacle_to_tcp, TcpTransport)
 GRPC = Way("grpc", lambda where: None, GrpcTransport)  # says no HELLO, so where it is the last it is always settled on
-WAYS: dict[Kind, Sequence[Way]] = {"auto": (SHM, TCP, GRPC), "shm": (SHM,), "tcp": (TCP,), "grpc": (GRPC,)}
+WAYS: dict[TransportKind, Sequence[Way]] = {"auto": (SHM, TCP, GRPC), "shm": (SHM,), "tcp": (TCP,), "grpc": (GRPC,)}
 
 
 class ChosenTransport:
@@ -179,6 +178,6 @@ class _Failed(Generic[_Answer]):
         """Nothing is under way."""
 
 
-def connect_by(kind: Kind) -> Connect:
+def connect_by(kind: TransportKind) -> Connect:
     """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first."""
     return lambda where, greeting: ChosenTransport(where, greeting, WAYS[kind])
