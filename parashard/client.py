@@ -1,6 +1,7 @@
 """ShardClient: pulls variables from all shards and pushes gradients to all shards.
 
-Cuts by the plan, encodes gradients, sends by a transport. Knows no lease and no model. Called by the worker's loop and
+Cuts by the plan, encodes gradients, sends by a transport; `parashard.asking` waits and retries. Knows no lease and no
+model. Called by the worker's loop and
 by tools. A push is sent whole or reported as failed, with the shard named; to send it again is always safe, because the
 step is its identity (P1).
 """
@@ -8,17 +9,16 @@ step is its identity (P1).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
-import tenacity
 
 from parashard import failpoints, rpc
+from parashard.asking import Asking
 from parashard.buffers import Buffers
 from parashard.encodings import Encoded, GradientEncoder
-from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable, Unreachable
+from parashard.errors import ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.messages import PullRun, Push, PushResult, Receipt, Slice, Target
 from parashard.partition import ELEMENT_BYTES, Plan
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
@@ -26,11 +26,7 @@ from parashard.transports.grpc import GrpcTransport
 from parashard.variables import Float32s
 from parashard.weight_sets import WeightSet, WeightSets
 
-RETRY_PAUSE_S = 0.02
-RETRY_PAUSE_MAX_S = 1.0
 UNHEARD_MAX = 4096
-
-_Answer = TypeVar("_Answer")
 
 
 class Pulled:
@@ -67,17 +63,6 @@ class Pushed:
 
     receipts: tuple[Receipt, ...]
     incarnations: tuple[int, ...]
-
-
-class _StopWhenAway(tenacity.stop.stop_base):
-    """Retry no more once nobody has answered for so long."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._budget_s = budget_s
-
-    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
-        nobody = retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), Unreachable)
-        return nobody and (retry_state.seconds_since_start or 0.0) >= self._budget_s
 
 
 class ShardClient:
@@ -117,10 +102,8 @@ class ShardClient:
         self._job_digest = job_digest
         self._plan = plan
         self._worker = worker
-        self._retry_budget_s = retry_budget_s
-        self._away_budget_s = away_budget_s
         self._viewing = threading.Lock()
-        self._giving_up = giving_up or threading.Event()
+        self._asking = Asking(retry_budget_s, away_budget_s, giving_up or threading.Event())
         self._connect = connect
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
@@ -176,7 +159,7 @@ class ShardClient:
             return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
         try:
-            weights.versions = self._of_all(pull, len(view.shards))
+            weights.versions = self._asking.of_all(pull, len(view.shards))
         except BaseException:
             weights.versions = (None,) * len(view.shards)  # what its arrays hold is undefined
             self._sets.give_back(weights)
@@ -236,7 +219,7 @@ class ShardClient:
             prepared = [
                 self._prepare(shard, view, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
             ]
-            receipts = self._of_all(push, len(prepared), settle, unheard)
+            receipts = self._asking.of_all(push, len(prepared), settle, unheard)
         finally:
             for encoded in unsettled.values():
                 self._encoder.settle(encoded, applied=False)
@@ -291,68 +274,6 @@ class ShardClient:
 
     # --- both ---
 
-    def _of_all(
-        self,
-        begin: Callable[[int], Pending[_Answer]],
-        shards: int,
-        settled: Callable[[int, _Answer], None] = lambda shard, answer: None,
-        unheard: Callable[[int], None] = lambda shard: None,
-    ) -> tuple[_Answer, ...]:
-        """Begin a request on every shard, then wait for each; shards that ask for patience are asked again after that.
-
-        Only after that: whoever tries again while it holds another shard's connection, or its room, and waits for one
-        that somebody holds who waits for the first, would stand still. `settled` is told of every answer, `unheard` of
-        a request that may have reached its shard and was not answered. After an error nothing is under way any more.
-        """
-        begun: list[Pending[_Answer] | None] = []
-        answers: dict[int, _Answer] = {}
-        try:
-            begun.extend(self._begun(begin, shard) for shard in range(shards))
-            for shard, pending in enumerate(begun):
-                answer = None if pending is None else self._heard(pending, shard, unheard)
-                if answer is not None:
-                    answers[shard] = answer
-                    settled(shard, answer)
-            for shard in range(shards):
-                if shard not in answers:
-                    answers[shard] = self._patiently(begin, shard, unheard)
-                    settled(shard, answers[shard])
-        except BaseException:
-            for pending in begun:
-                if pending is not None:
-                    pending.cancel()
-            raise
-        return tuple(answers[shard] for shard in range(shards))
-
-    def _begun(self, begin: Callable[[int], Pending[_Answer]], shard: int) -> Pending[_Answer] | None:
-        """Begin; None if the shard asks for patience: the others need not wait for it."""
-        try:
-            return begin(shard)
-        except RetryLater:
-            return None
-
-    def _heard(self, pending: Pending[_Answer], shard: int, unheard: Callable[[int], None]) -> _Answer | None:
-        """Wait for an answer; None if the shard asks for patience."""
-        try:
-            return _answered(pending, shard, unheard)
-        except RetryLater:
-            return None
-
-    def _patiently(
-        self, begin: Callable[[int], Pending[_Answer]], shard: int, unheard: Callable[[int], None]
-    ) -> _Answer:
-        """Ask a shard again until it answers or the budget is spent."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(RetryLater),
-            wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
-            sleep=tenacity.sleep_using_event(self._giving_up),
-            stop=tenacity.stop_after_delay(self._retry_budget_s)
-            | tenacity.stop_when_event_set(self._giving_up)
-            | _StopWhenAway(self._away_budget_s),
-            reraise=True,
-        )
-        return retrying(lambda: _answered(begin(shard), shard, unheard))
-
     def _transport(self, shard: int, view: View) -> Transport:
         transport = self._transports.get(view.shards[shard])
         if transport is None:
@@ -363,13 +284,3 @@ class ShardClient:
 
     def _target(self, shard: int, view: View) -> Target:
         return Target(self._run_id, self._job_digest, self._plan.version, shard, view.shards[shard].incarnation)
-
-
-def _answered(pending: Pending[_Answer], shard: int, unheard: Callable[[int], None]) -> _Answer:
-    try:
-        return pending.result()
-    except RetryLater as error:
-        pending.cancel()  # what it may still have under way must not fill the same arrays
-        if isinstance(error, Unreachable):
-            unheard(shard)
-        raise

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_chunks, variables_of
 
-from parashard import client as subject
+from parashard import asking as subject
 from parashard import rpc, wire
 from parashard.client import ShardClient
 from parashard.errors import MalformedFrame, NotReady, ParashardError, QueueFull, UnknownAttempt, Unreachable
