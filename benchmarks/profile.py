@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import argparse
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -27,16 +29,17 @@ from benchmarks.training import clean_up_when_ended
 CASES = (("shm", 64), ("tcp", 64), ("tcp", 4))
 WARM_ROUNDS = 20
 SAMPLES_PER_S = 4000
+PERF_END_S = 30.0  # for writing its samples
 CLASSES = {
     "idle: nobody has work": r"swapper .*(halt|idle|mwait)",
     "copies between memory of processes": r"\bmemmove|\bmemcpy|__mem(move|cpy)_",
     "copies into and out of sockets": r"_copy_(from|to)_iter|copyin|copyout|copy_user|skb_copy",
+    "Python": r"libpython|\.cpython-|upb",
     "optimizer and check of values": r"\[JIT\]|perf-\d+\.map",
-    "waking and switching threads": r"_raw_spin_unlock_irqrestore|spin_lock_slowpath|finish_task_switch|schedul|ttwu|"
-    r"wake|futex|pick_|dequeue|enqueue|swapper",
+    "interrupts, waking and switching threads": r"_raw_spin_unlock_irqrestore|spin_lock_slowpath|finish_task_switch|"
+    r"schedul|ttwu|wake|futex|pick_|dequeue|enqueue|swapper",
     "TCP": r"tcp|skb|sock|\bip_|__ip_|softirq|net_|dev_|loopback|page_frag|free_frozen|alloc_pages|get_page|__free|"
     r"rmqueue|check_object_size|kmem|kfree|slab",
-    "Python": r"libpython|_multiarray|_socket|google|\.cpython-|upb",
 }
 OTHER = "everything else"
 
@@ -57,6 +60,8 @@ def shares(lines: Iterable[str]) -> dict[str, float]:
         kind = next((name for name, pattern in CLASSES.items() if re.search(pattern, rest)), OTHER)
         found[kind] += float(share)
     total = sum(found.values())
+    if not total:
+        sys.exit("benchmarks.profile: perf has no samples")
     return {name: found[name] / total for name in (*CLASSES, OTHER)}
 
 
@@ -71,19 +76,36 @@ def profiled(transport: str, mib: int, seconds: float) -> tuple[float, dict[str,
                 contestant.push()
                 contestant.pull()
             record = ["perf", "record", "-q", "-a", "-e", "cpu-clock", "-F", str(SAMPLES_PER_S), "-o", samples]
-            with subprocess.Popen(record) as perf:
+            with sampling(record):
                 begin_s, rounds = time.perf_counter(), 0
                 while time.perf_counter() < begin_s + seconds:
                     contestant.push()
                     contestant.pull()
                     rounds += 1
                 took_s = time.perf_counter() - begin_s
-                perf.send_signal(signal.SIGINT)
         finally:
             contestant.close()
         report = ["perf", "report", "-i", samples, "--stdio", "--no-children", "--fields=overhead,comm,dso,symbol"]
         said = subprocess.run(report, capture_output=True, text=True, check=True).stdout
     return took_s / rounds * 1e3, shares(said.splitlines())
+
+
+@contextmanager
+def sampling(record: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """Let `perf record` run; it ends with the context, whatever happens in it."""
+    perf = subprocess.Popen(record, stderr=subprocess.PIPE, text=True)
+    try:
+        yield perf
+        if perf.poll() is not None:
+            _, said = perf.communicate()
+            sys.exit(f"benchmarks.profile: perf ended with {perf.returncode}: {said.strip()}")
+    finally:
+        perf.send_signal(signal.SIGINT)
+        try:
+            perf.communicate(timeout=PERF_END_S)
+        except subprocess.TimeoutExpired:
+            perf.kill()
+            perf.communicate()
 
 
 def main() -> None:
@@ -93,10 +115,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write profile.json and profile.md in benchmarks/results")
     arguments = parser.parse_args()
     clean_up_when_ended()
-    try:
-        found = {f"{t}, {mib} MiB": profiled(t, mib, arguments.seconds) for t, mib in CASES}
-    except FileNotFoundError:
+    if shutil.which("perf") is None:
         sys.exit("benchmarks.profile: there is no `perf` here (Debian: linux-perf)")
+    found = {f"{t}, {mib} MiB": profiled(t, mib, arguments.seconds) for t, mib in CASES}
     rows = [[kind, *(f"{share[kind]:.0%}" for _, share in found.values())] for kind in (*CLASSES, OTHER)]
     rows.append(["a push and a pull, while sampled", *(f"{ms:.2f} ms" for ms, _ in found.values())])
     text = table(["share of the samples of all processors", *found], rows)

@@ -57,14 +57,11 @@ class Slots:
         """
         self._hold(size_bytes, worker)
         try:
+            descriptor, slot = _created(size_bytes)
             try:
-                descriptor = memory.create("parashard-slot", size_bytes)
-            except OSError as error:
-                raise QueueFull(f"this machine gives no memory for a slot of {size_bytes} bytes: {error}") from None
-            try:
-                memory.seal(descriptor, writable=True)
-                yield descriptor, memory.mapped(descriptor, writable=True)
+                yield descriptor, slot
             finally:
+                del slot  # its memory goes with its last view, and this frame may live as long as an error
                 os.close(descriptor)
         finally:
             with self._lock:
@@ -167,6 +164,20 @@ class ShmService:
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
         stream.send(Kind.WEIGHTS, reply, deadline_s=deadline_s)
+
+
+def _created(size_bytes: int) -> tuple[int, Bytes]:
+    """Return a new slot, sealed, as a descriptor that is the caller's and mapped."""
+    try:
+        descriptor = memory.create("parashard-slot", size_bytes)
+        try:
+            memory.seal(descriptor, writable=True)
+            return descriptor, memory.mapped(descriptor, writable=True)
+        except BaseException:
+            os.close(descriptor)
+            raise
+    except OSError as error:
+        raise QueueFull(f"this machine gives no memory for a slot of {size_bytes} bytes: {error}") from None
 
 
 def _version_of(weights: Weights) -> tensor_pb2.PullReply:

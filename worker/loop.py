@@ -29,6 +29,7 @@ from parashard.errors import (
     RetryLater,
     StaleIncarnation,
     Unreachable,
+    WrongRun,
 )
 from parashard.transports.base import View
 from parashard.variables import Float32s
@@ -116,7 +117,9 @@ class StepLoop:
         giving_up = giving_up or threading.Event()
         # One for all: its state is by thread, and to make one takes 25 us, twice a step.
         self._retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation)),
+            # WrongRun too: another run's shard may have the port of one that was killed. Whether this worker's run is
+            # over, the coordinator says when it is asked for the view.
+            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation, WrongRun)),
             wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
             stop=tenacity.stop_after_delay(patience_s) | tenacity.stop_when_event_set(giving_up),
             sleep=tenacity.sleep_using_event(giving_up),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 
-from benchmarks.profile import OTHER, shares
+from benchmarks.profile import OTHER, sampling, shares
 
 REPORT = """
 # Overhead  Command  Shared Object  Symbol
@@ -28,3 +30,21 @@ def test_every_sample_is_counted_once_as_a_share_of_all() -> None:
 
 def test_shares_are_of_what_was_sampled() -> None:
     assert shares(REPORT)["copies into and out of sockets"] == pytest.approx(0.5)
+
+
+def test_pythons_own_socket_module_is_python() -> None:
+    [line] = ["   100.00%  python   _socket.cpython-311-x86_64-linux-gnu.so  [.] sock_recv_into"]
+    assert shares([line])["Python"] == 1.0
+
+
+def test_perf_ends_with_its_context_also_when_what_is_sampled_fails() -> None:
+    started = time.monotonic()
+    with pytest.raises(RuntimeError, match="the shard is gone"), sampling(["sleep", "60"]):
+        raise RuntimeError("the shard is gone")
+    assert time.monotonic() - started < 10.0
+
+
+def test_a_perf_that_may_not_sample_says_so() -> None:
+    says = "echo 'no permission' >&2; exit 3"
+    with pytest.raises(SystemExit, match="perf ended with 3: no permission"), sampling(["sh", "-c", says]) as perf:
+        perf.wait(10)

@@ -34,6 +34,7 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.transports import memory
+from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
 from protos import stream_pb2, tensor_pb2
@@ -252,6 +253,18 @@ class TestSlots:
             with pytest.raises(QueueFull, match="too many open files"), slots.take(60, "a"):
                 pass
         assert slots.held_bytes == 0
+
+    def test_room_comes_back_where_a_slot_cannot_be_mapped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(descriptor: int, *, writable: bool) -> Bytes:
+            raise OSError(12, "cannot allocate memory")
+
+        slots, before = Slots(100), len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "mapped", refuse)
+            with pytest.raises(QueueFull, match="cannot allocate memory"), slots.take(60, "a"):
+                pass
+        assert slots.held_bytes == 0
+        assert len(os.listdir("/proc/self/fd")) == before
 
     def test_nobody_can_change_the_length_of_a_slot(self) -> None:
         with Slots(100).take(60, "a") as (descriptor, _):

@@ -24,6 +24,7 @@ from parashard.errors import (
     StaleRound,
     Superseded,
     Unreachable,
+    WrongRun,
 )
 from parashard.messages import PullRun, PushChunk
 
@@ -142,7 +143,13 @@ def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(depth: in
     assert (job.leasing.drops, job.completed, job.leasing.failures) == ([1], [0, 2, 3], {})
 
 
-WAITED_FOR = [StaleIncarnation("a later life"), QueueFull("full"), Unreachable("no answer"), NotReady("stopping")]
+WAITED_FOR = [
+    StaleIncarnation("a later life"),
+    QueueFull("full"),
+    Unreachable("no answer"),
+    NotReady("stopping"),
+    WrongRun("another run's shard has the port"),
+]
 
 
 @pytest.mark.usefixtures("virtual_time")
