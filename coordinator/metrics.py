@@ -41,6 +41,8 @@ class CoordinatorCollector(Collector):
         )
         yield _gauge("workers_live", "Workers heard of within their lease time.", live)
         yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
+        yield _gauge("shards", "Shards of the plan.", core.options.shards)
+        yield _gauge("shards_live", "Shards that have registered and answer.", core.shards_live)
         restarts = core.supervision.worker_restarts
         yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
         yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)
