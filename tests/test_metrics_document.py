@@ -36,7 +36,9 @@ Told = tuple[str, str, frozenset[str]]
 
 
 def documented() -> list[Told]:
-    rows = re.findall(r"^\| `((?:parashard|process)_\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \| [^|]+ \|$", DOCUMENT.read_text(), re.M)
+    rows = re.findall(
+        r"^\| `((?:parashard|process)_\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \| [^|]+ \|$", DOCUMENT.read_text(), re.M
+    )
     return [(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
 
 
