@@ -72,7 +72,8 @@ STALENESS = Dashboard(
               "suffix: pushes",
               ("sum by (worker) (rate(parashard_worker_staleness_pushes_total[$__rate_interval])) / "
                "sum by (worker) (rate(parashard_worker_steps_total[$__rate_interval]))", "{{worker}}")),
-        panel("Greatest step lag", "Step minus the lowest step that the shard lacked, at an apply. ssp:K bounds it.", "suffix: steps",
+        panel("Greatest step lag", "Step minus the lowest step that the shard lacked, at an apply. ssp:K bounds it.",
+              "suffix: steps",
               ("max by (shard) (parashard_shard_step_lag_max)", "shard {{shard}}")),
         panel("Leases", "Steps that somebody holds now, and leases given a second time to pass a straggler.", "short",
               ("max by (run) (parashard_coordinator_leases)", "held"),
