@@ -33,8 +33,9 @@ class CoordinatorCollector(Collector):
         core, status = self._core, self._status()
         live = sum(worker.live for worker in status.workers)
         yield _gauge("steps", "Steps of the job.", status.steps_total)
-        yield _counter("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
-        yield _counter("examples", "Examples in complete steps.", core.progress.examples)
+        # No counter: it falls when a shard comes back without some of them.
+        yield _gauge("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
+        yield _counter("examples", "Examples in steps that became complete.", core.progress.examples)
         yield _gauge("leases", "Steps leased now.", status.steps_leased)
         yield _counter(
             "speculative_leases", "Steps leased a second time to pass a straggler.", core.leases.speculative_leases

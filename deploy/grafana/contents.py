@@ -29,21 +29,21 @@ OVERVIEW = Dashboard(
     "parashard / Overview",
     "Does the job get on, and is what it does worth anything?",
     (
-        panel("Throughput", "Examples in complete steps; each step counts once, however often it was computed.",
-              "suffix: examples/s",
+        panel("Throughput", "Examples in steps that became complete.", "suffix: examples/s",
               ("sum by (run) (rate(parashard_coordinator_examples_total[$__rate_interval]))", "{{run}}")),
-        panel("Goodput", "Complete steps over computed steps. The rest was computed twice, or for nothing.",
+        panel("Goodput", "How many more steps are complete, of those computed. The rest was done twice or lost.",
               "percentunit",
-              ("clamp_max(sum by (run) (rate(parashard_coordinator_steps_complete_total[$__rate_interval])) / "
-               "sum by (run) (rate(parashard_worker_computed_steps_total[$__rate_interval])), 1)", "{{run}}"),
-              ("run:parashard_goodput:ratio_rate5m", "{{run}}, 5 minutes")),
+              ("clamp(sum by (run) (delta(parashard_coordinator_steps_complete[$__rate_interval])) / "
+               "sum by (run) (increase(parashard_worker_computed_steps_total[$__rate_interval])), 0, 1)", "now"),
+              ("run:parashard_goodput:ratio_rate5m", "over 5 minutes")),
         panel("Loss", "Training loss, smoothed over steps.", "short",
               ("max by (run) (parashard_coordinator_loss)", "{{run}}"), minimum=None),
         panel("Workers", "Live workers, and how many the launcher keeps running.", "short",
               ("max by (run) (parashard_coordinator_workers_live)", "live"),
               ("max by (run) (parashard_coordinator_workers_wanted)", "wanted")),
-        panel("Steps complete", "Share of the job's steps that every shard has.", "percentunit",
-              ("max by (run) (parashard_coordinator_steps_complete_total) / max by (run) (parashard_coordinator_steps)",
+        panel("Steps complete", "Share of the job's steps that every shard has. It falls when a shard loses some.",
+              "percentunit",
+              ("max by (run) (parashard_coordinator_steps_complete) / max by (run) (parashard_coordinator_steps)",
                "{{run}}")),
         panel("Time without progress", "Since the last step became complete. It grows while a shard is away.", "s",
               ("time() - max by (run) (parashard_coordinator_last_progress_timestamp_seconds)", "{{run}}")),
@@ -110,7 +110,8 @@ SHARDS = Dashboard(
               ("sum(parashard_shard_variable_bytes)", "weights"), ("sum(parashard_shard_slot_bytes)", "slots"),
               ("sum(parashard_shard_queue_bytes)", "pushes"), kind="stack"),
         panel("Resident memory", "As the system counts it; memory shared with workers is in both.", "bytes",
-              (f'process_resident_memory_bytes {WITH_ROLE}{{role="shard"}}', "{{instance}}")),
+              ("max by (shard) (process_resident_memory_bytes * on (run, instance) group_left (shard) "
+               "(parashard_shard_incarnation > bool 0))", "shard {{shard}}")),
         panel("Saved", "Share of the payload that encodings and unmoved partitions saved.", "percentunit",
               ("1 - (sum(rate(parashard_shard_push_bytes_total[$__rate_interval])) "
                "+ sum(rate(parashard_shard_pull_bytes_total[$__rate_interval]))) "
@@ -141,7 +142,8 @@ WORKERS = Dashboard(
               (f"sum by (role) (rate(process_cpu_seconds_total[$__rate_interval]) {WITH_ROLE})", "{{role}}"),
               kind="stack"),
         panel("Resident memory", "Of each worker, as the system counts it.", "bytes",
-              (f'process_resident_memory_bytes {WITH_ROLE}{{role="worker"}}', "{{instance}}")),
+              ("max by (worker) (process_resident_memory_bytes * on (run, instance) group_left (worker) "
+               "(parashard_worker_steps_total >= bool 0))", "{{worker}}")),
     ),
 )  # fmt: skip
 
@@ -158,9 +160,11 @@ FAILURES = Dashboard(
         panel("Alerts", "That fire.", "short",
               ('count by (alertname) (ALERTS{alertname=~"Parashard.+", alertstate="firing"})', "{{alertname}}"),
               kind="stack"),
-        panel("Computed and complete", "The difference is work that was done twice, or lost.", "suffix: steps/s",
+        panel("Computed and complete", "The difference is work done twice, or lost: below 0 a shard came back without steps.",
+              "suffix: steps/s",
               ("sum by (run) (rate(parashard_worker_computed_steps_total[$__rate_interval]))", "computed"),
-              ("sum by (run) (rate(parashard_coordinator_steps_complete_total[$__rate_interval]))", "complete")),
+              ("sum by (run) (deriv(parashard_coordinator_steps_complete[$__rate_interval]))", "complete"),
+              minimum=None),
         panel("Pushes that do not count", "Share of each shard's pushes. Duplicates are safe and cost time.",
               "percentunit",
               ('sum by (shard) (rate(parashard_shard_pushes_total{result=~"duplicate|refused"}[$__rate_interval])) '

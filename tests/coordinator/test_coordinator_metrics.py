@@ -42,7 +42,7 @@ def test_a_job_on_its_way() -> None:
     shown = scraped(core)
     expected = {
         "steps": 40,
-        "steps_complete_total": 1,
+        "steps_complete": 1,
         "examples_total": 8,
         "leases": 1,
         "speculative_leases_total": 0,
@@ -60,6 +60,19 @@ def test_a_job_on_its_way() -> None:
     }
     assert {name: shown[name] for name in expected} == expected
     assert set(shown) - set(expected) == {"last_progress_timestamp_seconds"}
+
+
+def test_steps_that_a_shard_lost_are_no_longer_complete_and_count_again_as_work() -> None:
+    core = core_of()
+    caller = Caller(core)
+    caller.lease(1)
+    caller.call(completed=done(0))
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 8)
+    announce(core, 1, incarnation=2)
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (0, 8)
+    caller.lease(1)
+    caller.call(completed=done(0, incarnations=(1, 2)))
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 16)
 
 
 def test_a_shard_that_is_silent_is_not_live_until_it_announces_itself() -> None:

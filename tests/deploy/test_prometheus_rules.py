@@ -65,7 +65,7 @@ def test_every_runbook_is_of_an_alert() -> None:
     assert {path.stem for path in RUNBOOKS.glob("*.md")} - {"README"} == {rule["alert"] for rule in ALERTS}
 
 
-def test_runbooks_name_keys_and_panels_that_there_are() -> None:
+def test_runbooks_name_keys_and_alerts_that_there_are() -> None:
     keys = (ROOT / "docs" / "job-file.md").read_text()
     for path in RUNBOOKS.glob("*.md"):
         text = path.read_text()
