@@ -160,7 +160,7 @@ FAILURES = Dashboard(
         panel("Alerts", "That fire.", "short",
               ('count by (alertname) (ALERTS{alertname=~"Parashard.+", alertstate="firing"})', "{{alertname}}"),
               kind="stack"),
-        panel("Computed and complete", "The difference was done twice, or lost. Below 0 a shard came back without some.",
+        panel("Computed and complete", "The difference was done twice, or lost. Below 0 a shard lost steps.",
               "suffix: steps/s",
               ("sum by (run) (rate(parashard_worker_computed_steps_total[$__rate_interval]))", "computed"),
               ("sum by (run) (deriv(parashard_coordinator_steps_complete[$__rate_interval]))", "complete"),
