@@ -136,7 +136,9 @@ def main() -> int:
         except (OSError, urllib.error.HTTPError) as error:
             sys.stderr.write(f"{arguments.prometheus} did not answer for {dashboard.title}: {error}\n")
             return 1
-        figure.savefig(arguments.output / f"{name}.png", dpi=100, metadata={"Software": None})
+        figure.savefig(
+            arguments.output / f"{name}.png", dpi=100, metadata={"Software": None}, pil_kwargs={"optimize": True}
+        )
     return 0
 
 
@@ -209,8 +211,8 @@ def heat_map(axes: Axes, series: Sequence[Series], span: Span) -> None:
 def value_axis(axes: Axes, panel: Panel) -> None:
     """Label values in the panel's unit."""
     if panel.minimum is not None:
-        top = axes.get_ylim()[1]
-        axes.set_ylim(panel.minimum, max(top, panel.minimum + 1e-9))
+        top = axes.dataLim.y1
+        axes.set_ylim(panel.minimum, max(panel.minimum + 1.08 * (top - panel.minimum), panel.minimum + 1e-9))
     scale = next((size for _, size in BYTES if axes.get_ylim()[1] > 2 * size), 1.0) if panel.unit in BYTE_UNITS else 1.0
     low, high = axes.get_ylim()
     ticks = np.array(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low / scale, high / scale)) * scale
@@ -255,8 +257,8 @@ def shown(value: float, unit: str) -> str:
 def _scaled(value: float, units: Sequence[tuple[str, float]]) -> str:
     for name, size in units:
         if abs(value) >= size:
-            return f"{value / size:.3g} {name}"
-    return f"{value / units[-1][1]:.3g} {units[-1][0]}" if value else "0"
+            return f"{value / size:.4g} {name}"
+    return f"{value / units[-1][1]:.4g} {units[-1][0]}" if value else "0"
 
 
 def _label(labels: dict[str, str], braces: re.Match[str]) -> str:

@@ -71,6 +71,7 @@ def test_a_heat_map_shows_each_buckets_own_share() -> None:
         (90.0, "s", "90 s"),
         (0.0, "s", "0"),
         (3 * 2**20, "bytes", "3 MiB"),
+        (1000 * 2**10, "bytes", "1000 KiB"),
         (1536, "Bps", "1.5 KiB/s"),
         (0.5, "percentunit", "50%"),
         (12_000, "short", "12k"),
