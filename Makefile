@@ -40,6 +40,7 @@ check: $(READY)  ## format, lint, types, import rules, generated code and docume
 	$(BIN)/lint-imports
 	$(BIN)/python tools/protos.py --check
 	$(BIN)/python tools/job_reference.py --check
+	$(BIN)/python -m deploy.grafana.dashboards --check
 
 format: $(READY)
 	$(BIN)/ruff format .
@@ -48,8 +49,9 @@ format: $(READY)
 protos: $(READY)  ## generate the code of protos/*.proto again
 	$(BIN)/python tools/protos.py
 
-docs: $(READY)  ## write the reference of the job file again
+docs: $(READY)  ## write the reference of the job file and the dashboards again
 	$(BIN)/python tools/job_reference.py
+	$(BIN)/python -m deploy.grafana.dashboards
 
 # Both take DATA=FOLDER, where MNIST's four files are.
 bench: $(READY)  ## the races that need no peer, and the kernels

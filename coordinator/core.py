@@ -177,6 +177,12 @@ class Core:
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
+    @property
+    def shards_live(self) -> int:
+        """How many shards have registered and are not known to be silent."""
+        registered = {shard for shard in range(self.options.shards) if self.shards.life(shard) is not None}
+        return len(registered - self._silent_shards)
+
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
         """Take note of a shard that does not answer."""
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:

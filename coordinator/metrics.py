@@ -33,14 +33,17 @@ class CoordinatorCollector(Collector):
         core, status = self._core, self._status()
         live = sum(worker.live for worker in status.workers)
         yield _gauge("steps", "Steps of the job.", status.steps_total)
-        yield _counter("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
-        yield _counter("examples", "Examples in complete steps.", core.progress.examples)
+        # No counter: it falls when a shard comes back without some of them.
+        yield _gauge("steps_complete", "Steps that every shard has acknowledged.", status.steps_complete)
+        yield _counter("examples", "Examples in steps that became complete.", core.progress.examples)
         yield _gauge("leases", "Steps leased now.", status.steps_leased)
         yield _counter(
             "speculative_leases", "Steps leased a second time to pass a straggler.", core.leases.speculative_leases
         )
         yield _gauge("workers_live", "Workers heard of within their lease time.", live)
         yield _gauge("workers_wanted", "Workers that the launcher keeps alive.", status.workers_wanted)
+        yield _gauge("shards", "Shards of the plan.", core.options.shards)
+        yield _gauge("shards_live", "Shards that have registered and answer.", core.shards_live)
         restarts = core.supervision.worker_restarts
         yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
         yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -61,6 +61,8 @@ class CheckpointRecord:
     bytes: int = 0
     seconds: float = 0.0
     stall_s: float = 0.0  # the longest that pushes waited for a copy
+    interval_s: float = 0.0  # seconds between two that the job asks for; 0: not by time
+    stored_at_s: float = field(default_factory=time.time)  # Unix time of the last one; of the start before the first
 
 
 class Checkpointer:
@@ -100,7 +102,7 @@ class Checkpointer:
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.record = CheckpointRecord()
+        self.record = CheckpointRecord(interval_s=options.every_s)
         self.cut_round: int | None = None
         """The newest round that every shard has saved, as the coordinator told last."""
         self._served = served
@@ -236,6 +238,7 @@ class Checkpointer:
             self.record.error = str(error)
             raise
         self.record.stored += 1
+        self.record.stored_at_s = time.time()
         self.record.error = ""
         self.record.seconds = time.monotonic() - started_s
         self._last = stored

@@ -16,6 +16,7 @@ from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, 
 from ps_server.checkpointing import Checkpointer
 from ps_server.lives import Lives
 from ps_server.served import Served
+from ps_server.shard import Shard
 
 _Result = TypeVar("_Result")
 
@@ -82,9 +83,10 @@ class DataPlane:
         def take() -> tuple[Receipt, int]:
             started_s = self._clock()
             shard = self._served.shard
-            uncopied = shard.storage.uncopied
+            uncopied, version = shard.storage.uncopied, shard.ingest.version
             try:
                 receipt = shard.push(chunk, started_s)
+                self._time_apply(shard, version, started_s)
                 if shard.storage.uncopied < uncopied:
                     self._checkpointer.stalled(self._clock() - started_s)
                 self._checkpointer.look(shard)
@@ -113,8 +115,11 @@ class DataPlane:
         def take() -> _Result:
             started_s = self._clock()
             shard = self._served.shard
+            version = shard.ingest.version
             try:
-                result = read(shard.pull(run))
+                weights = shard.pull(run)
+                self._time_apply(shard, version, started_s)
+                result = read(weights)
                 self._checkpointer.look(shard)
                 return result
             finally:
@@ -123,6 +128,11 @@ class DataPlane:
         result = self._served.owner.run(take, timeout_s)
         failpoints.hit("shard.pull.read")
         return result
+
+    def _time_apply(self, shard: Shard, version: int, started_s: float) -> None:
+        """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
+        if shard.ingest.version != version:
+            shard.record.applied_in(self._clock() - started_s)
 
     def _check_open(self) -> None:
         if self.draining:

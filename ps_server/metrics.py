@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import accumulate
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ps_server.checkpointing import CheckpointRecord
 from ps_server.push_log.log import PushLog
+from ps_server.record import APPLY_BOUNDS_S
 from ps_server.served import Served
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
@@ -68,12 +70,15 @@ class ShardCollector(Collector):
         yield self._gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
         yield self._gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
         yield self._gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
+        yield self._gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
+        yield self._gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
         log = self._log()
         if log is not None:
             yield self._counter("log_bytes", "Bytes appended to the log of pushes.", log.bytes)
             yield self._counter("log_syncs", "Times that the log was brought to the disk.", log.fsyncs)
             yield self._counter("log_failures", "Times that the log could not be written.", log.failures)
         yield self._staleness()
+        yield self._applies()
 
     def _staleness(self) -> HistogramMetricFamily:
         counts = dict(self._served.shard.record.staleness)
@@ -88,6 +93,16 @@ class ShardCollector(Collector):
             labels=["shard"],
         )
         family.add_metric([self._index], buckets, sum_value=float(sum(s * n for s, n in counts.items())))
+        return family
+
+    def _applies(self) -> HistogramMetricFamily:
+        record = self._served.shard.record
+        bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
+        family = HistogramMetricFamily(
+            "parashard_shard_apply_seconds", "Duration of requests that moved the weights.", labels=["shard"]
+        )
+        family.add_metric([self._index], buckets, sum_value=record.apply_s)
         return family
 
     def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:

@@ -36,7 +36,9 @@ Told = tuple[str, str, frozenset[str]]
 
 
 def documented() -> list[Told]:
-    rows = re.findall(r"^\| `(parashard_\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \| [^|]+ \|$", DOCUMENT.read_text(), re.M)
+    rows = re.findall(
+        r"^\| `((?:parashard|process)_\w+)` \| (\w+) \| ([^|]*) \| [^|]+ \| [^|]+ \|$", DOCUMENT.read_text(), re.M
+    )
     return [(name, kind, frozenset(re.findall(r"`(\w+)`", labels))) for name, kind, labels in rows]
 
 
@@ -66,7 +68,9 @@ def _shard() -> CollectorRegistry:
 
 
 def _worker() -> CollectorRegistry:
-    counted: Any = SimpleNamespace(steps=0, examples=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0})
+    counted: Any = SimpleNamespace(
+        steps=0, computed=0, examples=0, staleness_pushes=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0}
+    )
     registry = new_registry("worker")
     registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
     return registry
@@ -89,6 +93,6 @@ def test_queries_name_only_metrics_that_there_are() -> None:
 @pytest.mark.parametrize("told", documented(), ids=lambda told: told[0])
 def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
     name, kind, labels = told
-    assert name.startswith("parashard_")
+    assert name.startswith(("parashard_", "process_"))
     assert kind in TYPES
     assert labels <= {"shard", "result", "worker", "phase", "version", "role"}  # bounded: no step, variable or address

@@ -96,6 +96,10 @@ class StepLoop:
         Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
     transfer_s : float
         Duration of every step's pull and push, added up, waited for or not.
+    computed : int
+        Steps whose gradient was computed, whatever became of it.
+    staleness_pushes : int
+        Staleness of every push, the greatest of its shards', added up.
     """
 
     def __init__(
@@ -136,6 +140,8 @@ class StepLoop:
         self._adding = threading.Lock()
         self.steps = 0
         self.examples = 0
+        self.computed = 0
+        self.staleness_pushes = 0
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
@@ -210,6 +216,7 @@ class StepLoop:
             return
         finally:
             self.phases_s["compute"] += time.perf_counter() - started_s
+        self.computed += 1
         failpoints.hit("worker.compute.done")
         while len(self._pushing) >= max(1, self._depth):
             self._settle()
@@ -225,6 +232,8 @@ class StepLoop:
 
     def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
         pushed = self._timed(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
+        with self._adding:
+            self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
         failpoints.hit("worker.push.done")
         return pushed.incarnations
 

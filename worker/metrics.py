@@ -20,6 +20,8 @@ class WorkerCollector(Collector):
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
         yield self._counter("steps", "Steps computed and acknowledged by every shard.", self._loop.steps)
+        yield self._counter("computed_steps", "Steps computed, whatever became of them.", self._loop.computed)
+        yield self._counter("staleness_pushes", "Staleness of its pushes, added up.", self._loop.staleness_pushes)
         yield self._counter("examples", "Examples in these steps.", self._loop.examples)
         phases = CounterMetricFamily(
             "parashard_worker_phase_seconds", "Where the step loop's time went.", labels=["worker", "phase"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import structlog
-from prometheus_client import CollectorRegistry, Gauge, generate_latest
+from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from parashard import __version__
@@ -100,8 +100,9 @@ class HttpPort:
 
 
 def new_registry(role: str) -> CollectorRegistry:
-    """Return an empty registry but for parashard_build_info."""
+    """Return a registry with parashard_build_info and what the system says of the process: memory, time, files."""
     registry = CollectorRegistry()
+    ProcessCollector(registry=registry)
     info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
     info.labels(__version__, role).set(1)
     return registry

@@ -6,7 +6,7 @@ import math
 import time
 
 import pytest
-from coordinator_cases import Caller, core_of, done
+from coordinator_cases import Caller, announce, core_of, done
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -42,12 +42,14 @@ def test_a_job_on_its_way() -> None:
     shown = scraped(core)
     expected = {
         "steps": 40,
-        "steps_complete_total": 1,
+        "steps_complete": 1,
         "examples_total": 8,
         "leases": 1,
         "speculative_leases_total": 0,
         "workers_live": 2,
         "workers_wanted": 2,
+        "shards": 2,
+        "shards_live": 2,
         "shard_restarts_total": 0,
         "worker_restarts_total": 1,
         "worker_exits_total": 0,
@@ -58,6 +60,30 @@ def test_a_job_on_its_way() -> None:
     }
     assert {name: shown[name] for name in expected} == expected
     assert set(shown) - set(expected) == {"last_progress_timestamp_seconds"}
+
+
+def test_steps_that_a_shard_lost_are_no_longer_complete_and_count_again_as_work() -> None:
+    core = core_of()
+    caller = Caller(core)
+    caller.lease(1)
+    caller.call(completed=done(0))
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 8)
+    announce(core, 1, incarnation=2)
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (0, 8)
+    caller.lease(1)
+    caller.call(completed=done(0, incarnations=(1, 2)))
+    assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 16)
+
+
+def test_a_shard_that_is_silent_is_not_live_until_it_announces_itself() -> None:
+    core = core_of(registered=False)
+    assert (scraped(core)["shards"], scraped(core)["shards_live"]) == (2, 0)
+    announce(core, 0)
+    announce(core, 1)
+    core.shard_silent(1, 3.5, "no answer")
+    assert scraped(core)["shards_live"] == 1
+    announce(core, 1)
+    assert scraped(core)["shards_live"] == 2
 
 
 @pytest.mark.parametrize("ago_s", [0.0, 100.0])

@@ -72,6 +72,22 @@ def test_a_push_and_a_pull_take_their_turn() -> None:
     assert (it.timeouts_s, it.looked) == ([10.0, 3.0], 2)
 
 
+def test_only_what_moves_the_weights_counts_as_an_apply() -> None:
+    it = Doubles()
+    it.push(step=0)
+    it.push(step=0)
+    it.pull()
+    assert sum(it.shard.record.applies) == 1
+
+
+def test_in_sync_mode_the_request_that_begins_a_round_is_the_apply() -> None:
+    it = Doubles(round_steps=1)
+    it.push(step=0)
+    assert sum(it.shard.record.applies) == 0
+    it.plane.pull(PullRun(it.shard.identity, 1, 1, 0, 16), 1.0, lambda weights: None)
+    assert sum(it.shard.record.applies) == 1
+
+
 def test_weights_are_read_while_nobody_moves_them() -> None:
     it = Doubles()
     assert it.plane.pull(PullRun(it.shard.identity, None, None, 0, 0), 1.0, lambda weights: it.alone)

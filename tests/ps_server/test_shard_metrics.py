@@ -1,5 +1,6 @@
 """The shard's metrics: families that Prometheus can read, with the record's numbers in them."""
 
+import pytest
 from in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
@@ -9,7 +10,7 @@ from parashard.variables import Variable
 from ps_server.checkpointing import CheckpointRecord
 from ps_server.metrics import STALENESS_BUCKETS, ShardCollector
 from ps_server.owner import Owner
-from ps_server.record import Record
+from ps_server.record import APPLY_BOUNDS_S, Record
 from ps_server.served import Served
 from ps_server.shard import Shard
 
@@ -65,7 +66,9 @@ def test_pushes_are_told_by_result() -> None:
 
 
 def test_checkpoints_are_counted() -> None:
-    saved = CheckpointRecord(stored=3, failed=2, error="no space left", bytes=480, seconds=0.5, stall_s=0.25)
+    saved = CheckpointRecord(
+        stored=3, failed=2, error="no space left", bytes=480, seconds=0.5, stall_s=0.25, interval_s=30, stored_at_s=1e9
+    )
     shown = {name: value for (name, _), value in scraped(small_shard(), saved).items() if "checkpoint" in name}
     assert shown == {
         "parashard_shard_checkpoints_total": 3,
@@ -73,6 +76,8 @@ def test_checkpoints_are_counted() -> None:
         "parashard_shard_checkpoint_bytes": 480,
         "parashard_shard_checkpoint_seconds": 0.5,
         "parashard_shard_checkpoint_stall_seconds": 0.25,
+        "parashard_shard_checkpoint_interval_seconds": 30,
+        "parashard_shard_last_checkpoint_timestamp_seconds": 1e9,
     }
 
 
@@ -89,6 +94,19 @@ def test_the_histogram_is_cumulative_and_ends_with_its_count() -> None:
     assert (buckets[0], buckets[1], buckets[4], buckets[6], buckets[128], buckets[float("inf")]) == (2, 3, 3, 4, 5, 7)
     assert samples[f"{name}_count", ()] == 7
     assert samples[f"{name}_sum", ()] == 0 + 0 + 1 + 5 + 128 + 129 + 4095
+
+
+def test_apply_times_fall_into_buckets_by_their_upper_bound() -> None:
+    shard = small_shard()
+    for seconds in (0.00005, 0.0001, 0.00011, 1.0, 60.0):
+        shard.record.applied_in(seconds)
+    samples = scraped(shard)
+    name = "parashard_shard_apply_seconds"
+    buckets = {float(dict(labels)["le"]): n for (sample, labels), n in samples.items() if sample == f"{name}_bucket"}
+    assert list(buckets) == [*APPLY_BOUNDS_S, float("inf")]
+    assert (buckets[0.0001], buckets[0.00025], buckets[0.5], buckets[1.0], buckets[2.5]) == (2, 3, 3, 4, 4)
+    assert (samples[f"{name}_count", ()], buckets[float("inf")]) == (5, 5)
+    assert samples[f"{name}_sum", ()] == pytest.approx(61.00026)
 
 
 def test_no_label_grows_with_the_job() -> None:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from in_process import push
 from loop_cases import HELD_OUT, Job
 
 from parashard.client import Pulled
@@ -30,7 +31,7 @@ def test_every_leased_step_is_applied_by_every_shard_and_reported(depth: int) ->
         assert (weights[name] == sum(range(1, 11))).all()
     assert (weights["still"] == 1.0).all()  # frozen: its gradient is not sent
     assert (job.leasing.failures, job.leasing.drops) == ({}, [])
-    assert (job.loop.steps, job.loop.examples) == (10, 40)
+    assert (job.loop.computed, job.loop.steps, job.loop.examples) == (10, 10, 40)
 
 
 def test_a_report_names_the_lives_that_acknowledged_the_step_its_loss_and_its_examples() -> None:  # P3, P5
@@ -228,7 +229,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
         def push(self, step: int, *_: object, skipped: bool) -> SimpleNamespace:
             if step < depth:
                 others.wait(DEADLINE_S)
-            return SimpleNamespace(incarnations=(1, 1))
+            return SimpleNamespace(receipts=(), incarnations=(1, 1))
 
     job.loop._client = Held()  # type: ignore[assignment]
     job.run(stopping=lambda: len(pulls) > 2 * depth)
@@ -257,3 +258,11 @@ def test_what_an_evaluation_pulled_is_given_back(monkeypatch: pytest.MonkeyPatch
     job.model.before = lambda batch: order.append("judged")
     job.run()
     assert order == ["judged", "given back"]
+
+
+def test_staleness_is_that_of_the_stalest_shard_added_up_over_pushes() -> None:
+    job = Job(0)
+    pushing = job.cluster.shards[1]
+    job.model.before = lambda batch: push(pushing, 7, 1.0)  # somebody else's, while step 0 is computed
+    job.run()
+    assert job.loop.staleness_pushes == 1

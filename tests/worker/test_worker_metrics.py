@@ -13,6 +13,8 @@ def test_the_loops_counters_are_told() -> None:
     job = Job(*range(3)).run()
     job.loop.phases_s.update(pull=1.5)
     job.loop.transfer_s = 2.5
+    job.loop.staleness_pushes = 5
+    job.loop.computed = 4
     registry = CollectorRegistry()
     registry.register(WorkerCollector(job.loop, "worker-7"))
     families = list(text_string_to_metric_families(generate_latest(registry).decode()))
@@ -23,5 +25,7 @@ def test_the_loops_counters_are_told() -> None:
     assert samples["parashard_worker_examples_total", None].value == 12
     assert samples["parashard_worker_phase_seconds_total", "pull"].value == 1.5
     assert samples["parashard_worker_transfer_seconds_total", None].value == 2.5
+    assert samples["parashard_worker_computed_steps_total", None].value == 4
+    assert samples["parashard_worker_staleness_pushes_total", None].value == 5
     phases = {phase for _, phase in samples if phase}
     assert phases == {"lease", "pull", "compute", "push"}

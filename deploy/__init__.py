@@ -1,0 +1,1 @@
+"""What runs parashard elsewhere than on one machine, and what watches it."""

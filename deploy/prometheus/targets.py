@@ -1,0 +1,85 @@
+"""Tells Prometheus where the processes of a `parashard run` listen, in a file for `file_sd_configs`.
+
+    python -m deploy.prometheus.targets RUN_DIR --write runs/targets.json
+
+Asks the run's coordinator once a second and replaces the file when an address has changed, until the run ends. Owns the
+file and no more: what Prometheus does with it is in `local.yml`. Called by people, and by the tests of tests/deploy.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.errors import ParashardError, RetryLater
+from protos import coordinator_pb2 as pb
+
+ASK_EVERY_S = 1.0
+START_DEADLINE_S = 60.0
+GONE_AFTER_S = 30.0  # a coordinator that is started again is back within seconds
+OVER = (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED)
+
+
+def main() -> int:
+    """Write targets until the run is over; return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("run_dir", type=Path, help="directory of the run")
+    parser.add_argument("--write", type=Path, required=True, help="the file for file_sd_configs")
+    arguments = parser.parse_args()
+    try:
+        follow(arguments.run_dir, arguments.write)
+    except ParashardError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    return 0
+
+
+def follow(run_dir: Path, path: Path) -> None:
+    """Keep the file up to date until the job is over or its coordinator has been gone for GONE_AFTER_S.
+
+    Raises
+    ------
+    ConfigurationError, RetryLater
+        If no coordinator is found within START_DEADLINE_S.
+    """
+    client = CoordinatorClient(find_coordinator(str(run_dir), wait_s=START_DEADLINE_S), where=str(run_dir))
+    answered_s, written, state = time.monotonic(), "", pb.JOB_STATE_UNSPECIFIED
+    try:
+        while state not in OVER and time.monotonic() - answered_s < GONE_AFTER_S:
+            try:
+                status = client.get_status()
+            except RetryLater:
+                pass  # between two lives; the file stays as it is
+            else:
+                answered_s, state = time.monotonic(), status.state
+                if (content := targets(status)) != written:
+                    replace(path, content)
+                    written = content
+            time.sleep(ASK_EVERY_S)
+    finally:
+        client.close()
+
+
+def targets(status: pb.GetStatusReply) -> str:
+    """Return the addresses of the processes that are there, as `file_sd_configs` reads them."""
+    addresses = [status.http_address]
+    addresses += [shard.http_address for shard in status.shards if shard.registered]
+    addresses += [worker.http_address for worker in status.workers if worker.live]
+    group = {"targets": [address for address in addresses if address], "labels": {"run": status.run_id}}
+    return json.dumps([group], indent=2) + "\n"
+
+
+def replace(path: Path, content: str) -> None:
+    """Put a whole file in the place of the earlier one: Prometheus never reads half of it."""
+    new = path.with_name(f".{path.name}.new")
+    new.write_text(content)
+    os.replace(new, path)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""A real Prometheus over a real training run: every panel and rule has data, and alerts fire for their causes.
+
+Rules run sixty times faster than they are (`minutes_become_seconds`); nothing else about them is changed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+from integration.cluster_run import ROOT, ClusterRun, eventually, sets
+from prometheus_server import RULES, PrometheusServer, needs_prometheus
+
+from deploy.grafana.contents import DASHBOARDS, GPU
+from deploy.grafana.layout import queries_of
+from deploy.prometheus.targets import follow
+
+pytestmark = [pytest.mark.xdist_group("clusters"), needs_prometheus]
+
+SHARDS, WORKERS = 2, 2
+FIRES_S = 60.0  # alone on a machine it takes a few seconds
+OF_GPUS = {where for where, _ in queries_of([GPU])}
+OF_ALERTS = "parashard-failures: Alerts"
+
+
+class Watched:
+    """A run, and the Prometheus that scrapes it."""
+
+    def __init__(self, run: ClusterRun, prometheus: PrometheusServer) -> None:
+        self.run = run
+        self.prometheus = prometheus
+
+    def evaluated(self, expr: str) -> list[object]:
+        """Return what a panel's expression has now."""
+        asked = expr.replace("$__rate_interval", "4s").replace("$run", ".+")
+        assert "$" not in asked
+        return self.prometheus.query(asked)
+
+    def expect_firing(self, *alerts: str) -> None:
+        eventually(lambda: set(alerts) <= self.prometheus.firing(), f"{alerts} fire", FIRES_S)
+
+    def expect_quiet(self, *alerts: str) -> None:
+        eventually(lambda: not set(alerts) & self.prometheus.firing(), f"{alerts} do not fire", FIRES_S)
+
+    @contextmanager
+    def stopped(self, module: str, label: str) -> Iterator[None]:
+        """Stop a process, as a machine that hangs does, and let it go on afterwards."""
+        self.run.kill(module, label, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            for pid in self.run.pids(module).values():
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
+
+
+@pytest.fixture(scope="module")
+def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
+    folder: Path = tmp_path_factory.mktemp("monitoring")
+    settings = sets(
+        job__epochs=1_000_000,
+        cluster__shards=SHARDS,
+        cluster__workers=WORKERS,
+        cluster__lease_ttl_s=1.0,
+        cluster__restart_backoff_s=0,
+        cluster__max_restarts=1000,
+        checkpoint__every_s=1.0,
+        checkpoint__durability="log",
+        checkpoint__log_fsync=False,
+    )
+    run = ClusterRun(folder / "run", ["examples/digits.toml", *settings], ROOT)
+    prometheus = None
+    try:
+        prometheus = PrometheusServer(folder)
+        run.wait_for_steps(1)
+        threading.Thread(target=follow, args=(run.dir, prometheus.targets), daemon=True).start()
+        yield Watched(run, prometheus)
+    finally:
+        run.clean_up()
+        if prometheus is not None:
+            prometheus.stop()
+
+
+def until_all_have(evaluate: Callable[[str], object], expressions: dict[str, str]) -> None:
+    """Wait until every expression has returned data, each at some moment."""
+    silent = dict(expressions)
+
+    def look() -> bool:
+        for name, expr in list(silent.items()):
+            if evaluate(expr):
+                del silent[name]
+        return not silent
+
+    with suppress(pytest.fail.Exception):
+        eventually(look, "data", FIRES_S)
+    assert silent == {}
+
+
+def test_every_panel_has_data_but_the_gpus(watched: Watched) -> None:
+    panels = {
+        f"{where} #{place}": expr
+        for place, (where, expr) in enumerate(queries_of(DASHBOARDS))
+        if where not in OF_GPUS and where != OF_ALERTS
+    }
+    assert len(panels) > 40
+    until_all_have(watched.evaluated, panels)
+
+
+@pytest.mark.parametrize(("where", "expr"), queries_of([GPU]), ids=[where for where, _ in queries_of([GPU])])
+def test_a_gpu_panel_is_an_expression_and_has_not_been_seen_with_data(watched: Watched, where: str, expr: str) -> None:
+    assert watched.evaluated(expr) == []
+
+
+def test_every_recording_rule_has_data_and_every_series_that_an_alert_names(watched: Watched) -> None:
+    rules = watched.prometheus.rules()
+    recorded = {rule["name"]: rule["query"] for rule in rules if rule["type"] == "recording"}
+    alerts = {rule["name"]: rule["query"] for rule in rules if rule["type"] == "alerting"}
+    written = "".join(path.read_text() for path in RULES)
+    assert (len(recorded), len(alerts)) == (written.count("- record: "), written.count("- alert: "))
+    series = {
+        f"{alert}: {found}": found
+        for alert, query in alerts.items()
+        for found in re.findall(r"\b(?:\w+:)?parashard_[\w:]+(?:\{[^}]*\})?", query)
+    }
+    until_all_have(watched.prometheus.query, {name: name for name in recorded} | recorded | series)
+    assert {rule["health"] for rule in watched.prometheus.rules()} == {"ok"}
+
+
+def test_killed_workers_raise_the_alert_of_restarts(watched: Watched) -> None:
+    watched.expect_quiet("ParashardWorkersRestarting")
+    for _ in range(3):  # over two for each worker
+        for index in range(WORKERS):
+            kill_next_life(watched.run, "worker", f"worker-{index}")
+    watched.expect_firing("ParashardWorkersRestarting")
+    until_all_have(watched.evaluated, {where: expr for where, expr in queries_of(DASHBOARDS) if where == OF_ALERTS})
+
+
+def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
+    watched.expect_quiet("ParashardShardsRestarting")
+    killed = dict.fromkeys(range(SHARDS), 0)
+
+    def kill_every_new_life() -> bool:
+        for shard in killed:
+            if (present := life(watched, shard)) > killed[shard]:
+                watched.run.kill("ps_server", str(shard))
+                killed[shard] = present
+        return "ParashardShardsRestarting" in watched.prometheus.firing()
+
+    eventually(kill_every_new_life, "ParashardShardsRestarting fires", FIRES_S)
+
+
+def test_a_shard_and_a_worker_that_hang_are_missed_and_the_job_stands_still(watched: Watched) -> None:
+    expected = ("ParashardShardDown", "ParashardNoProgress", "ParashardWorkersMissing")
+    watched.expect_quiet(*expected)
+    with watched.stopped("ps_server", "1"), watched.stopped("worker", "worker-0"):
+        watched.expect_firing(*expected)
+    watched.expect_quiet(*expected)
+
+
+def test_a_coordinator_that_hangs_is_missed(watched: Watched) -> None:
+    watched.expect_quiet("ParashardCoordinatorDown")
+    with watched.stopped("coordinator", "coordinator"):
+        watched.expect_firing("ParashardCoordinatorDown")
+    watched.expect_quiet("ParashardCoordinatorDown")
+
+
+def life(watched: Watched, shard: int) -> int:
+    """Return a shard's incarnation, as it says itself; 0 while it does not answer."""
+    found = watched.prometheus.query(f'parashard_shard_incarnation{{shard="{shard}"}}')
+    return max((int(series["value"][1]) for series in found), default=0)
+
+
+def kill_next_life(run: ClusterRun, module: str, label: str) -> None:
+    """Kill a process and wait until another has its place."""
+    before = eventually(lambda: run.pids(module).get(label), f"{label} runs")
+    run.kill(module, label)
+    eventually(lambda: run.pids(module).get(label, before) != before, f"{label} runs again")

@@ -1,0 +1,42 @@
+"""deploy.prometheus.targets: a status as a file that Prometheus finds its targets in."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from deploy.prometheus.targets import follow, replace, targets
+from parashard.errors import ConfigurationError
+from protos import coordinator_pb2 as pb
+
+STATUS = pb.GetStatusReply(
+    run_id="r1",
+    http_address="c:1",
+    shards=[
+        pb.ShardStatus(shard=0, registered=True, http_address="s0:1"),
+        pb.ShardStatus(shard=1, registered=False),
+    ],
+    workers=[
+        pb.WorkerStatus(name="worker-0", live=True, http_address="w0:1"),
+        pb.WorkerStatus(name="worker-1", live=False, http_address="w1:1"),
+    ],
+)
+
+
+def test_targets_are_the_processes_that_are_there_under_their_run() -> None:
+    assert json.loads(targets(STATUS)) == [{"targets": ["c:1", "s0:1", "w0:1"], "labels": {"run": "r1"}}]
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "targets.json"
+    for content in ("one", "two"):
+        replace(path, content)
+        assert path.read_text() == content
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="neither a run directory nor host:port"):
+        follow(tmp_path / "none", tmp_path / "targets.json")
