@@ -74,6 +74,11 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \
 	  --output-file requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples \
+	  --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
+	uv pip compile --python-platform linux --python-version 3.11 --generate-hashes --no-header \
+	  --constraint deploy/docker/requirements.lock --output-file deploy/docker/requirements-cuda.lock \
+	  deploy/docker/requirements-cuda.in
 
 # The environment is rebuilt when the lock file or the package's metadata changes.
 $(READY): requirements.lock pyproject.toml
