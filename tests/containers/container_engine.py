@@ -24,23 +24,26 @@ PROBE_DEADLINE_S = 60.0
 
 
 def obstacle() -> str | None:
-    """Return why no containers can be run here; None if they can."""
-    if shutil.which("podman") is None:
-        return "podman is not installed"
-    if importlib.util.find_spec("podman_compose") is None:
-        return f"podman-compose is not installed for {sys.executable}"
-    probe = subprocess.run(["podman", "info"], capture_output=True, text=True, timeout=PROBE_DEADLINE_S, check=False)
-    if probe.returncode != 0:
-        return f"`podman info` says {probe.stderr.strip()}"
-    if not _exists(BASE) and shutil.which("debootstrap") is None:
-        return f"there is no image {BASE}, and no debootstrap to make it"
+    """Make the base image, start a container of it, and return what stands against that; None: nothing does."""
+    needed = {
+        "podman": shutil.which("podman"),
+        f"podman-compose for {sys.executable}": importlib.util.find_spec("podman_compose"),
+        "root, to kill processes in containers from outside": os.geteuid() == 0,
+    }
+    lacking = [what for what, there in needed.items() if not there]
+    if lacking:
+        return f"needed and not here: {', '.join(lacking)}"
+    try:
+        if not _exists(BASE):
+            _make_base()
+        run("podman", "run", "--rm", "--network", "none", BASE, "true")
+    except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
+        return str(error)
     return None
 
 
 def built_image() -> str:
     """Build the image from this source and return its name; podman takes the layers that are as before."""
-    if not _exists(BASE):
-        _make_base()
     wheelhouse = CACHE / "wheelhouse"
     _fill(wheelhouse)
     run(
