@@ -20,6 +20,7 @@ import pytest
 from container_engine import PROBE_DEADLINE_S, ROOT, run
 
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
+EXAMPLES = ROOT / "examples"
 DEADLINE_S = 240.0
 POLL_S = 0.2
 
@@ -32,18 +33,21 @@ class ComposedJob:
     image : str
         Runs as every service.
     job : str
-        Name of a job file in `examples/`.
+        Name of a job file.
     workers : int
         How many.
+    folder : Path
+        Where the job file is.
     """
 
-    def __init__(self, image: str, job: str, *, workers: int) -> None:
+    def __init__(self, image: str, job: str, *, workers: int, folder: Path = EXAMPLES) -> None:
         self._image = image
         self.project = f"parashard-test-{Path(job).stem}"
         self._environment = {
             **os.environ,
             "PARASHARD_IMAGE": image,
             "PARASHARD_JOB": job,
+            "PARASHARD_JOB_FOLDER": str(folder),
             "PARASHARD_WORKERS": str(workers),
             "PARASHARD_STATUS_PORT": "",  # whatever is free
         }

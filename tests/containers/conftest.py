@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
-from composed_job import ComposedJob
+from composed_job import EXAMPLES, ComposedJob
 from container_engine import built_image, obstacle
 
 collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else ["test_*.py"]
@@ -27,11 +28,11 @@ def image() -> str:
 
 @pytest.fixture
 def compose(image: str) -> Iterator[Callable[..., ComposedJob]]:
-    """Return a function that brings a job of `examples/` up by the compose file; it goes down with the test."""
+    """Return a function that brings a job up by the compose file; it goes down with the test."""
     jobs: list[ComposedJob] = []
 
-    def up(job: str, *, workers: int) -> ComposedJob:
-        jobs.append(ComposedJob(image, job, workers=workers))
+    def up(job: str, *, workers: int, folder: Path = EXAMPLES) -> ComposedJob:
+        jobs.append(ComposedJob(image, job, workers=workers, folder=folder))
         jobs[-1].up()
         return jobs[-1]
 
