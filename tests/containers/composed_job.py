@@ -20,6 +20,7 @@ import pytest
 from container_engine import PROBE_DEADLINE_S, ROOT, run
 
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
+SERVICES = ["coordinator", "shard-0", "shard-1", "worker"]
 EXAMPLES = ROOT / "examples"
 DEADLINE_S = 240.0
 POLL_S = 0.2
@@ -38,9 +39,11 @@ class ComposedJob:
         How many.
     folder : Path
         Where the job file is.
+    prometheus : str
+        Runs as Prometheus beside the job; empty: none does.
     """
 
-    def __init__(self, image: str, job: str, *, workers: int, folder: Path = EXAMPLES) -> None:
+    def __init__(self, image: str, job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> None:
         self._image = image
         self.project = f"parashard-test-{Path(job).stem}"
         self._environment = {
@@ -50,12 +53,15 @@ class ComposedJob:
             "PARASHARD_JOB_FOLDER": str(folder),
             "PARASHARD_WORKERS": str(workers),
             "PARASHARD_STATUS_PORT": "",  # whatever is free
+            "PROMETHEUS_PORT": "",
+            "PROMETHEUS_IMAGE": prometheus,
         }
+        self._services = [*SERVICES, "prometheus"] if prometheus else SERVICES
 
     def up(self) -> None:
         """Bring everything up, once nothing is left of a test that died."""
         self.down()
-        self._compose("up", "--detach", "--no-build")
+        self._compose("up", "--detach", "--no-build", *self._services)
 
     def down(self) -> None:
         """Remove containers, the volumes that they made for themselves, the project's volumes and its network."""
@@ -137,9 +143,12 @@ class ComposedJob:
         )
         return said.stdout
 
+    def _project(self) -> list[str]:
+        return ["-p", self.project, "-f", str(COMPOSE_FILE), "--profile", "monitoring"]
+
     def _compose(self, *arguments: str) -> None:
         done = subprocess.run(
-            [sys.executable, "-m", "podman_compose", "-p", self.project, "-f", str(COMPOSE_FILE), *arguments],
+            [sys.executable, "-m", "podman_compose", *self._project(), *arguments],
             env=self._environment,
             capture_output=True,
             text=True,

@@ -31,8 +31,8 @@ def compose(image: str) -> Iterator[Callable[..., ComposedJob]]:
     """Return a function that brings a job up by the compose file; it goes down with the test."""
     jobs: list[ComposedJob] = []
 
-    def up(job: str, *, workers: int, folder: Path = EXAMPLES) -> ComposedJob:
-        jobs.append(ComposedJob(image, job, workers=workers, folder=folder))
+    def up(job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> ComposedJob:
+        jobs.append(ComposedJob(image, job, workers=workers, folder=folder, prometheus=prometheus))
         jobs[-1].up()
         return jobs[-1]
 

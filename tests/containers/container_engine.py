@@ -19,6 +19,14 @@ BASE = "localhost/parashard-test-base:bookworm"
 IMAGE = "localhost/parashard:test"
 DEBIAN = ("bookworm", "http://deb.debian.org/debian")
 BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
+PROMETHEUS = "localhost/parashard-test-prometheus:bookworm"
+PROMETHEUS_CONTAINERFILE = f"""
+FROM {BASE}
+RUN apt-get update && apt-get install --yes --no-install-recommends prometheus \\
+ && install --directory --owner prometheus --group prometheus /prometheus
+USER prometheus
+ENTRYPOINT ["prometheus"]
+"""
 BUILD_DEADLINE_S = 1500.0
 PROBE_DEADLINE_S = 60.0
 
@@ -53,6 +61,26 @@ def built_image() -> str:
         deadline_s=BUILD_DEADLINE_S,
     )
     return IMAGE
+
+
+def prometheus_image() -> str:
+    """Return the name of an image with Debian's Prometheus, which takes arguments as the official one does."""
+    if not _exists(PROMETHEUS):
+        containerfile = CACHE / "prometheus.Containerfile"
+        containerfile.write_text(PROMETHEUS_CONTAINERFILE)
+        run(
+            "podman",
+            "build",
+            "--network",
+            "host",
+            "--file",
+            str(containerfile),
+            "--tag",
+            PROMETHEUS,
+            str(CACHE),
+            deadline_s=600.0,
+        )
+    return PROMETHEUS
 
 
 def run(*command: str, deadline_s: float = PROBE_DEADLINE_S) -> str:
