@@ -14,8 +14,6 @@ from parashard.errors import NotReady, Unreachable, WrongRun
 
 REASON_BYTES_MAX = 200  # whatever listens there, no more of its answer is read
 
-_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a probe goes to no proxy
-
 
 def ask(address: str, *, live: bool, timeout_s: float) -> None:
     """Return if the service at an HTTP address is ready, or with `live` if it answers at all.
@@ -38,8 +36,9 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
     WrongRun
         If something answers that is no service of ours.
     """
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says of proxies
     try:
-        with _OPENER.open(f"http://{address}/{'livez' if live else 'readyz'}", timeout=timeout_s) as answer:
+        with directly.open(f"http://{address}/{'livez' if live else 'readyz'}", timeout=timeout_s) as answer:
             said = answer.read(REASON_BYTES_MAX)
     except urllib.error.HTTPError as error:
         said = error.read(REASON_BYTES_MAX)
