@@ -6,7 +6,7 @@ READY  := $(VENV)/.installed
 
 DATA ?= mnist
 
-.PHONY: demo test test-gpu check format protos docs lock bench bench-peers clean
+.PHONY: demo test test-containers test-gpu check format protos docs lock bench bench-peers clean
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -14,6 +14,9 @@ demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 
 test: $(READY)  ## every test that needs no GPU
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
+	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers
 
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu
@@ -76,6 +79,11 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \
 	  --output-file requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples \
+	  --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
+	uv pip compile --python-platform linux --python-version 3.11 --generate-hashes --no-header \
+	  --constraint deploy/docker/requirements.lock --output-file deploy/docker/requirements-cuda.lock \
+	  deploy/docker/requirements-cuda.in
 
 # The environment is rebuilt when the lock file or the package's metadata changes.
 $(READY): requirements.lock pyproject.toml

@@ -1,14 +1,16 @@
 """Starts a coordinator: claim an incarnation, resolve the job, take up its run, listen, and coordinate until the end.
 
-It stays after the end so that the launcher, workers and people can still ask how the job went; a stop, or the closed
-lifeline, ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
+It stays after the end so that the launcher, workers and people can still ask how the job went; `--linger-s`, a stop or
+the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
 """
 
 from __future__ import annotations
 
+import argparse
+import math
 import os
 import secrets
-from argparse import Namespace
+import time
 from pathlib import Path
 
 import structlog
@@ -28,6 +30,7 @@ from parashard.claims import claim_incarnation
 from parashard.compute import limit_threads
 from parashard.contracts import plan_message
 from parashard.coordinator_client import ADDRESS_FILE
+from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
 from parashard.process import (
@@ -60,16 +63,31 @@ def main() -> int:
     parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
     parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
+    )
+    parser.add_argument(
+        "--linger-s",
+        type=_seconds,
+        help="seconds to stay after the job's end, for others to hear of it (default: ever)",
+    )
     arguments = parser.parse_args()
     return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop))
 
 
-def serve(arguments: Namespace, stop: Stop) -> ExitCode:
+def _seconds(text: str) -> float:
+    seconds = float(text)
+    if not 0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: allowed are 0 and more")
+    return seconds
+
+
+def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
     run_dir: Path = arguments.run_dir
     check_host(arguments.host, arguments.insecure)
-    job = load_job(arguments.job, environ={}).job
+    job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
     resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
     identity = Identity(resolved.digest, resolved.identity, as_toml(job))
@@ -113,7 +131,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     log.info("serving", address=address, http=http.address, run_id=run_id, incarnation=incarnation)
     try:
         coordination.run(stop)
-        while not stop.wait(LINGER_S):
+        stay_until_s = math.inf if arguments.linger_s is None else time.monotonic() + arguments.linger_s
+        while time.monotonic() < stay_until_s and not stop.wait(min(LINGER_S, stay_until_s - time.monotonic())):
             pass
     finally:
         server.stop(grace_s=0.2)

@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; `checkpoint` and `chaos` from their files.
+"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; the other commands from files of their own.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -22,6 +22,7 @@ from rich.text import Text
 from parashard import __version__
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
+from parashard.cli_health import health
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
@@ -39,6 +40,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoint, name="checkpoint")
 app.command()(chaos)
+app.command()(health)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 Sets = Annotated[

@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
@@ -75,7 +76,12 @@ class Stop:
 def service_arguments(description: str) -> argparse.ArgumentParser:
     """Return a parser with the arguments that every service takes."""
     parser = argparse.ArgumentParser(description=description)
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--host",
+        type=own_host,
+        default="127.0.0.1",
+        help="address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
+    )
     parser.add_argument(
         "--insecure", action="store_true", help="allow a --host off loopback, unencrypted, for everybody"
     )
@@ -100,6 +106,22 @@ def port(text: str) -> int:
     if not 0 <= number < 65536:
         raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
     return number
+
+
+def own_host(text: str) -> str:
+    """Read a host from the command line; `auto` is the IPv4 address that this machine's own name stands for.
+
+    A container cannot know its address when its command line is written; engines put its name into its /etc/hosts.
+    """
+    if text != "auto":
+        return text
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"auto: this machine's own name {name!r} stands for no IPv4 address ({error}); name an address instead"
+        ) from None
 
 
 def address(text: str) -> str:

@@ -45,6 +45,8 @@ _CHANNEL_OPTIONS = [
     ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
     ("grpc.max_reconnect_backoff_ms", 2_000),
     ("grpc.use_local_subchannel_pool", 1),
+    # A container that is started again may have its name at another address; the default looks twice a minute only.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 ]
 
 _STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [

@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -91,6 +92,25 @@ def test_the_first_reason_to_stop_stays():
 def test_arguments_that_every_service_takes():
     found = service_arguments("A service.").parse_args([])
     assert (found.host, found.port, found.http_port, found.lifeline) == ("127.0.0.1", 0, 0, None)
+
+
+def test_the_host_auto_is_what_the_machines_own_name_stands_for(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "worker-3")
+    monkeypatch.setattr(socket, "gethostbyname", {"worker-3": "10.0.0.7"}.__getitem__)
+    assert service_arguments("A service.").parse_args(["--host", "auto"]).host == "10.0.0.7"
+    assert service_arguments("A service.").parse_args(["--host", "shard-0"]).host == "shard-0"
+
+
+def test_a_machine_whose_own_name_stands_for_nothing_needs_another_host(monkeypatch, capsys):
+    def unknown(name: str) -> str:
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "gethostname", lambda: "nameless")
+    monkeypatch.setattr(socket, "gethostbyname", unknown)
+    with pytest.raises(SystemExit) as ended:
+        service_arguments("A service.").parse_args(["--host", "auto"])
+    assert ended.value.code == ExitCode.CONFIGURATION
+    assert "'nameless' stands for no IPv4 address" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("text", ["-1", "65536", "70000"])

@@ -1,0 +1,19 @@
+"""Compiles every Numba kernel once, into NUMBA_CACHE_DIR: run while the image is built, on the machine that builds it.
+
+The cache is per CPU model. On another one a process compiles what it needs at its start, into the same folder.
+"""
+
+from __future__ import annotations
+
+from parashard import encodings
+from parashard.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSProp
+from parashard.variables import Variable
+from ps_server.kernels import fused
+from ps_server.optimizer import Optimizer
+
+ENCODINGS = ("float32", "bfloat16", "float16", "int8", "topk:0.1")
+
+fused.warm_up()
+for kind in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB):
+    Optimizer(kind(learning_rate=0.1)).warm_up()
+encodings.warm_up(Variable(encoding, (8,), encoding=encoding) for encoding in ENCODINGS)

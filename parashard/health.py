@@ -1,0 +1,56 @@
+"""Asks a service on its HTTP port whether it lives or is ready.
+
+Owns the question and what its answers mean. Knows nothing of what makes a service ready, and no gRPC: the HTTP port is
+open to probes also where the others ask for certificates. Called by `parashard health`, the check inside containers.
+"""
+
+from __future__ import annotations
+
+import http.client
+import urllib.error
+import urllib.request
+
+from parashard.errors import NotReady, Unreachable, WrongRun
+
+REASON_BYTES_MAX = 200  # whatever listens there, no more of its answer is read
+
+
+def ask(address: str, *, live: bool, timeout_s: float) -> None:
+    """Return if the service at an HTTP address is ready, or with `live` if it answers at all.
+
+    Parameters
+    ----------
+    address : str
+        host:port of a service's HTTP port.
+    live : bool
+        True: ask /livez, which answers as long as the process does; False: /readyz.
+    timeout_s : float
+        How long to wait for the connection, and for each part of the answer.
+
+    Raises
+    ------
+    NotReady
+        If it says that it is not; with its reason.
+    Unreachable
+        If nobody answers.
+    WrongRun
+        If something answers that is no service of ours.
+    """
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says of proxies
+    try:
+        with directly.open(f"http://{address}/{'livez' if live else 'readyz'}", timeout=timeout_s) as answer:
+            said = answer.read(REASON_BYTES_MAX)
+    except urllib.error.HTTPError as error:
+        said = error.read(REASON_BYTES_MAX)
+        if error.code == 503:
+            raise NotReady(_text(said) or "no reason given", peer=address) from None
+        raise WrongRun(f"HTTP status {error.code}: no HTTP port of a parashard service", peer=address) from None
+    except (OSError, http.client.HTTPException) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise Unreachable(f"nobody answers: {reason}", peer=address) from None
+    if said != b"ok\n":
+        raise WrongRun(f"it says {_text(said)!r}: no HTTP port of a parashard service", peer=address)
+
+
+def _text(said: bytes) -> str:
+    return said.decode(errors="replace").strip()

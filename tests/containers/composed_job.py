@@ -1,0 +1,167 @@
+"""ComposedJob: the compose file brought up by podman-compose, and a way to ask, to crash and to remove its containers.
+
+Podman's health checks need systemd, so whoever needs one runs it; `podman kill` counts as a stop by hand, after which
+nothing is started again, so a crash is a SIGKILL to the container's main process from outside.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from container_engine import PROBE_DEADLINE_S, ROOT, run
+
+COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
+SERVICES = ["coordinator", "shard-0", "shard-1", "worker"]
+EXAMPLES = ROOT / "examples"
+DEADLINE_S = 240.0
+POLL_S = 0.2
+
+
+class ComposedJob:
+    """One project of podman-compose.
+
+    Parameters
+    ----------
+    image : str
+        Runs as every service.
+    job : str
+        Name of a job file.
+    workers : int
+        How many.
+    folder : Path
+        Where the job file is.
+    prometheus : str
+        Runs as Prometheus beside the job; empty: none does.
+    """
+
+    def __init__(self, image: str, job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> None:
+        self._image = image
+        self.project = f"parashard-test-{Path(job).stem}"
+        self._environment = {
+            **os.environ,
+            "PARASHARD_IMAGE": image,
+            "PARASHARD_JOB": job,
+            "PARASHARD_JOB_FOLDER": str(folder),
+            "PARASHARD_WORKERS": str(workers),
+            "PARASHARD_STATUS_PORT": "",  # whatever is free
+            "PROMETHEUS_PORT": "",
+            "PROMETHEUS_IMAGE": prometheus,
+        }
+        self._services = [*SERVICES, "prometheus"] if prometheus else SERVICES
+
+    def up(self) -> None:
+        """Bring everything up, once nothing is left of a test that died."""
+        self.down()
+        self._compose("up", "--detach", "--no-build", *self._services)
+
+    def down(self) -> None:
+        """Remove containers, the volumes that they made for themselves, the project's volumes and its network."""
+        left = run("podman", "ps", "--all", "--quiet", "--filter", f"label=io.podman.compose.project={self.project}")
+        if left:
+            run("podman", "rm", "--force", "--ignore", "--depend", "--volumes", "--time", "0", *left.split())
+        self._compose("down", "--volumes", "--timeout", "1")
+
+    def containers(self) -> dict[str, Any]:
+        """Return what podman knows of each container, by names such as `worker_1`."""
+        names = run(
+            *("podman", "ps", "--all", "--format", "{{.Names}}"),
+            *("--filter", f"label=io.podman.compose.project={self.project}"),
+        ).split()
+        found = json.loads(run("podman", "inspect", *names))
+        return {container["Name"].removeprefix(f"{self.project}_"): container for container in found}
+
+    def container(self, name: str) -> Any:
+        """Return what podman knows of one container."""
+        return self.containers()[name]
+
+    def crash(self, name: str) -> None:
+        """Kill a container's main process from outside, and wait until the engine has started it again."""
+        before = self.container(name)
+        os.kill(before["State"]["Pid"], signal.SIGKILL)
+
+        def restarted() -> bool:
+            now = self.container(name)
+            return now["RestartCount"] > before["RestartCount"] and now["State"]["Running"]
+
+        eventually(restarted, f"{name} is started again")
+
+    def stop(self, name: str) -> None:
+        """Ask a container to end, as `docker stop` does, and give it the time that it has."""
+        run("podman", "stop", "--time", "15", f"{self.project}_{name}")
+
+    def ask(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """Run a command inside a container and return how it ended."""
+        return subprocess.run(
+            ["podman", "exec", f"{self.project}_{name}", *command],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_DEADLINE_S,
+            check=False,
+        )
+
+    def wait_for_steps(self, steps: int) -> None:
+        """Wait until so many steps are complete; the job must not be over by then."""
+
+        def so_many() -> bool:
+            asked = self.ask("coordinator_1", "parashard", "status", "coordinator:7100", "--json")
+            if asked.returncode != 0:
+                return False  # it is starting, or the machine is busy
+            status = json.loads(asked.stdout)
+            assert status["state"] != "JOB_STATE_DONE", "the job was over before the fault"
+            return int(status["steps_complete"]) >= steps
+
+        eventually(so_many, f"{steps} steps are complete")
+
+    def report(self) -> dict[str, Any]:
+        """Wait for the coordinator's end, which must be a success, and return the report in the volume."""
+        eventually(lambda: self.container("coordinator_1")["State"]["Status"] == "exited", "the job is over")
+        assert self.container("coordinator_1")["State"]["ExitCode"] == 0, self.log("coordinator_1")
+        volume = f"{self.project}_run:/stored:ro"
+        report: dict[str, Any] = json.loads(
+            run("podman", "run", "--rm", "--volume", volume, self._image, "cat", "/stored/report.json")
+        )
+        return report
+
+    def log(self, name: str) -> str:
+        """Return what a container has written."""
+        said = subprocess.run(
+            ["podman", "logs", f"{self.project}_{name}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=PROBE_DEADLINE_S,
+            check=False,
+        )
+        return said.stdout
+
+    def _project(self) -> list[str]:
+        return ["-p", self.project, "-f", str(COMPOSE_FILE), "--profile", "monitoring"]
+
+    def _compose(self, *arguments: str) -> None:
+        done = subprocess.run(
+            [sys.executable, "-m", "podman_compose", *self._project(), *arguments],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+        assert done.returncode == 0, f"podman-compose {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
+
+
+def eventually(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    """Return once a condition holds that another process makes true; fail after the deadline."""
+    end_s = time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > end_s:
+            pytest.fail(f"not within {deadline_s} s: {what}")
+        time.sleep(POLL_S)

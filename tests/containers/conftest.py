@@ -1,0 +1,50 @@
+"""Real containers, where they are asked for and an engine can be had; what a test leaves behind goes with it.
+
+PARASHARD_CONTAINERS=1 (`make test-containers` sets it) asks for them: without it nothing here is collected, since the
+first run builds a base image, fetches wheels and takes minutes. `docs/containers.md` says what a machine needs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from composed_job import EXAMPLES, ComposedJob
+from container_engine import built_image, obstacle
+
+collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else ["test_*.py"]
+
+
+@pytest.fixture(scope="session")
+def image() -> str:
+    """Return the name of the image, built from this source; skip the test where there is no engine to do that."""
+    reason = obstacle()
+    if reason is not None:
+        pytest.skip(f"no containers here: {reason}")
+    return built_image()
+
+
+@pytest.fixture
+def compose(image: str) -> Iterator[Callable[..., ComposedJob]]:
+    """Return a function that brings a job up by the compose file; it goes down with the test."""
+    jobs: list[ComposedJob] = []
+
+    def up(job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> ComposedJob:
+        jobs.append(ComposedJob(image, job, workers=workers, folder=folder, prometheus=prometheus))
+        jobs[-1].up()
+        return jobs[-1]
+
+    yield up
+    for job in jobs:
+        job.down()
+
+
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run composed jobs one at a time, and give the first one the time that building takes."""
+    for item in items:
+        if item.path.parent.name == "containers":
+            item.add_marker(pytest.mark.xdist_group("containers"))
+            item.add_marker(pytest.mark.timeout(1800))

@@ -1,0 +1,60 @@
+"""Processes that somebody else starts, as compose does: the coordinator ends by itself, with the job's exit code."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from cluster_run import DEADLINE_S, ROOT
+
+Start = Callable[..., "subprocess.Popen[str]"]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Return a function that starts a service as `python -m MODULE` does; it ends with the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def run(module: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", module, *arguments]
+        started.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
+        return started[-1]
+
+    yield run
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_a_coordinator_without_a_launcher_ends_when_others_have_heard_of_the_end(start, tmp_path):
+    sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
+    coordinator = start(
+        *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
+        *(word for text in sets for word in ("--set", text)),
+        *("--linger-s", "1"),
+    )
+    start("ps_server", "--connect", str(tmp_path), "--index", "0")
+    worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
+    assert worker.wait(DEADLINE_S) == 0
+    assert coordinator.wait(DEADLINE_S) == 0
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (("--set", "cluster.shards=0"), "cluster.shards"),
+        (("--linger-s", "-1"), "-1 is no number of seconds"),
+    ],
+)
+def test_a_mistake_on_its_command_line_is_told_at_once(start, tmp_path, arguments, complaint):
+    coordinator = start("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), *arguments)
+    _, said = coordinator.communicate(timeout=DEADLINE_S)
+    assert coordinator.returncode == 2
+    assert complaint in said
+    assert "Traceback" not in said
