@@ -61,7 +61,8 @@ def main() -> int:
     parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     arguments = parser.parse_args()
-    return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop))
+    code = arguments.stopped_exit_code
+    return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop), code)
 
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:

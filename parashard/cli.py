@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; `checkpoint` and `chaos` from their files.
+"""The command line: `run`, `config`, `status`, `scale`, `worker`; `checkpoint`, `chaos`, `render` from their own files.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -22,6 +22,7 @@ from rich.text import Text
 from parashard import __version__
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
+from parashard.cli_render import render_app
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(render_app, name="render")
 app.command()(chaos)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
