@@ -33,6 +33,7 @@ _PODS = ("coordinator", "shard", "worker")
 _PARTS = (
     "container_security",
     "pod_security",
+    "tolerations",
     "probes",
     "common_env",
     "common_ports",
@@ -198,11 +199,13 @@ def _check_data(loaded: LoadedJob, options: KubernetesOptions) -> None:
 def _object_name(job_name: str) -> str:
     """Return a job's name as Kubernetes lets objects be called."""
     name = re.sub(r"[._-]+", "-", job_name.lower()).strip("-")
+    name = name if name[0].isalpha() else f"job-{name}"
     if len(name) > NAME_LENGTH_MAX:
         raise ConfigurationError(
-            f"job.name: found {job_name!r} with {len(name)} characters; allowed on Kubernetes: {NAME_LENGTH_MAX}"
+            f"job.name: found {job_name!r}, as an object's name {name} with {len(name)} characters; allowed on "
+            f"Kubernetes: {NAME_LENGTH_MAX}"
         )
-    return name if name[0].isalpha() else f"job-{name}"
+    return name
 
 
 def _image(flag: str, reference: str) -> str:
