@@ -84,8 +84,8 @@ class KubernetesOptions:
 def cluster_overrides(loaded: LoadedJob) -> list[Override]:
     """Return what a job has to say on Kubernetes, to be put over what its file says.
 
-    Nobody but Kubernetes starts processes. A folder for checkpoints is one inside the pods. And since pods do not share
-    a machine, an even share of its cores is not what a pod should take: its threads are as many as its CPUs.
+    Kubernetes starts processes, and nobody else. A folder for checkpoints is one inside the pods. And since pods do not
+    share a machine, an even share of its cores is not what a pod should take: its threads are as many as its CPUs.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def cluster_overrides(loaded: LoadedJob) -> list[Override]:
             'Kubernetes: "" (a volume claim), or the URL of an object store'
         )
     return [
-        ("cluster.launcher", "external", flag),
+        ("cluster.launcher", "kubernetes", flag),
         ("checkpoint.url", url or f"{STORE_FOLDER}/checkpoints", flag),
         ("cluster.worker_threads", job.cluster.worker_threads or 1, flag),
         ("cluster.shard_threads", job.cluster.shard_threads or 1, flag),
@@ -133,9 +133,13 @@ def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str
     with_set, with_job = values | _WITH_SET, values | _WITH_JOB
     for pod in _PODS:
         values[f"{pod}_pod"] = filled(template(f"pods/{pod}.yaml"), with_job if pod == "worker" else with_set)
-    index = "annotations['batch.kubernetes.io/job-completion-index']"
+    # A JobSet names its Jobs JOBSET-PART-NUMBER.
+    in_set = {
+        "shard_index": "annotations['batch.kubernetes.io/job-completion-index']",
+        "kubernetes_job": f"{values['name']}-worker-0",
+    }
     for pod in ("coordinator", "shard"):
-        values[f"{pod}_jobset_pod"] = filled(template(f"pods/{pod}.yaml"), with_job | {"shard_index": index})
+        values[f"{pod}_jobset_pod"] = filled(template(f"pods/{pod}.yaml"), with_job | in_set)
     skipped = set() if _has_claim(loaded) else {"base/store.yaml"}
     paths = [path for folder in ("base", "components", "overlays") for path in templates(folder) if path not in skipped]
     return {path: filled(template(path), values) for path in paths} | {JOB_PATH: as_toml(job)}
@@ -158,6 +162,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "worker_memory": _quantity("--worker-memory", options.worker_memory),
         "storage": _quantity("--storage", options.storage),
         "access_mode": options.access_mode,
+        "kubernetes_job": f"{name}-worker",
         "shard_index": "labels['apps.kubernetes.io/pod-index']",
         "image": _image("--image", options.image),
         "cuda_image": _image("--cuda-image", options.cuda_image),
