@@ -20,16 +20,20 @@ from coordinator.coordination import Coordination
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations, evaluation_steps
 from coordinator.launchers import ExternalLauncher, Launcher, LocalLauncher
+from coordinator.pods.cluster import Cluster, open_cluster
+from coordinator.pods.watching import PodWatch
 from coordinator.policies import leasing_policy
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.restarts import Restarts
 from coordinator.rounds import NoRounds, RoundBook, Rounds
 from coordinator.run_store import Identity, RunStore
+from coordinator.service import CoordinatorService
 from parashard import failpoints
 from parashard.claims import claim_incarnation
 from parashard.compute import limit_threads
 from parashard.contracts import plan_message
 from parashard.coordinator_client import ADDRESS_FILE
+from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
@@ -71,8 +75,10 @@ def main() -> int:
         type=_seconds,
         help="seconds to stay after the job's end, for others to hear of it (default: ever)",
     )
+    parser.add_argument("--kubernetes-job", default="", help="the workers' Job, with cluster.launcher=kubernetes")
     arguments = parser.parse_args()
-    return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop))
+    code = arguments.stopped_exit_code
+    return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop), code)
 
 
 def _seconds(text: str) -> float:
@@ -88,6 +94,7 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
     run_dir: Path = arguments.run_dir
     check_host(arguments.host, arguments.insecure)
     job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
+    cluster = _cluster(job, arguments.kubernetes_job)
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
     resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
     identity = Identity(resolved.digest, resolved.identity, as_toml(job))
@@ -128,6 +135,8 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
     where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
     write_address(run_dir / ADDRESS_FILE, where)
     failpoints.hit("coordinator.boot.serving")
+    if cluster is not None:
+        watch_pods(cluster, coordination.service, job.cluster.workers).start()
     log.info("serving", address=address, http=http.address, run_id=run_id, incarnation=incarnation)
     try:
         coordination.run(stop)
@@ -138,6 +147,26 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
         server.stop(grace_s=0.2)
         http.stop()
     return ExitCode.FAILED if core.state is JobState.FAILED else ExitCode.DONE
+
+
+def watch_pods(cluster: Cluster, service: CoordinatorService, workers: int) -> PodWatch:
+    """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
+    return PodWatch(
+        cluster,
+        on_end=lambda end: service.run(lambda core, _: core.pod_ended(end)),
+        wanted=lambda: service.run(lambda core, _: core.workers_wanted),
+        on_scaled=lambda what: service.run(lambda core, _: core.scaled(what)),
+        workers=workers,
+    )
+
+
+def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
+    """Return the cluster that the job's pods are in; None: it is not on one, or somebody else watches it."""
+    if job.cluster.launcher != "kubernetes":
+        return None
+    if not kubernetes_job:
+        raise ConfigurationError('cluster.launcher = "kubernetes" needs --kubernetes-job: the workers\' Job')
+    return open_cluster(kubernetes_job)
 
 
 def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:

@@ -16,6 +16,7 @@ from coordinator.evaluations import Evaluation, Evaluations
 from coordinator.launchers import Exit, Launcher, Orders, ProcessName
 from coordinator.leases import Grant, StepLeases
 from coordinator.membership import Shards, Worker, Workers, shown
+from coordinator.pods.ledger import PodEnd
 from coordinator.policies import LeasingPolicy
 from coordinator.progress import Progress
 from coordinator.rounds import RoundBook, Standing
@@ -284,6 +285,19 @@ class Core:
         for process in orders.kill:
             self._event(f"{process} lives and has given no sign of it for {self.options.silence_s:.0f} s: it is killed")
         return orders
+
+    def pod_ended(self, end: PodEnd) -> None:
+        """Take note of a pod's end; its leases end by time, since another pod may have its name by now."""
+        if self.over:
+            return
+        self._event(str(end))
+        fatal = self.supervision.pod_ended(end)
+        if fatal:
+            self.fail(fatal)
+
+    def scaled(self, what: str) -> None:
+        """Take note of what became of a change of the number of workers."""
+        self._event(what)
 
     def create_checkpoint(self, request: int) -> Answer:
         """Ask for a drained checkpoint, or how far it is.

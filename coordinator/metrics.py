@@ -10,6 +10,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from coordinator.core import Core
+from coordinator.pods.ledger import REASONS, ROLES
 from protos import coordinator_pb2 as pb
 
 
@@ -49,6 +50,13 @@ class CoordinatorCollector(Collector):
         yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)
         yield _counter("shard_restarts", "Shards that registered again.", core.shard_restarts)
         yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.supervision.worker_exits)
+        ends = CounterMetricFamily(
+            "parashard_coordinator_pod_ends", "Ends of pods and of their containers.", labels=["role", "reason"]
+        )
+        for role in ROLES:
+            for reason in REASONS:
+                ends.add_metric([role, reason], core.supervision.pod_ends[role, reason])
+        yield ends
         yield _gauge("loss", "Smoothed training loss.", status.loss if status.HasField("loss") else math.nan)
         yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
         yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)

@@ -6,10 +6,12 @@ gives no sign of life. Knows neither steps nor leases; called by `coordinator.co
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from coordinator.launchers import Exit, Launcher, Orders, ProcessName
+from coordinator.pods.ledger import PodEnd
 
 
 class Supervision:
@@ -26,6 +28,8 @@ class Supervision:
     def __init__(self, launcher: Launcher, silence_s: float) -> None:
         self.worker_restarts = 0
         self.worker_exits = 0
+        self.pod_ends: Counter[tuple[str, str]] = Counter()
+        """By role and reason, as the launcher `kubernetes` saw them."""
         self._launcher = launcher
         self._silence_s = silence_s
         self._started_s: dict[ProcessName, float] = {}
@@ -47,6 +51,11 @@ class Supervision:
             self._expected.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down
         return fatal
+
+    def pod_ended(self, end: PodEnd) -> str | None:
+        """Take note of a pod's end, which Kubernetes makes up for; return why the job must stop, or None."""
+        self.pod_ends[end.pod.role, end.reason] += 1
+        return str(end) if end.exit_code == 2 else None
 
     def joined(self, worker: str, lives_before: int) -> None:
         """Count a worker's new life as a restart, unless its end was counted already."""

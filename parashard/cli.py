@@ -23,6 +23,7 @@ from parashard import __version__
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
+from parashard.cli_render import render_app
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
@@ -39,6 +40,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(render_app, name="render")
 app.command()(chaos)
 app.command()(health)
 

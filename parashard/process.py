@@ -51,11 +51,18 @@ def exit_code_of(error: ParashardError) -> ExitCode:
 
 
 class Stop:
-    """Says that the process should end, and why. Set by a signal, awaited by the service."""
+    """Says that the process should end, and why. Set by a signal, awaited by the service.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    exit_code : int
+        What a process ends with that did as it was asked.
+    """
+
+    def __init__(self, exit_code: int = ExitCode.DONE) -> None:
         self.event = threading.Event()
         self.reason = ""
+        self.exit_code = exit_code
 
     def ask(self, reason: str) -> None:
         """Ask the process to end; the first reason stays."""
@@ -96,6 +103,13 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
         help="address to tell others, where it is not the one we listen on",
     )
     parser.add_argument("--address-file", type=Path, help="file to write the address we listen on into, as JSON")
+    parser.add_argument(
+        "--stopped-exit-code",
+        type=exit_code,
+        default=int(ExitCode.DONE),
+        metavar="CODE",
+        help="exit code after SIGTERM or SIGINT, where 0 would say that nobody need take its place (default: 0)",
+    )
     parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
     return parser
 
@@ -122,6 +136,14 @@ def own_host(text: str) -> str:
         raise argparse.ArgumentTypeError(
             f"auto: this machine's own name {name!r} stands for no IPv4 address ({error}); name an address instead"
         ) from None
+
+
+def exit_code(text: str) -> int:
+    """Read an exit code from the command line; the system would take 256 for 0."""
+    number = int(text)
+    if not 0 <= number < 256:
+        raise argparse.ArgumentTypeError(f"{number} is not an exit code: allowed are 0 to 255")
+    return number
 
 
 def address(text: str) -> str:
@@ -193,15 +215,17 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode]) -> int:
-    """Run a service until it ends, and return its exit code.
+def run_service(
+    role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode], stopped_exit_code: int = ExitCode.DONE
+) -> int:
+    """Run a service until it ends, and return its exit code: `stopped_exit_code` where it ended well, as it was asked.
 
     SIGTERM and SIGINT ask it to stop; so does nothing else, except that a closed lifeline ends the process at once. An
     error of ours is told in one line on standard error.
     """
     configure_logging(role)
     threading.excepthook = _end_with_thread
-    stop = Stop()
+    stop = Stop(stopped_exit_code)
     for number in (signal.SIGTERM, signal.SIGINT):
         # On a thread of its own: the handler may interrupt the main thread inside the very lock that `ask` takes.
         signal.signal(
@@ -216,11 +240,11 @@ def run_service(role: str, lifeline: int | None, serve: Callable[[Stop], ExitCod
         code = serve(stop)
     except ParashardError as error:
         if stop.asked and isinstance(error, RetryLater):
-            return int(ExitCode.DONE)  # it was waiting for somebody when it was asked to end
+            return stop.exit_code  # it was waiting for somebody when it was asked to end
         code = exit_code_of(error)
         log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
-    return int(code)
+    return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
 
 
 def configure_logging(role: str) -> None:

@@ -113,8 +113,9 @@ def run_job(
     """
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
-            'cluster.launcher is "external": `parashard run` starts a local cluster; start the processes yourself '
-            "(python -m coordinator, python -m ps_server, parashard worker), or set cluster.launcher=local"
+            f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
+            "processes yourself (python -m coordinator, python -m ps_server, parashard worker), or set "
+            "cluster.launcher=local"
         )
     if output is not None:
         _check_output(output)

@@ -68,7 +68,8 @@ def main() -> int:
         help="stream server's address to tell others, where it is not the one we listen on",
     )
     arguments = parser.parse_args()
-    return run_service(f"shard-{arguments.index}", arguments.lifeline, lambda stop: serve(arguments, stop))
+    code = arguments.stopped_exit_code
+    return run_service(f"shard-{arguments.index}", arguments.lifeline, lambda stop: serve(arguments, stop), code)
 
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:

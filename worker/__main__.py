@@ -53,7 +53,8 @@ def main() -> int:
     parser.add_argument("--model-folder", default="", help="where a model of your own is looked up on this machine")
     arguments = parser.parse_args()
     role = arguments.name or "worker"
-    return run_service(role, arguments.lifeline, lambda stop: serve(arguments, stop))
+    code = arguments.stopped_exit_code
+    return run_service(role, arguments.lifeline, lambda stop: serve(arguments, stop), code)
 
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
@@ -167,7 +168,7 @@ def _leave_in_time(stop: Stop, leasing: Leasing, grace_s: float) -> None:
     time.sleep(max(0.0, grace_s - LEAVE_S))
     leasing.leave(LEAVE_S)
     log.info("left", reason=f"{stop.reason}; the step in the works was given back")
-    os._exit(ExitCode.DONE)
+    os._exit(stop.exit_code)
 
 
 def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply, folder: Path | None) -> None:

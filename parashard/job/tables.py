@@ -182,8 +182,9 @@ class ClusterOptions(Table):
         default="cpu",
         description="Where shards keep variables and move them: cpu; cuda:N, one card; or cuda, the cards in turn.",
     )
-    launcher: Literal["local", "external"] = Field(
-        default="local", description="Who starts the processes: `parashard run` itself, or something outside."
+    launcher: Literal["local", "external", "kubernetes"] = Field(
+        default="local",
+        description="Who starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
     pipeline_depth: int = Field(
         default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."

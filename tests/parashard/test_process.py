@@ -178,6 +178,29 @@ def test_a_signal_asks_the_service_to_end(start, number):
     assert (process.returncode, said) == (ExitCode.DONE, f"{number.name}\n")
 
 
+STOPPED_WITH_75 = "import functools\nrun_service = functools.partial(run_service, stopped_exit_code=75)\n"
+
+
+@pytest.mark.parametrize("serve", [WAIT, WAIT.replace("return ExitCode.DONE", "raise errors.NotReady('waiting')")])
+def test_a_service_that_was_asked_to_end_says_so_with_the_exit_code_it_was_given(start, serve):
+    process = start(STOPPED_WITH_75 + serve)
+    assert process.stdout.readline() == "up\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(DEADLINE_S) == 75
+
+
+@pytest.mark.parametrize(("code", "expected"), [("DONE", 0), ("FAILED", 1), ("CONFIGURATION", 2)])
+def test_that_exit_code_is_of_no_other_end(start, code, expected):
+    assert start(f"{STOPPED_WITH_75}def serve(stop):\n    return ExitCode.{code}").wait(DEADLINE_S) == expected
+
+
+@pytest.mark.parametrize("text", ["-1", "256"])
+def test_a_number_that_is_no_exit_code_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        service_arguments("A shard.").parse_args(["--stopped-exit-code", text])
+    assert f"{text} is not an exit code: allowed are 0 to 255" in capsys.readouterr().err
+
+
 def test_a_closed_lifeline_ends_the_process_at_once(start):
     read, write = os.pipe()
     try:

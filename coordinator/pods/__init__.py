@@ -1,0 +1,1 @@
+"""What the coordinator knows of pods, and asks of the Kubernetes API: `cluster.launcher = "kubernetes"`."""

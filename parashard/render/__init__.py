@@ -1,0 +1,1 @@
+"""Rendering a job as the manifests of a platform that runs containers."""

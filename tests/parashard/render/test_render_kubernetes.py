@@ -1,0 +1,157 @@
+"""render k8s: which of a job's values end in which manifest, and which jobs cannot run there."""
+
+import tomllib
+
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard.job.layers import parse_set
+from parashard.job.load import LoadedJob, load_job
+from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, render_kubernetes
+
+JOB = """
+[job]
+name = "Digits_of.2026"
+epochs = 1
+batch_size = 8
+[data]
+source = "digits"
+[model]
+kind = "softmax"
+[optimizer]
+kind = "sgd"
+learning_rate = 0.1
+"""
+
+
+@pytest.fixture
+def loaded(tmp_path):
+    """Return a function that loads the job with some keys set, for a cluster."""
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+
+    def load(*sets: str) -> LoadedJob:
+        flags = [parse_set(text) for text in sets]
+        return load_job(path, [*flags, *cluster_overrides(load_job(path, flags, {}))], {})
+
+    return load
+
+
+def rendered(job: LoadedJob, **options: str) -> dict[str, str]:
+    return render_kubernetes(job, KubernetesOptions(**options))
+
+
+def cluster_of(files: dict[str, str]) -> dict[str, object]:
+    return tomllib.loads(files["base/job.toml"])["cluster"]
+
+
+def test_every_object_is_named_after_the_job(loaded):
+    files = rendered(loaded())
+    assert "name: digits-of-2026-shard\n" in files["base/shards.yaml"]
+    assert "--connect=digits-of-2026-coordinator:7000" in files["base/workers.yaml"]
+
+
+def test_a_name_begins_with_a_letter(loaded):
+    assert "name: job-2026-11-worker\n" in rendered(loaded("job.name=2026-11"))["base/workers.yaml"]
+
+
+def test_a_name_that_leaves_no_room_for_pods_labels_is_refused(loaded):
+    with pytest.raises(ConfigurationError, match=r"job.name: found 'x{41}', .* 41 characters; allowed .*: 40"):
+        rendered(loaded(f"job.name={'x' * 41}"))
+
+
+def test_numbers_of_shards_and_workers_are_the_jobs(loaded):
+    files = rendered(loaded("cluster.shards=3", "cluster.workers=5", "cluster.max_restarts=7", "cluster.grace_s=11.5"))
+    assert "replicas: 3\n" in files["base/shards.yaml"]
+    assert "parallelism: 5\n  completions: 5\n" in files["base/workers.yaml"]
+    assert "backoffLimitPerIndex: 7\n" in files["base/workers.yaml"]
+    assert "terminationGracePeriodSeconds: 17\n" in files["base/workers.yaml"]
+    assert "value: 3}" in files["overlays/jobset/kustomization.yaml"]
+
+
+def test_a_job_without_workers_is_refused(loaded):
+    with pytest.raises(ConfigurationError, match=r"flag --set: cluster.workers: found 0; allowed on Kubernetes: 1 to"):
+        rendered(loaded("cluster.workers=0"))
+
+
+def test_nobody_but_kubernetes_starts_processes(loaded):
+    assert cluster_of(rendered(loaded()))["launcher"] == "external"
+
+
+def test_a_process_has_as_many_cpus_as_threads(loaded):
+    files = rendered(loaded("cluster.worker_threads=4"))
+    assert (cluster_of(files)["worker_threads"], cluster_of(files)["shard_threads"]) == (4, 1)
+    assert "requests: {cpu: 4, memory: 2Gi}" in files["base/workers.yaml"]
+    assert "requests: {cpu: 1, memory: 2Gi}" in files["base/shards.yaml"]
+
+
+def test_memory_and_images_come_from_flags(loaded):
+    digest = "sha256:" + "0" * 64
+    options = {"image": "registry.example.org:5000/ml/parashard:0.1.0", "cuda_image": f"parashard-cuda@{digest}"}
+    files = rendered(loaded(), shard_memory="512Mi", worker_memory="1.5G", **options)
+    assert "limits: {memory: 512Mi}" in files["base/shards.yaml"]
+    assert "limits: {memory: 1.5G}" in files["base/workers.yaml"]
+    said = 'newName: registry.example.org:5000/ml/parashard\n    newTag: "0.1.0"\n'
+    assert said in files["base/kustomization.yaml"]
+    assert said in files["overlays/jobset/kustomization.yaml"]
+    assert f"newName: parashard-cuda\n    digest: {digest}\n" in files["components/gpu/kustomization.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "flag"),
+    [
+        ("image", "a b", "--image"),
+        ("image", "x: y", "--image"),
+        ("cuda_image", "", "--cuda-image"),
+        ("shard_memory", "2 Gi", "--shard-memory"),
+        ("worker_memory", "0", "--worker-memory"),
+        ("storage", "much", "--storage"),
+        ("storage_class", "a\nb: c", "--storage-class"),
+        ("data_claim", "Mine", "--data-claim"),
+    ],
+)
+def test_a_flag_that_would_not_stay_in_its_place_is_refused(loaded, option, value, flag):
+    with pytest.raises(ConfigurationError, match=f"flag {flag}: found .*; allowed: "):
+        rendered(loaded(), **{option: value})
+
+
+def test_checkpoints_go_to_a_claim_that_all_share(loaded):
+    files = rendered(loaded(), storage="50Gi", storage_class="nfs", access_mode="ReadWriteOnce")
+    assert tomllib.loads(files["base/job.toml"])["checkpoint"]["url"] == "/var/lib/parashard/checkpoints"
+    claim = files["base/store.yaml"]
+    assert "storage: 50Gi" in claim
+    assert "storageClassName: nfs" in claim
+    assert "accessModes: [ReadWriteOnce]" in claim
+    for path in ("base/coordinator.yaml", "base/shards.yaml"):
+        assert "persistentVolumeClaim: {claimName: digits-of-2026-store}" in files[path]
+
+
+def test_checkpoints_in_an_object_store_need_no_claim_and_a_way_out(loaded):
+    files = rendered(loaded('checkpoint.url="s3://bucket/digits"'))
+    assert "base/store.yaml" not in files
+    assert "store.yaml" not in files["base/kustomization.yaml"]
+    assert "persistentVolumeClaim" not in "".join(files.values())
+    assert files["base/network.yaml"].count("port: 443") == 2  # coordinator and shards
+
+
+def test_a_folder_of_this_machine_is_no_store(loaded):
+    with pytest.raises(
+        ConfigurationError, match=r"flag --set: checkpoint.url: found /somewhere, a folder of this mach"
+    ):
+        loaded("checkpoint.url=/somewhere")
+
+
+def test_data_come_from_a_claim(loaded):
+    npz = ("data.source=npz", "data.path=/data/examples.npz")
+    files = rendered(loaded(*npz), data_claim="examples")
+    for path in ("base/coordinator.yaml", "base/workers.yaml"):
+        assert "{name: data, mountPath: /data, readOnly: true}" in files[path]
+        assert "persistentVolumeClaim: {claimName: examples, readOnly: true}" in files[path]
+    assert "mountPath: /data" not in files["base/shards.yaml"]  # which never looks at an example
+
+
+@pytest.mark.parametrize(("path", "claim"), [("/data/x.npz", ""), ("/mnt/x.npz", "examples"), ("/data2/x", "examples")])
+def test_data_that_the_pods_do_not_have_are_refused(loaded, path, claim):
+    job = loaded("data.source=npz", f"data.path={path}")
+    with pytest.raises(ConfigurationError, match=f"flag --set: data.path: found {path}, .*--data-claim CLAIM mounts"):
+        rendered(job, data_claim=claim)
