@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; `checkpoint` and `chaos` from their files.
+"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; the others come from files of their own.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -20,6 +20,7 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard import __version__
+from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
@@ -38,6 +39,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(certs, name="certs")
 app.command()(chaos)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
