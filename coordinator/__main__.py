@@ -33,7 +33,7 @@ from parashard.job.schema import Job
 from parashard.process import (
     ExitCode,
     Stop,
-    check_host,
+    credentials_of,
     end_process,
     run_service,
     service_arguments,
@@ -42,6 +42,7 @@ from parashard.process import (
 )
 from parashard.rpc import Server, join_address
 from parashard.run_files import CHECKPOINTS
+from parashard.security.identity import Role
 from parashard.store import open_store
 from protos import coordinator_pb2 as pb
 
@@ -68,7 +69,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
     run_dir: Path = arguments.run_dir
-    check_host(arguments.host, arguments.insecure)
+    credentials = credentials_of(arguments, Role.COORDINATOR)
     job = load_job(arguments.job, environ={}).job
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
     resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
@@ -100,8 +101,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         checkpoint_url=store.url,
         source=source,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store)
-    server = Server(join_address(arguments.host, arguments.port))
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials)
+    server = Server(join_address(arguments.host, arguments.port), credentials)
     coordination.service.add_to(server)
     http = coordination.http_port(arguments.host, arguments.http_port)
     server.start()

@@ -35,9 +35,7 @@ def init(
 def issue(
     authority: Authority,
     output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill: ca.pem, cert.pem, key.pem.")],
-    role: Annotated[
-        list[Role], typer.Option(help="What its holder is; several times for a process that is several.")
-    ],
+    role: Annotated[list[Role], typer.Option(help="What its holder is; several times for a process that is several.")],
     name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
     host: Annotated[
         list[str] | None,

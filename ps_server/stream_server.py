@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ import structlog
 
 from parashard.errors import ParashardError, PeerFailed, QueueFull, Unreachable
 from parashard.rpc import join_address
+from parashard.security.roles import check_call
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 
@@ -44,8 +45,10 @@ class StreamServer:
         One more is refused with `QueueFull`.
     name : str
         Of its threads, and in logs.
-    tls : SSLContext, optional
-        Required of every peer.
+    tls : callable, optional
+        Then every connection is inside TLS, with the context that it returns, which requires a certificate.
+    calls : sequence of str
+        What is asked for on its streams, as RPCs: with TLS, a peer's certificate must allow each of them.
     """
 
     def __init__(
@@ -55,7 +58,8 @@ class StreamServer:
         *,
         connections_max: int,
         name: str,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        calls: Sequence[str] = (),
     ) -> None:
         self._listening = listening
         self.address = address_of(listening.getsockname())
@@ -64,6 +68,7 @@ class StreamServer:
         self._connections_max = connections_max
         self._name = name
         self._tls = tls
+        self._calls = calls
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: dict[Stream, threading.Thread] = {}
@@ -110,7 +115,7 @@ class StreamServer:
     def _admit(self, connection: socket.socket, address: Any) -> None:
         tune(connection)
         if self._tls is not None:
-            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         stream = Stream(connection, address_of(address) or "a process on this host")
         thread = threading.Thread(target=self._converse, args=(stream,), name=self._name, daemon=True)
         with self._lock:
@@ -130,6 +135,9 @@ class StreamServer:
     def _converse(self, stream: Stream) -> None:
         try:
             stream.handshake(deadline_s=time.monotonic() + HELLO_DEADLINE_S)
+            if self._tls is not None:
+                for method in self._calls:
+                    check_call(method, stream.peer_uris())
             self._serve(stream)
         except Unreachable:
             pass  # nobody is there to be told

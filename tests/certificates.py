@@ -34,11 +34,11 @@ class Certificates:
             self.renew(folder, roles, kind)
         return folder
 
-    def renew(self, folder: Path, roles: Sequence[Role], kind: str = RIGHT) -> None:
+    def renew(self, folder: Path, roles: Sequence[Role], kind: str = RIGHT, valid_days: int = 1) -> None:
         """Put a new certificate into a folder."""
         identities = [Identity(role, f"{role}-0") for role in roles]
         authority = self._stranger if kind == WRONG_CA else self.authority
-        issue(authority, folder, identities, valid_days=1, now=LONG_AGO if kind == EXPIRED else None)
+        issue(authority, folder, identities, valid_days=valid_days, now=LONG_AGO if kind == EXPIRED else None)
         shutil.copy(self.authority / "ca.pem", folder / "ca.pem")  # it trusts the servers, whoever trusts it
 
     def of(self, *roles: Role) -> Credentials:
