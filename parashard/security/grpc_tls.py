@@ -66,8 +66,8 @@ def _configuration(material: Material) -> Any:
 class RotatingChannel:
     """A channel that connects with the folder's present certificate, and ends no call when that changes.
 
-    gRPC fixes a channel's certificate when it is made. So calls that begin after a change go through a new channel;
-    those under way end on the one before, which is closed at the change after that.
+    gRPC fixes a channel's certificate when it is made. So calls that begin after a change go through a new channel; the
+    one before is closed once its last call has ended.
 
     Parameters
     ----------
@@ -82,57 +82,83 @@ class RotatingChannel:
         self._open_one = open_one
         self._lock = threading.Lock()
         self._material = credentials.current()
-        self._present = self._opened()
-        self._before: grpc.Channel | None = None
+        self._lives = [self._opened()]  # the present one is the last
         self._closed = False
 
     def unary_unary(self, method: str, *serializers: Any, **more: Any) -> _RotatingCall:
         """Return what calls a method; it finds the present channel at each call."""
-        return _RotatingCall(lambda channel: channel.unary_unary(method, *serializers, **more), self._now)
+        return _RotatingCall(self, lambda channel: channel.unary_unary(method, *serializers, **more))
 
     def close(self) -> None:
-        """Close the channels; calls under way are cancelled."""
+        """Close every channel; calls under way are cancelled."""
         with self._lock:
             self._closed = True
-            channels = [self._present, self._before]
-        for channel in channels:
-            if channel is not None:
-                channel.close()
+            lives = list(self._lives)
+        for life in lives:
+            life.channel.close()
 
-    def _now(self) -> grpc.Channel:
+    def begin(self) -> _Life:
+        """Return the channel for a call that begins; `end` must follow."""
         material = self._credentials.current()
         with self._lock:
-            if material is not self._material and not self._closed:
-                oldest, self._before, self._material = self._before, self._present, material
-                self._present = self._opened()
-                if oldest is not None:
-                    oldest.close()
-            return self._present
+            if not self._closed:
+                if material is not self._material:
+                    self._material = material
+                    self._lives.append(self._opened())
+                self._close_unused()
+            self._lives[-1].calls += 1
+            return self._lives[-1]
 
-    def _opened(self) -> grpc.Channel:
+    def end(self, life: _Life) -> None:
+        """Say that a call has ended."""
+        with self._lock:
+            life.calls -= 1
+
+    def _close_unused(self) -> None:
+        for life in [life for life in self._lives[:-1] if not life.calls]:
+            self._lives.remove(life)
+            life.channel.close()
+
+    def _opened(self) -> _Life:
         material = self._material
-        return self._open_one(grpc.ssl_channel_credentials(material.ca, material.key, material.chain))
+        return _Life(self._open_one(grpc.ssl_channel_credentials(material.ca, material.key, material.chain)))
+
+
+class _Life:
+    """One of gRPC's channels, and how many calls are under way in it."""
+
+    def __init__(self, channel: grpc.Channel) -> None:
+        self.channel = channel
+        self.calls = 0
 
 
 class _RotatingCall:
     """A method of a `RotatingChannel`, called as gRPC's own."""
 
-    def __init__(self, of_channel: Callable[[grpc.Channel], Any], now: Callable[[], grpc.Channel]) -> None:
-        self._of_channel = of_channel
-        self._now = now
-        self._lock = threading.Lock()
-        self._channel: grpc.Channel | None = None
-        self._call: Any = None
+    def __init__(self, channel: RotatingChannel, method_of: Callable[[grpc.Channel], Any]) -> None:
+        self._channel = channel
+        self._method_of = method_of
+        self._made: tuple[_Life, Any] | None = None  # replaced as one
 
     def __call__(self, request: Any, timeout: float) -> Any:
-        return self._present()(request, timeout=timeout)
+        life = self._channel.begin()
+        try:
+            return self._method(life)(request, timeout=timeout)
+        finally:
+            self._channel.end(life)
 
     def future(self, request: Any, timeout: float) -> Any:
-        return self._present().future(request, timeout=timeout)
+        life = self._channel.begin()
+        try:
+            call = self._method(life).future(request, timeout=timeout)
+        except BaseException:
+            self._channel.end(life)
+            raise
+        call.add_done_callback(lambda _: self._channel.end(life))
+        return call
 
-    def _present(self) -> Any:
-        channel = self._now()
-        with self._lock:
-            if channel is not self._channel:
-                self._channel, self._call = channel, self._of_channel(channel)
-            return self._call
+    def _method(self, life: _Life) -> Any:
+        made = self._made
+        if made is None or made[0] is not life:
+            self._made = made = (life, self._method_of(life.channel))
+        return made[1]
