@@ -24,6 +24,10 @@ CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
 SERVER_THREADS = 64
+STREAMS_MAX = 128  # calls under way on one connection
+CONNECTIONS_MAX = 1024
+HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
+METADATA_BYTES_MAX = 16 << 10  # of one call
 CODE_KEY = "parashard-error"
 TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
@@ -39,6 +43,10 @@ _SHARED_OPTIONS = [
 _SERVER_OPTIONS = [
     *_SHARED_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_DEADLINE_S * 1000)),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # two processes on one port would split a shard's pushes between them
 ]
 _CHANNEL_OPTIONS = [

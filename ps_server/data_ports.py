@@ -22,7 +22,7 @@ from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
 
 CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
-BACKLOG = 128
+BACKLOG = 1024  # who connects while others are taken in; else the kernel has them wait a second and more
 
 
 class DataPorts:

@@ -42,7 +42,8 @@ class StreamServer:
         Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
         closed.
     connections_max : int
-        One more is refused with `QueueFull`.
+        One more is refused with `QueueFull`; with TLS it takes the place of the oldest that has shown no certificate
+        yet, so that silent strangers keep nobody out.
     name : str
         Of its threads, and in logs.
     tls : callable, optional
@@ -71,7 +72,8 @@ class StreamServer:
         self._calls = calls
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._open: dict[Stream, threading.Thread] = {}
+        self._open: dict[Stream, threading.Thread] = {}  # the oldest first
+        self._unproven: set[Stream] = set()  # of these: whoever has shown no certificate yet
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
@@ -119,17 +121,23 @@ class StreamServer:
         stream = Stream(connection, address_of(address) or "a process on this host")
         thread = threading.Thread(target=self._converse, args=(stream,), name=self._name, daemon=True)
         with self._lock:
-            admitted = not self._stopping.is_set() and len(self._open) < self._connections_max
+            full = len(self._open) >= self._connections_max
+            leaves = next((one for one in self._open if one in self._unproven), None) if full else None
+            admitted = not self._stopping.is_set() and (not full or leaves is not None)
             if admitted:
                 self._open[stream] = thread
+                self._unproven.discard(leaves or stream)
+                if self._tls is not None:
+                    self._unproven.add(stream)
+        if leaves is not None:
+            leaves.close()  # its thread does the rest
         if not admitted:
             self._turn_away(stream, f"{self._connections_max} connections are open already")
             return
         try:
             thread.start()
         except RuntimeError as error:  # the machine has no thread for it
-            with self._lock:
-                del self._open[stream]
+            self._forget(stream)
             self._turn_away(stream, str(error))
 
     def _converse(self, stream: Stream) -> None:
@@ -138,6 +146,8 @@ class StreamServer:
             if self._tls is not None:
                 for method in self._calls:
                     check_call(method, stream.peer_uris())
+                with self._lock:
+                    self._unproven.discard(stream)
             self._serve(stream)
         except Unreachable:
             pass  # nobody is there to be told
@@ -148,8 +158,12 @@ class StreamServer:
             self._refuse(stream, PeerFailed(f"{type(error).__name__}: {error}"))
         finally:
             stream.close()
-            with self._lock:
-                del self._open[stream]
+            self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._lock:
+            del self._open[stream]
+            self._unproven.discard(stream)
 
     def _turn_away(self, stream: Stream, why: str) -> None:
         # With TLS nothing can be said before a handshake, and the accepting thread waits for nobody.

@@ -37,7 +37,7 @@ def serving(
     calls: Sequence[str] = (),
 ) -> Iterator[tuple[StreamServer, Callable[[], Stream]]]:
     """Yield a server and what connects to it; both ends are gone afterwards."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listening.getsockname()[1]
     server = StreamServer(listening, serve, connections_max=connections_max, name="data", tls=tls, calls=calls)
     clients: list[Stream] = []
