@@ -40,7 +40,7 @@ from parashard.job.schema import Job
 from parashard.process import (
     ExitCode,
     Stop,
-    check_host,
+    credentials_of,
     end_process,
     run_service,
     service_arguments,
@@ -49,6 +49,7 @@ from parashard.process import (
 )
 from parashard.rpc import Server, join_address
 from parashard.run_files import CHECKPOINTS
+from parashard.security.identity import Role
 from parashard.store import open_store
 from protos import coordinator_pb2 as pb
 
@@ -92,7 +93,7 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
     run_dir: Path = arguments.run_dir
-    check_host(arguments.host, arguments.insecure)
+    credentials = credentials_of(arguments, Role.COORDINATOR)
     job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
     cluster = _cluster(job, arguments.kubernetes_job)
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
@@ -125,8 +126,8 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
         checkpoint_url=store.url,
         source=source,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store)
-    server = Server(join_address(arguments.host, arguments.port))
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials)
+    server = Server(join_address(arguments.host, arguments.port), credentials)
     coordination.service.add_to(server)
     http = coordination.http_port(arguments.host, arguments.http_port)
     server.start()

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from coordinator.membership import ShardLife
 from parashard import rpc
 from parashard.errors import ParashardError
+from parashard.security.credentials import Credentials
 from protos import shard_pb2, shard_pb2_grpc
 
 NAME_DEADLINE_S = 1.0
@@ -27,9 +28,12 @@ class ShardCommands:
         The run.
     incarnation : int
         The coordinator's.
+    credentials : Credentials, optional
+        Shown to shards.
     """
 
-    def __init__(self, run_id: str, incarnation: int) -> None:
+    def __init__(self, run_id: str, incarnation: int, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._run_id = run_id
         self._incarnation = incarnation
         self._stubs: dict[str, shard_pb2_grpc.ShardStub] = {}
@@ -101,5 +105,6 @@ class ShardCommands:
 
     def _stub(self, life: ShardLife) -> shard_pb2_grpc.ShardStub:
         if life.address not in self._stubs:
-            self._stubs[life.address] = shard_pb2_grpc.ShardStub(rpc.connect(life.address))  # type: ignore[no-untyped-call]
+            channel = rpc.connect(life.address, self._credentials)
+            self._stubs[life.address] = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
         return self._stubs[life.address]

@@ -33,6 +33,7 @@ from parashard.errors import DamagedCheckpoint, ParashardError, Redo, RetryLater
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop
+from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
 
@@ -65,6 +66,8 @@ class Coordination:
         Where history, weights and report go.
     run_store : RunStore
         Where what outlives this process goes.
+    credentials : Credentials, optional
+        Shown to shards.
     """
 
     def __init__(
@@ -75,6 +78,7 @@ class Coordination:
         job: pb.GetJobReply,
         run_dir: Path,
         run_store: RunStore,
+        credentials: Credentials | None = None,
     ) -> None:
         self.core = core
         self._resolved = resolved
@@ -85,8 +89,8 @@ class Coordination:
         settings = resolved.job
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), core.options.shards)
         self.service = CoordinatorService(core, job, self._status, on_decision=self._save_decision)
-        self._watch = ShardWatch(self._run_id)
-        self._commands = ShardCommands(self._run_id, run_store.incarnation)
+        self._watch = ShardWatch(self._run_id, credentials)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation, credentials)
         self._store_failing_since_s: float | None = None
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again

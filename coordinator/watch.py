@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from coordinator.membership import ShardLife
 from parashard import rpc
 from parashard.errors import ParashardError
+from parashard.security.credentials import Credentials
 from protos import shard_pb2, shard_pb2_grpc
 
 DEADLINE_S = 1.0
@@ -28,9 +29,12 @@ class ShardWatch:
     ----------
     run_id : str
         What the shards must be of.
+    credentials : Credentials, optional
+        Shown to shards.
     """
 
-    def __init__(self, run_id: str) -> None:
+    def __init__(self, run_id: str, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
         self._request = shard_pb2.InspectRequest(run_id=run_id)
         self._stubs: dict[str, shard_pb2_grpc.ShardStub] = {}
         self._silent_since_s: dict[int, float] = {}
@@ -54,5 +58,6 @@ class ShardWatch:
 
     def _stub(self, address: str) -> shard_pb2_grpc.ShardStub:
         if address not in self._stubs:
-            self._stubs[address] = shard_pb2_grpc.ShardStub(rpc.connect(address))  # type: ignore[no-untyped-call]
+            channel = rpc.connect(address, self._credentials)
+            self._stubs[address] = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
         return self._stubs[address]

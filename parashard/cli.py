@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; the other commands from files of their own.
+"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; the others come from files of their own.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -20,16 +20,18 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard import __version__
+from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
+from parashard.cli_options import TlsDir
 from parashard.cli_render import render_app
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
-from parashard.process import ExitCode, exit_code_of
+from parashard.process import ExitCode, credentials_in, exit_code_of
 from parashard.run import Outcome, new_run_dir, newest_run, read_report, resumed_run_dir, run_job
 from parashard.transfer import percent
 
@@ -41,6 +43,7 @@ app = typer.Typer(
 )
 app.add_typer(checkpoint, name="checkpoint")
 app.add_typer(render_app, name="render")
+app.add_typer(certs, name="certs")
 app.command()(chaos)
 app.command()(health)
 
@@ -74,6 +77,7 @@ def run(
     ] = "",
     init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to copy the final weights.")] = None,
+    tls_dir: TlsDir = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
@@ -86,7 +90,16 @@ def run(
     folder = resumed_run_dir(run_dir, name) if resume else new_run_dir(run_dir, name)
     console = Console(stderr=json_)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
-    outcome = run_job(loaded, folder, view, init=init, output=output, resume=resume, from_checkpoint=from_checkpoint)
+    outcome = run_job(
+        loaded,
+        folder,
+        view,
+        init=init,
+        output=output,
+        resume=resume,
+        from_checkpoint=from_checkpoint,
+        tls_dir=tls_dir,
+    )
     if outcome.exit_code != ExitCode.DONE:
         _complain(f"{outcome.reason}; logs are in {_short(outcome.run_dir / 'logs')}")
     elif not json_:
@@ -122,12 +135,14 @@ def config(
 
 @app.command()
 def status(
-    where: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False
+    where: Where = None,
+    tls_dir: TlsDir = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Ask a running coordinator how its job goes."""
     place = where or str(newest_run())
     try:
-        reply = _coordinator(place).get_status(run_id_in(place))
+        reply = _coordinator(place, tls_dir).get_status(run_id_in(place))
     except (Unreachable, WrongRun):
         report = read_report(Path(place))
         if not report:
@@ -149,10 +164,11 @@ def status(
 def scale(
     workers: Annotated[int, typer.Option(min=0, max=4096, help="Workers to keep alive, 0 to 4096.")],
     where: Where = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Change the number of workers of a running local cluster."""
     place = where or str(newest_run())
-    reply = _coordinator(place).scale(workers, run_id_in(place))
+    reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
     typer.echo(f"{reply.workers_wanted} workers wanted")
 
 
@@ -163,12 +179,15 @@ def worker(
     name: Annotated[str, typer.Option(help="Its name in the job; default: the next free one.")] = "",
     set_: Sets = None,
     model_folder: Annotated[Path | None, typer.Option(help="Where a model of your own lies on this machine.")] = None,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Join a running job with one more worker, from anywhere."""
     arguments = ["--connect", connect, "--name", name, "--device", device or ""]
     arguments += [part for text in set_ or () for part in ("--set", text)]
     if model_folder is not None:
         arguments += ["--model-folder", str(model_folder.absolute())]
+    if tls_dir is not None:
+        arguments += ["--tls-dir", str(tls_dir.absolute())]
     os.execv(sys.executable, [sys.executable, "-m", "worker", *arguments])
 
 
@@ -247,8 +266,8 @@ def _load(
     return load_job(job, flags)
 
 
-def _coordinator(place: str) -> CoordinatorClient:
-    return CoordinatorClient(find_coordinator(place, wait_s=0.0))
+def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
+    return CoordinatorClient(find_coordinator(place, wait_s=0.0), credentials=credentials_in(tls_dir))
 
 
 def _complain(text: str) -> None:

@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.cli_options import TlsDir
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
@@ -50,6 +51,7 @@ def chaos(
     consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
     set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key.")] = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    tls_dir: TlsDir = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
     """Run a job under faults, of all kinds unless some are asked for, and tell whether every promise was kept."""
@@ -68,7 +70,7 @@ def chaos(
     view = open_view(console) if not json_ or console.is_terminal else NoView()
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
-    outcome = run_chaos(loaded, folder, view, options)
+    outcome = run_chaos(loaded, folder, view, options, tls_dir)
     broken = broken_promises(outcome.report)
     if json_:
         typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))

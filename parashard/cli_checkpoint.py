@@ -27,10 +27,11 @@ from safetensors.numpy import save_file
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.cli_options import TlsDir
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
-from parashard.process import ExitCode
+from parashard.process import ExitCode, credentials_in
 from parashard.run import newest_run
 from parashard.run_files import CHECKPOINTS, JOB_FILE
 from parashard.store import Store, open_store
@@ -55,10 +56,12 @@ def create(
         typer.Argument(metavar="[ADDR|RUN_DIR]", help="The coordinator; default: the newest run under runs/."),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="How long to wait for it.")] = 300.0,
+    tls_dir: TlsDir = None,
 ) -> None:
     """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""
     place = where or str(newest_run())
-    client = CoordinatorClient(find_coordinator(place, wait_s=0.0), where=place)
+    address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
+    client = CoordinatorClient(address, where=place, credentials=credentials)
     asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64))
     heard_s = time.monotonic()
     deadline_s = heard_s + timeout_s

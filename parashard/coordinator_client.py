@@ -17,6 +17,7 @@ import tenacity
 
 from parashard import rpc
 from parashard.errors import ConfigurationError, RetryLater, Unreachable
+from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
 
@@ -41,6 +42,8 @@ class CoordinatorClient:
         Once set, nothing is sent again any more.
     where : str
         A run directory, if the address is from there: a coordinator that was started again has another one.
+    credentials : Credentials, optional
+        Shown to the coordinator; needed where it demands them.
     """
 
     def __init__(
@@ -50,11 +53,13 @@ class CoordinatorClient:
         retry_budget_s: float = 60.0,
         giving_up: threading.Event | None = None,
         where: str = "",
+        credentials: Credentials | None = None,
     ) -> None:
         self.address = address
+        self._credentials = credentials
         self._where = where
         self._moving = threading.Lock()
-        self._channel = rpc.connect(address)
+        self._channel = rpc.connect(address, self._credentials)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self.retry_budget_s = retry_budget_s
         self._giving_up = giving_up or threading.Event()
@@ -121,7 +126,7 @@ class CoordinatorClient:
             if address is None or address == self.address:
                 return
             self.address = address  # the old channel is left to calls under way, and goes with the last of them
-            self._channel = rpc.connect(address)
+            self._channel = rpc.connect(address, self._credentials)
             self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
 
     def patiently(self, call: Callable[[], _Reply]) -> _Reply:

@@ -21,7 +21,8 @@
     │   ├── NotReady                the process is starting or draining
     │   └── Unreachable             no answer from the peer before the deadline
     ├── ConfigurationError      fix the job file or the command line (local, at start)
-    │   └── BadData                 fix the data: a file that is missing, damaged or of another format
+    │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
+    │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
     ├── StoreFailed             the checkpoint store gave an error; what was asked for has not happened
     │   ├── AlreadyStored           a conditional create found something under that name
     │   ├── NotStored               there is nothing under that name
@@ -154,6 +155,10 @@ class ConfigurationError(ParashardError, code="configuration"):
 
 class BadData(ConfigurationError, code="bad-data"):
     """Fix the data: a file that is missing, damaged or of another format."""
+
+
+class NotAllowed(ConfigurationError, code="not-allowed"):
+    """Use another certificate: no role of the one that was shown may do this; nothing was done."""
 
 
 class StoreFailed(ParashardError, code="store-failed"):

@@ -25,8 +25,11 @@ import structlog
 
 from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+TLS_VARIABLE = "PARASHARD_TLS_DIR"
 
 
 class ExitCode(enum.IntEnum):
@@ -90,7 +93,13 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
         help="address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="allow a --host off loopback, unencrypted, for everybody"
+        "--insecure", action="store_true", help="allow a --host off loopback without --tls-dir: open to everybody"
+    )
+    parser.add_argument(
+        "--tls-dir",
+        type=Path,
+        default=os.environ.get(TLS_VARIABLE) or None,  # of which argparse makes a Path, too
+        help=f"folder with ca.pem, cert.pem, key.pem: talk inside mutual TLS (default: {TLS_VARIABLE})",
     )
     parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
     parser.add_argument(
@@ -192,20 +201,43 @@ def write_address(path: Path, content: dict[str, str | int]) -> None:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def check_host(host: str, insecure: bool) -> None:
+def credentials_in(folder: Path | None) -> Credentials | None:
+    """Return the credentials in a folder, None where there is no folder."""
+    return None if folder is None else Credentials(folder)
+
+
+def credentials_of(arguments: argparse.Namespace, role: Role) -> Credentials | None:
+    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder or the role in it is not right, or there is none and the service would listen off loopback.
+    """
+    credentials = credentials_in(arguments.tls_dir)
+    if credentials is not None:
+        credentials.require(role)
+    check_host(arguments.host, arguments.insecure, credentials)
+    return credentials
+
+
+def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
     """Refuse to listen where strangers could reach us, or on an address that cannot be told to others.
 
     Raises
     ------
     ConfigurationError
-        If the host is off loopback without `insecure`, or stands for every address of the machine.
+        If the host is off loopback without credentials or `insecure`, or stands for every address of the machine.
     """
     if host in ("0.0.0.0", "::", ""):
         raise ConfigurationError(
             f"host {host!r} is no address that others could connect to; name one of this machine's"
         )
-    if not insecure and not _is_loopback(host):
-        raise ConfigurationError(f"host {host!r} is off loopback, where nothing is encrypted; --insecure allows it")
+    if credentials is None and not insecure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir, or --insecure on a "
+            "network where everyone is trusted"
+        )
 
 
 def _is_loopback(host: str) -> bool:

@@ -17,12 +17,19 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors, wire
 from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unreachable
+from parashard.security.credentials import Credentials
+from parashard.security.grpc_tls import RoleInterceptor, RotatingChannel, handler_like, server_credentials
 
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
 SERVER_THREADS = 64
+STREAMS_MAX = 128  # calls under way on one connection
+CONNECTIONS_MAX = 1024
+HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
+METADATA_BYTES_MAX = 16 << 10  # of one call
 CODE_KEY = "parashard-error"
+TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
 
 _SHARED_OPTIONS = [
@@ -36,6 +43,10 @@ _SHARED_OPTIONS = [
 _SERVER_OPTIONS = [
     *_SHARED_OPTIONS,
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_DEADLINE_S * 1000)),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
     ("grpc.so_reuseport", 0),  # two processes on one port would split a shard's pushes between them
 ]
 _CHANNEL_OPTIONS = [
@@ -50,6 +61,7 @@ _CHANNEL_OPTIONS = [
 ]
 
 _STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
+    (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
     (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
     (errors.Redo, grpc.StatusCode.ABORTED),
     (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
@@ -72,8 +84,8 @@ ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
     grpc.StatusCode.NOT_FOUND: errors.WrongRun,
     grpc.StatusCode.ALREADY_EXISTS: errors.WrongRun,
     grpc.StatusCode.FAILED_PRECONDITION: errors.WrongRun,
-    grpc.StatusCode.PERMISSION_DENIED: errors.WrongRun,
-    grpc.StatusCode.UNAUTHENTICATED: errors.WrongRun,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAllowed,
     grpc.StatusCode.ABORTED: Unreachable,
     grpc.StatusCode.INTERNAL: PeerFailed,
     grpc.StatusCode.UNKNOWN: PeerFailed,
@@ -102,9 +114,9 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
-        if handler is None or handler.unary_unary is None:
+        if handler is None or handler.request_streaming:
             return handler
-        behavior = handler.unary_unary
+        behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
 
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
             try:
@@ -117,9 +129,7 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
                 context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
                 context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
 
-        return grpc.unary_unary_rpc_method_handler(
-            guarded, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
-        )
+        return handler_like(handler, guarded)
 
 
 def data_deadline_s(length_bytes: int) -> float:
@@ -139,12 +149,14 @@ class Server:
     ----------
     address : str
         host:port to listen on; port 0 picks a free one.
+    credentials : Credentials, optional
+        Then every caller must show a certificate, and may call what its role may.
     """
 
-    def __init__(self, address: str) -> None:
+    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
         self.grpc = grpc.server(
             futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
-            interceptors=[_ErrorInterceptor()],
+            interceptors=[_ErrorInterceptor(), *([RoleInterceptor()] if credentials else [])],
             options=_SERVER_OPTIONS,
             maximum_concurrent_rpcs=4 * SERVER_THREADS,
         )
@@ -152,7 +164,10 @@ class Server:
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         host = address.rpartition(":")[0]
         try:
-            port = self.grpc.add_insecure_port(address)
+            if credentials is None:
+                port = self.grpc.add_insecure_port(address)
+            else:
+                port = self.grpc.add_secure_port(address, server_credentials(credentials))
         except RuntimeError as error:
             raise ConfigurationError(f"cannot listen on {address}: {error}") from None
         self.address = f"{host}:{port}"
@@ -175,9 +190,11 @@ def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.Servicer
     )
 
 
-def connect(address: str) -> grpc.Channel:
-    """Return a channel; nothing is sent before the first call."""
-    return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+def connect(address: str, credentials: Credentials | None = None) -> Any:
+    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call."""
+    if credentials is None:
+        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
+    return RotatingChannel(credentials, lambda ours: grpc.secure_channel(address, ours, options=_CHANNEL_OPTIONS))
 
 
 @contextmanager
@@ -213,5 +230,9 @@ def _foreign_kind(status: grpc.StatusCode, details: str) -> type[ParashardError]
 def _foreign_message(status: grpc.StatusCode, details: str) -> str:
     """Say in few words what gRPC itself had to say."""
     if status is grpc.StatusCode.UNAVAILABLE:
+        if TLS_MARK in details:
+            return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
+        if details.endswith("Socket closed"):
+            return "nobody answers: Socket closed (so ends a certificate that the other side does not take, too)"
         return f"nobody answers: {details.rpartition(': ')[2] or 'unavailable'}"
     return f"{status.name}: {details}" if details else status.name

@@ -20,8 +20,10 @@ from parashard.errors import ConfigurationError, JobFailed, ParashardError, Retr
 from parashard.job.load import LoadedJob, as_toml, load_job
 from parashard.live import JobView
 from parashard.local_cluster import Ended, LocalCluster
-from parashard.process import ExitCode
+from parashard.process import ExitCode, check_host
 from parashard.run_files import JOB_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role, in_words
 from protos import coordinator_pb2 as pb
 
 NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
@@ -91,6 +93,7 @@ def run_job(
     resume: bool = False,
     from_checkpoint: str = "",
     cluster: LocalCluster | None = None,
+    tls_dir: Path | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, no process of it is left.
 
@@ -110,6 +113,8 @@ def run_job(
         The drained checkpoint that another placement starts from; empty: the newest.
     cluster : LocalCluster, optional
         Who starts processes; by default an ordinary one.
+    tls_dir : Path, optional
+        Credentials of all processes, with all four roles.
     """
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
@@ -117,6 +122,8 @@ def run_job(
             "processes yourself (python -m coordinator, python -m ps_server, parashard worker), or set "
             "cluster.launcher=local"
         )
+    credentials = _all_roles(tls_dir) if tls_dir is not None else None
+    check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
     if output is not None:
         _check_output(output)
     try:
@@ -125,7 +132,7 @@ def run_job(
         cluster = cluster or LocalCluster(run_dir)
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
-    run = _Run(loaded, run_dir, cluster, view)
+    run = _Run(loaded, run_dir, cluster, view, credentials)
     # As Ctrl-C: the report is written, the terminal given back.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
     try:
@@ -157,7 +164,15 @@ def run_job(
 class _Run:
     """One run in progress."""
 
-    def __init__(self, loaded: LoadedJob, run_dir: Path, cluster: LocalCluster, view: JobView) -> None:
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        run_dir: Path,
+        cluster: LocalCluster,
+        view: JobView,
+        credentials: Credentials | None,
+    ) -> None:
+        self._credentials = credentials
         self._cluster_options = loaded.job.cluster
         self._model_folder = loaded.path.parent
         self._run_dir = run_dir
@@ -199,7 +214,7 @@ class _Run:
         os.replace(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
         self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
-        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir))
+        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
@@ -305,7 +320,8 @@ class _Run:
 
     def _listen(self) -> list[str]:
         insecure = ["--insecure"] if self._cluster_options.insecure else []
-        return ["--host", self._cluster_options.host, *insecure]
+        tls = ["--tls-dir", str(self._credentials.folder.absolute())] if self._credentials else []
+        return ["--host", self._cluster_options.host, *insecure, *tls]
 
     def _show(self) -> None:
         assert self._client is not None
@@ -325,6 +341,18 @@ class _Run:
             time.sleep(SUPERVISE_S)
         if state == pb.JOB_STATE_DONE:
             self._show()
+
+
+def _all_roles(tls_dir: Path) -> Credentials:
+    """Return the credentials of a whole local cluster: its processes are one user's, and share a certificate."""
+    credentials = Credentials(tls_dir)
+    missing = set(Role) - {identity.role for identity in credentials.identities}
+    if missing:
+        raise ConfigurationError(
+            f"--tls-dir {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "
+            f"also needs {', '.join(sorted(missing))}"
+        )
+    return credentials
 
 
 def _check_output(output: Path) -> None:

@@ -24,7 +24,7 @@ from parashard.process import (
     ExitCode,
     Stop,
     address,
-    check_host,
+    credentials_of,
     end_process,
     port,
     run_service,
@@ -32,6 +32,7 @@ from parashard.process import (
     told_address,
 )
 from parashard.rpc import Server, join_address
+from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.telemetry.http import HttpPort, new_registry
 from protos import coordinator_pb2 as pb
@@ -74,9 +75,12 @@ def main() -> int:
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Serve one shard until asked to stop."""
-    check_host(arguments.host, arguments.insecure)
+    credentials = credentials_of(arguments, Role.SHARD)
     coordinator = CoordinatorClient(
-        find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event, where=arguments.connect
+        find_coordinator(arguments.connect, giving_up=stop.event),
+        giving_up=stop.event,
+        where=arguments.connect,
+        credentials=credentials,
     )
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
@@ -108,9 +112,9 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     )
     lives.follow(checkpointer)
     plane = DataPlane(served, checkpointer, lives)
-    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port)
+    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port, credentials)
     service = ShardService(plane, served, checkpointer, lives, lambda: ports.held_bytes_max)
-    server = Server(join_address(arguments.host, arguments.port))
+    server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard")
     registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log, lambda: ports.held_bytes))

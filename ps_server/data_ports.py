@@ -10,6 +10,8 @@ import socket
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
 from parashard.rpc import join_address
+from parashard.security.credentials import Credentials
+from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import SharedWeights
 from ps_server.data_plane import DataPlane
@@ -21,7 +23,7 @@ from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
 
 CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
-BACKLOG = 128
+BACKLOG = 1024  # who connects while others are taken in; else the kernel has them wait a second and more
 
 
 class DataPorts:
@@ -37,6 +39,8 @@ class DataPorts:
         Its `cluster` says which servers there are, and the memory that each may use.
     host, port
         Where the TCP server listens; port 0 picks a free one.
+    credentials : Credentials, optional
+        Then the TCP server is inside TLS, and only for workers. The Unix socket is this user's alone either way.
 
     Attributes
     ----------
@@ -55,7 +59,15 @@ class DataPorts:
         If the port cannot be listened on.
     """
 
-    def __init__(self, plane: DataPlane, served: Served, job: Job, host: str, port: int) -> None:
+    def __init__(
+        self,
+        plane: DataPlane,
+        served: Served,
+        job: Job,
+        host: str,
+        port: int,
+        credentials: Credentials | None = None,
+    ) -> None:
         self.address = self.local_path = ""
         self.rooms = Rooms(job.cluster.queue_bytes)
         self.slots = Slots(job.cluster.queue_bytes)
@@ -66,7 +78,16 @@ class DataPorts:
             listening = _listening(host, port)
             self.address = join_address(host, listening.getsockname()[1])
             service = TcpService(plane, self.rooms)
-            self._servers.append(StreamServer(listening, service.serve, connections_max=CONNECTIONS_MAX, name="data"))
+            self._servers.append(
+                StreamServer(
+                    listening,
+                    service.serve,
+                    connections_max=CONNECTIONS_MAX,
+                    name="data",
+                    tls=credentials.server_context if credentials else None,
+                    calls=(PUSH, PULL),
+                )
+            )
         if allows(transport, "shm") and _shared(served) is not None:
             mine = served.shard.identity
             self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)

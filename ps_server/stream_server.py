@@ -11,7 +11,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,6 +19,7 @@ import structlog
 
 from parashard.errors import ParashardError, PeerFailed, QueueFull, Unreachable
 from parashard.rpc import join_address
+from parashard.security.roles import check_call
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 
@@ -41,11 +42,14 @@ class StreamServer:
         Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
         closed.
     connections_max : int
-        One more is refused with `QueueFull`.
+        One more is refused with `QueueFull`; with TLS it takes the place of the oldest that has shown no certificate
+        yet, so that silent strangers keep nobody out.
     name : str
         Of its threads, and in logs.
-    tls : SSLContext, optional
-        Required of every peer.
+    tls : callable, optional
+        Then every connection is inside TLS, with the context that it returns, which requires a certificate.
+    calls : sequence of str
+        What is asked for on its streams, as RPCs: with TLS, a peer's certificate must allow each of them.
     """
 
     def __init__(
@@ -55,7 +59,8 @@ class StreamServer:
         *,
         connections_max: int,
         name: str,
-        tls: ssl.SSLContext | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+        calls: Sequence[str] = (),
     ) -> None:
         self._listening = listening
         self.address = address_of(listening.getsockname())
@@ -64,9 +69,11 @@ class StreamServer:
         self._connections_max = connections_max
         self._name = name
         self._tls = tls
+        self._calls = calls
         self._lock = threading.Lock()
         self._stopping = threading.Event()
-        self._open: dict[Stream, threading.Thread] = {}
+        self._open: dict[Stream, threading.Thread] = {}  # the oldest first
+        self._unproven: set[Stream] = set()  # of these: whoever has shown no certificate yet
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
@@ -110,26 +117,37 @@ class StreamServer:
     def _admit(self, connection: socket.socket, address: Any) -> None:
         tune(connection)
         if self._tls is not None:
-            connection = self._tls.wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
+            connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         stream = Stream(connection, address_of(address) or "a process on this host")
         thread = threading.Thread(target=self._converse, args=(stream,), name=self._name, daemon=True)
         with self._lock:
-            admitted = not self._stopping.is_set() and len(self._open) < self._connections_max
+            full = len(self._open) >= self._connections_max
+            leaves = next((one for one in self._open if one in self._unproven), None) if full else None
+            admitted = not self._stopping.is_set() and (not full or leaves is not None)
             if admitted:
                 self._open[stream] = thread
+                self._unproven.discard(leaves or stream)
+                if self._tls is not None:
+                    self._unproven.add(stream)
+        if leaves is not None:
+            leaves.close()  # its thread does the rest
         if not admitted:
             self._turn_away(stream, f"{self._connections_max} connections are open already")
             return
         try:
             thread.start()
         except RuntimeError as error:  # the machine has no thread for it
-            with self._lock:
-                del self._open[stream]
+            self._forget(stream)
             self._turn_away(stream, str(error))
 
     def _converse(self, stream: Stream) -> None:
         try:
             stream.handshake(deadline_s=time.monotonic() + HELLO_DEADLINE_S)
+            if self._tls is not None:
+                for method in self._calls:
+                    check_call(method, stream.peer_uris())
+                with self._lock:
+                    self._unproven.discard(stream)
             self._serve(stream)
         except Unreachable:
             pass  # nobody is there to be told
@@ -140,8 +158,12 @@ class StreamServer:
             self._refuse(stream, PeerFailed(f"{type(error).__name__}: {error}"))
         finally:
             stream.close()
-            with self._lock:
-                del self._open[stream]
+            self._forget(stream)
+
+    def _forget(self, stream: Stream) -> None:
+        with self._lock:
+            del self._open[stream]
+            self._unproven.discard(stream)
 
     def _turn_away(self, stream: Stream, why: str) -> None:
         # With TLS nothing can be said before a handshake, and the accepting thread waits for nobody.

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import tenacity
 import tenacity.nap
+from certificates import Certificates
 
 
 @pytest.fixture(scope="session")
@@ -21,6 +22,12 @@ def xp_gpu() -> Any:
     if devices == 0:
         pytest.skip("cupy finds no CUDA device")
     return cupy
+
+
+@pytest.fixture(scope="session")
+def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
+    """Return what makes certificates, each once a session."""
+    return Certificates(tmp_path_factory.mktemp("certificates"))
 
 
 class VirtualTime:

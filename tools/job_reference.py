@@ -70,7 +70,6 @@ RELATIONS = """\
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
-| `cluster.host` off loopback | only with `cluster.insecure = true`: there is no TLS yet |
 | `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
 | `evaluation.target_accuracy`, `evaluation.target_loss` | only where the data have held-out examples |
 

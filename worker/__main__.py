@@ -25,7 +25,8 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.partition import Plan
-from parashard.process import ExitCode, Stop, check_host, end_process, run_service, service_arguments
+from parashard.process import ExitCode, Stop, credentials_of, end_process, run_service, service_arguments
+from parashard.security.identity import Role
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.transports.base import View
@@ -59,9 +60,12 @@ def main() -> int:
 
 def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
-    check_host(arguments.host, arguments.insecure)
+    credentials = credentials_of(arguments, Role.WORKER)
     coordinator = CoordinatorClient(
-        find_coordinator(arguments.connect, giving_up=stop.event), giving_up=stop.event, where=arguments.connect
+        find_coordinator(arguments.connect, giving_up=stop.event),
+        giving_up=stop.event,
+        where=arguments.connect,
+        credentials=credentials,
     )
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
@@ -135,7 +139,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         member.name,
         away_budget_s=AWAY_BUDGET_S,
         giving_up=stop.event,
-        connect=connect_by(cluster.transport),
+        connect=connect_by(cluster.transport, credentials),
     )
     client.use(coordinator.patiently(refresh))
     loop = StepLoop(

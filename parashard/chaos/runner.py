@@ -91,7 +91,9 @@ def kinds_of(kill: Sequence[str], pause: bool, partition: bool, delay: bool) -> 
     return tuple(kind for kind in LENGTHS_S if kind in asked or not asked)
 
 
-def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOptions) -> Outcome:
+def run_chaos(
+    loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOptions, tls_dir: Path | None = None
+) -> Outcome:
     """Run a job under faults to its end; when this returns, no process of it is left.
 
     Returns
@@ -121,7 +123,7 @@ def run_chaos(loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOpt
         drawn = strikes(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
         campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
         striking.begin(campaign)
-        outcome = run_job(loaded, run_dir, view, init=None, output=None, cluster=cluster)
+        outcome = run_job(loaded, run_dir, view, init=None, output=None, cluster=cluster, tls_dir=tls_dir)
     faults = {kind: campaign.faults[kind] for kind in options.kinds}
     more = {"faults": faults, "seed": options.seed, "transport": transport}
     return replace(outcome, report={**outcome.report, **more})

@@ -7,7 +7,6 @@ Called by `schema.Job` once every key is valid by itself.
 from __future__ import annotations
 
 import functools
-import ipaddress
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -53,22 +52,12 @@ def contradictions(job: Job) -> Iterator[Contradiction]:
         *_encodings(job),
         *_optimizer(job),
         *_shard_device(job),
-        *_listening(job),
         *_checkpoint(job),
     ):
         yield Contradiction((key, other), (_value(job, key), _value(job, other)), allowed)
 
 
 _Relation = tuple[str, str, str]
-
-
-def _listening(job: Job) -> Iterator[_Relation]:
-    if not job.cluster.insecure and not _is_loopback(job.cluster.host):
-        yield (
-            "cluster.host",
-            "cluster.insecure",
-            "a loopback address, or insecure = true on a network where everyone is trusted (there is no TLS yet)",
-        )
 
 
 def _checkpoint(job: Job) -> Iterator[_Relation]:
@@ -132,10 +121,3 @@ def _value(job: Job, key: str) -> Any:
         return node[part] if isinstance(node, dict) else getattr(node, part)
 
     return functools.reduce(below, key_parts(key), job)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"  # any other name may resolve to an address that others reach

@@ -244,9 +244,9 @@ class ClusterOptions(Table):
         default="127.0.0.1",
         min_length=1,
         max_length=253,
-        description="Address or host name that the processes listen on.",
+        description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
     )
-    insecure: bool = Field(default=False, description="True: listen off loopback without encryption or authentication.")
+    insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to everybody.")
     allow_mixed: bool = Field(
         default=False,
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",

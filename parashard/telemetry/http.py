@@ -5,9 +5,12 @@ It has no verb that acts: whoever reaches it can look and nothing else.
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
@@ -18,6 +21,7 @@ from parashard.errors import ConfigurationError
 from parashard.rpc import join_address
 
 REQUEST_TIMEOUT_S = 5.0
+CONNECTIONS_MAX = 64
 POLL_S = 0.05  # how long `stop` may have to wait
 
 log = structlog.get_logger(__name__)
@@ -81,10 +85,9 @@ class HttpPort:
                 """Log nothing per request."""
 
         try:
-            self._server = ThreadingHTTPServer((host, port), Handler)
+            self._server = _BoundedServer((host, port), Handler)
         except OSError as error:
             raise ConfigurationError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from None
-        self._server.daemon_threads = True
         self.address = join_address(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="http", daemon=True)
 
@@ -97,6 +100,32 @@ class HttpPort:
         if self._thread.is_alive():
             self._server.shutdown()  # would wait for ever for a server that was not started
         self._server.server_close()
+
+
+class _BoundedServer(ThreadingHTTPServer):
+    """A server that silent connections cannot fill: one too many takes the place of the oldest."""
+
+    daemon_threads = True
+
+    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
+        self._open: dict[Any, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+        super().__init__(address, handler)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):  # it may have ended meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
 
 
 def new_registry(role: str) -> CollectorRegistry:

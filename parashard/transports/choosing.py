@@ -9,14 +9,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 import structlog
 
+from parashard import rpc
 from parashard.buffers import Buffers
-from parashard.errors import ConfigurationError, Fenced, NotReady, ParashardError, Redo, Unreachable
+from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
 from parashard.messages import PullRun, Push, Receipt
+from parashard.security.credentials import Credentials
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, TransportKind
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import can_share
@@ -144,7 +147,7 @@ class ChosenTransport:
         try:
             transport.greet(min(GREET_S, until_s - time.monotonic()))
             return None
-        except (Redo, Fenced, NotReady):
+        except (Redo, Fenced, NotReady, NotAllowed):
             transport.close()
             raise  # the shard has answered, and would answer the same any other way
         except ParashardError as error:
@@ -178,6 +181,18 @@ class _Failed(Generic[_Answer]):
         """Nothing is under way."""
 
 
-def connect_by(kind: TransportKind) -> Connect:
-    """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first."""
-    return lambda where, greeting: ChosenTransport(where, greeting, WAYS[kind])
+def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> Connect:
+    """Return what makes transports of a kind; "auto": shared memory, else TCP, else gRPC, whatever works first.
+
+    With credentials, what leaves this host does so inside TLS.
+    """
+    ways = [_secured(way, credentials) for way in WAYS[kind]] if credentials else WAYS[kind]
+    return lambda where, greeting: ChosenTransport(where, greeting, ways)
+
+
+def _secured(way: Way, credentials: Credentials) -> Way:
+    if way is TCP:
+        return replace(way, connect=partial(TcpTransport, tls=credentials.client_context))
+    if way is GRPC:
+        return replace(way, connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
+    return way  # a Unix socket, whose other end is this user or root

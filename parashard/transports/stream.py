@@ -13,11 +13,12 @@ from __future__ import annotations
 import enum
 import select
 import socket
+import ssl
 import struct
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
@@ -82,6 +83,12 @@ class Stream:
         """Agree on keys, on a TLS socket that has not; else do nothing. Comes before everything."""
         with self._unreachable("agree on keys"), self._sending, self._receiving:
             self._io.handshake(deadline_s)
+
+    def peer_uris(self) -> list[str]:
+        """Return the URIs among the alternative names of the peer's certificate, which TLS has verified."""
+        assert isinstance(self._connection, ssl.SSLSocket), "without TLS nobody shows a certificate"
+        names: Any = (self._connection.getpeercert() or {}).get("subjectAltName", ())
+        return [str(value) for kind, value in names if kind == "URI"]
 
     def send(
         self,

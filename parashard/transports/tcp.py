@@ -9,6 +9,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from collections.abc import Callable
 
 from parashard import wire
 from parashard.buffers import Buffers
@@ -33,11 +34,13 @@ class TcpTransport(StreamTransport[Stream]):
         Whose `data_address` is used.
     greeting : Greeting
         Said on each connection.
-    tls : SSLContext, optional
-        Then every connection is inside TLS.
+    tls : callable, optional
+        Then every connection is inside TLS, with the context that it returns.
     """
 
-    def __init__(self, where: ShardAddress, greeting: Greeting, *, tls: ssl.SSLContext | None = None) -> None:
+    def __init__(
+        self, where: ShardAddress, greeting: Greeting, *, tls: Callable[[], ssl.SSLContext] | None = None
+    ) -> None:
         self._address = where.data_address
         self._greeting = greeting
         self._tls = tls
@@ -75,7 +78,7 @@ class TcpTransport(StreamTransport[Stream]):
         try:
             tune(connection)
             if self._tls is not None:
-                connection = self._tls.wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+                connection = self._tls().wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
         except BaseException:
             connection.close()
             raise

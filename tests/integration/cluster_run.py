@@ -17,6 +17,7 @@ import pytest
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import RetryLater
+from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 
 DEADLINE_S = 60.0
@@ -40,6 +41,7 @@ class ClusterRun:
 
     def __init__(self, run_dir: Path, arguments: list[str], cwd: Path) -> None:
         self.dir = run_dir
+        self.credentials: Credentials | None = None
         command = [sys.executable, "-m", "parashard", "run", *arguments, "--run-dir", str(run_dir), "--json"]
         self._err = (run_dir.parent / f"{run_dir.name}.err").open("w+")
         self.process = subprocess.Popen(
@@ -85,7 +87,8 @@ class ClusterRun:
 
     def client(self) -> CoordinatorClient:
         """Return a client of the run's coordinator, once it serves."""
-        return CoordinatorClient(find_coordinator(str(self.dir), wait_s=DEADLINE_S), where=str(self.dir))
+        address = find_coordinator(str(self.dir), wait_s=DEADLINE_S)
+        return CoordinatorClient(address, where=str(self.dir), credentials=self.credentials)
 
     def status(self) -> pb.GetStatusReply:
         """Return how the job goes."""

@@ -266,7 +266,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             cli,
             "run_job",
-            lambda loaded, folder, view, *, init, output, resume, from_checkpoint: Outcome(
+            lambda loaded, folder, view, *, init, output, resume, from_checkpoint, tls_dir: Outcome(
                 exit_code, report, reason, folder
             ),
         )

@@ -13,7 +13,17 @@ import pytest
 
 from parashard import errors
 from parashard.errors import ConfigurationError, ParashardError
-from parashard.process import ExitCode, Stop, exit_code_of, port, service_arguments, told_address, write_address
+from parashard.process import (
+    ExitCode,
+    Stop,
+    credentials_of,
+    exit_code_of,
+    port,
+    service_arguments,
+    told_address,
+    write_address,
+)
+from parashard.security.identity import Role
 
 PRELUDE = """
 import sys
@@ -239,3 +249,37 @@ def test_logs_are_structured_lines_on_standard_error(start):
     assert line.startswith("timestamp=2")
     assert "level=info event=serving" in line
     assert "address=127.0.0.1:7 partitions=3" in line
+
+
+class TestWhereItListens:
+    """Off loopback only with credentials, or where it is spelled out that everybody may come."""
+
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
+    def test_on_loopback_without_more(self, host):
+        assert credentials_of(service_arguments("x").parse_args(["--host", host]), Role.SHARD) is None
+
+    @pytest.mark.parametrize("host", ["10.0.0.1", "example.org", "fe80::1"])
+    def test_elsewhere_not_without_credentials(self, host):
+        with pytest.raises(ConfigurationError, match=f"host '{host}' is off loopback, and there are no credentials; "):
+            credentials_of(service_arguments("x").parse_args(["--host", host]), Role.SHARD)
+
+    def test_elsewhere_with_insecure(self):
+        assert (
+            credentials_of(service_arguments("x").parse_args(["--host", "10.0.0.1", "--insecure"]), Role.SHARD) is None
+        )
+
+    def test_elsewhere_with_credentials_of_the_right_role(self, certificates):
+        folder = str(certificates.folder(Role.SHARD))
+        arguments = service_arguments("x").parse_args(["--host", "10.0.0.1", "--tls-dir", folder])
+        assert str(credentials_of(arguments, Role.SHARD).folder) == folder
+        with pytest.raises(ConfigurationError, match="this process is a coordinator"):
+            credentials_of(arguments, Role.COORDINATOR)
+
+    def test_the_environment_names_the_folder_unless_the_command_line_does(self, monkeypatch, certificates):
+        monkeypatch.setenv("PARASHARD_TLS_DIR", "/nowhere")
+        with pytest.raises(ConfigurationError, match=r"/nowhere/ca\.pem: No such file"):
+            credentials_of(service_arguments("x").parse_args([]), Role.SHARD)
+        given = service_arguments("x").parse_args(["--tls-dir", str(certificates.folder(Role.SHARD))])
+        assert credentials_of(given, Role.SHARD)
+        monkeypatch.setenv("PARASHARD_TLS_DIR", "")
+        assert credentials_of(service_arguments("x").parse_args([]), Role.SHARD) is None

@@ -6,7 +6,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from parashard.transports.stream import Kind, Stream
@@ -31,12 +31,15 @@ def echo(stream: Stream) -> None:
 
 @contextmanager
 def serving(
-    serve: Callable[[Stream], None], connections_max: int = 8, tls: ssl.SSLContext | None = None
+    serve: Callable[[Stream], None],
+    connections_max: int = 8,
+    tls: Callable[[], ssl.SSLContext] | None = None,
+    calls: Sequence[str] = (),
 ) -> Iterator[tuple[StreamServer, Callable[[], Stream]]]:
     """Yield a server and what connects to it; both ends are gone afterwards."""
-    listening = socket.create_server(("127.0.0.1", 0))
+    listening = socket.create_server(("127.0.0.1", 0), backlog=1024)
     port = listening.getsockname()[1]
-    server = StreamServer(listening, serve, connections_max=connections_max, name="data", tls=tls)
+    server = StreamServer(listening, serve, connections_max=connections_max, name="data", tls=tls, calls=calls)
     clients: list[Stream] = []
 
     def connect() -> Stream:

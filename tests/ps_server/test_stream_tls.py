@@ -1,20 +1,21 @@
 """Streams inside TLS: as without, and nobody is served who does not show a certificate."""
 
-import datetime
-import ipaddress
 import ssl
 import time
-from pathlib import Path
+from collections.abc import Callable
 
 import numpy as np
 import pytest
+from certificates import BAD, NONE, RIGHT, Certificates
 from fake_plane import TARGET, FakePlane
 from stream_cases import DEADLINE_S, HELLO, echo, serving, soon
 
 from parashard.buffers import Buffers
-from parashard.errors import MalformedFrame, Unreachable
+from parashard.errors import MalformedFrame, NotAllowed, Unreachable
 from parashard.messages import PullRun, Push, Slice
 from parashard.partition import Partition
+from parashard.security.identity import Role
+from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport
@@ -24,44 +25,13 @@ from ps_server.tcp_service import TcpService
 GREETING = Greeting(TARGET, "worker-0")
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory) -> Path:
-    """Return a file with a key and a certificate for 127.0.0.1 that is its own authority."""
-    x509 = pytest.importorskip("cryptography.x509", reason="cryptography is not installed: TLS IS NOT TESTED")
-    from cryptography.hazmat.primitives import hashes, serialization
-    from cryptography.hazmat.primitives.asymmetric import ec
-
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "shard")])
-    now = datetime.datetime.now(datetime.UTC)
-    certificate = (
-        x509.CertificateBuilder()
-        .subject_name(name)
-        .issuer_name(name)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(ipaddress.ip_address("127.0.0.1"))]), False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    path = tmp_path_factory.mktemp("tls") / "shard.pem"
-    encoding = serialization.Encoding.PEM
-    private = key.private_bytes(encoding, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
-    path.write_bytes(private + certificate.public_bytes(encoding))
-    return path
+Contexts = tuple[Callable[[], ssl.SSLContext], ssl.SSLContext]
 
 
 @pytest.fixture
-def contexts(certificate) -> tuple[ssl.SSLContext, ssl.SSLContext]:
-    """Return the server's context and the client's; each asks the other for the certificate."""
-    served, client = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    served.verify_mode = ssl.CERT_REQUIRED
-    for context in (served, client):
-        context.load_cert_chain(certificate)
-        context.load_verify_locations(certificate)
-    return served, client
+def contexts(certificates: Certificates) -> Contexts:
+    """Return a shard's contexts, and a worker's."""
+    return certificates.of(Role.SHARD).server_context, certificates.of(Role.WORKER).client_context()
 
 
 def wrapped(stream: Stream, context: ssl.SSLContext) -> Stream:
@@ -108,12 +78,48 @@ def test_what_is_read_ahead_is_not_waited_for(contexts):
         stream.close()
 
 
-def test_a_client_without_a_certificate_is_turned_away(contexts, certificate):
-    stranger = ssl.create_default_context(cafile=str(certificate))
-    with serving(lambda stream: pytest.fail("it was served"), tls=contexts[0]) as (_, connect):
-        stream = wrapped(connect(), stranger)
-        with pytest.raises(Unreachable):
-            greet(stream, GREETING, deadline_s=soon())
+def client_context(certificates: Certificates, role: Role, kind: str) -> ssl.SSLContext:
+    """Return the context of a client whose certificate is of a kind; it trusts the server."""
+    context = ssl.create_default_context(cafile=str(certificates.authority / "ca.pem"))
+    if kind != NONE:
+        folder = certificates.folder(role, kind)
+        context.load_cert_chain(folder / "cert.pem", folder / "key.pem")
+    return context
+
+
+class TestWhoIsServed:
+    """The same table as over gRPC: who pushes and pulls is a worker."""
+
+    @pytest.mark.parametrize("kind", BAD)
+    @pytest.mark.parametrize("role", Role)
+    def test_nobody_with_any_other_certificate(self, certificates, contexts, role, kind):
+        with serving(lambda stream: pytest.fail("served"), tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
+            stream = wrapped(connect(), client_context(certificates, role, kind))
+            with pytest.raises(Unreachable):
+                greet(stream, GREETING, deadline_s=soon())
+            stream.close()
+
+    @pytest.mark.parametrize("role", [role for role in Role if role is not Role.WORKER])
+    def test_nobody_of_another_role_and_it_is_told(self, certificates, contexts, role):
+        with serving(lambda stream: pytest.fail("served"), tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
+            stream = wrapped(connect(), client_context(certificates, role, RIGHT))
+            with pytest.raises(NotAllowed, match=f"Push: the certificate's roles are {role}/{role}-0; allowed: worker"):
+                greet(stream, GREETING, deadline_s=soon())
+            stream.close()
+
+    def test_a_worker(self, certificates, contexts):
+        with serving(echo, tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
+            stream = wrapped(connect(), client_context(certificates, Role.WORKER, RIGHT))
+            assert greet(stream, GREETING, deadline_s=soon())
+            stream.close()
+
+
+def test_a_shard_that_shows_a_workers_certificate_is_left(certificates, contexts):
+    as_server = certificates.of(Role.WORKER).server_context
+    with serving(lambda stream: pytest.fail("served"), tls=as_server) as (_, connect):
+        stream = wrapped(connect(), contexts[1])
+        with pytest.raises(Unreachable, match="unsuitable certificate purpose"):
+            stream.handshake(deadline_s=soon())
         stream.close()
 
 
@@ -147,7 +153,7 @@ def test_pushes_and_pulls_of_any_size_travel_inside_tls(contexts):
     gradient = np.arange(plane.weights.size, dtype="<f4")
     slices = (Slice(Partition("w", 0, gradient.size), 1),)
     with serving(TcpService(plane, Rooms(1 << 20)).serve, tls=contexts[0]) as (server, _):
-        transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=contexts[1])
+        transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=lambda: contexts[1])
         push = Push(TARGET, "worker-0", 0, slices, False, None, Buffers([gradient]))
         assert transport.push(push, DEADLINE_S).result().version == 1
         pull = PullRun(TARGET, None, 0, 0, pulled.nbytes)

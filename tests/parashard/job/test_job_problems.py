@@ -161,11 +161,6 @@ RELATIONS = [
         'flag --set: optimizer.learning_rate: found -1.0 with model.kind = "softmax" (file job.toml); '
         'allowed: > 0; only the model "ledger" counts upwards',
     ),
-    (
-        ["cluster.host=0.0.0.0"],
-        'flag --set: cluster.host: found "0.0.0.0" with cluster.insecure = false (default); allowed: a loopback '
-        "address, or insecure = true on a network where everyone is trusted (there is no TLS yet)",
-    ),
 ]
 
 ALLOWED = [
@@ -178,10 +173,6 @@ ALLOWED = [
     ['variables."*".encoding=int8', "consistency.policy=ssp:2"],
     ["optimizer.kind=lamb", "cluster.partitioner.kind=whole"],
     ["optimizer.learning_rate=-1", "model.kind=ledger"],
-    ["cluster.host=0.0.0.0", "cluster.insecure=true"],
-    ["cluster.host=::1"],
-    ["cluster.host=localhost"],
-    ["cluster.host=127.8.8.8"],
     ["model={kind='my_models:build', width=3, rate=inf}"],
 ]
 
@@ -219,10 +210,10 @@ def test_every_problem_is_named_at_once_with_its_own_origin(write_job: Callable[
 
 
 def test_relations_are_named_at_once(write_job: Callable[..., Path]) -> None:
-    sets = ["cluster.host=example.org", "optimizer.kind=lamb", "optimizer.learning_rate=1"]
+    sets = ["cluster.pipeline_depth=3", "consistency.policy=ssp:2", "optimizer.kind=lamb", "optimizer.learning_rate=1"]
     lines = refusal(write_job(), sets).splitlines()
     assert lines[0] == "the job has 2 problems:"
-    assert [line.split(": ")[1] for line in lines[1:]] == ["cluster.partitioner.kind", "cluster.host"]
+    assert [line.split(": ")[1] for line in lines[1:]] == ["cluster.pipeline_depth", "cluster.partitioner.kind"]
 
 
 def test_a_missing_table_is_the_files_to_give(write_job: Callable[..., Path]) -> None:
@@ -244,13 +235,14 @@ def test_a_table_made_in_python_reads_no_value_as_another_type() -> None:
 
 
 def test_a_job_made_in_python_is_checked_as_a_whole_too() -> None:
-    with pytest.raises(ValidationError, match=r"cluster.host with cluster.insecure: allowed: a loopback"):
+    with pytest.raises(ValidationError, match=r"cluster.pipeline_depth with consistency.policy: allowed: <= 2"):
         Job.model_validate(
             {
                 "job": {"name": "x", "epochs": 1, "batch_size": 1},
                 "data": {"source": "digits"},
                 "model": {"kind": "softmax"},
                 "optimizer": {"kind": "adam"},
-                "cluster": {"host": "example.org"},
+                "cluster": {"pipeline_depth": 3},
+                "consistency": {"policy": "ssp:2"},
             }
         )

@@ -1,5 +1,6 @@
 """The HTTP port: /metrics, /livez, /readyz and pages to look at, and no verb that acts."""
 
+import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -113,3 +114,16 @@ def test_a_port_that_is_taken_is_a_configuration_error(served):
 def test_a_port_that_never_answered_can_be_stopped():
     port = HttpPort("127.0.0.1", 0, new_registry("shard"), lambda: "")
     port.stop()
+
+
+def test_silent_connections_keep_nobody_out(monkeypatch):
+    monkeypatch.setattr("parashard.telemetry.http.CONNECTIONS_MAX", 3)
+    served = Served()
+    served.port.start()
+    host, _, port = served.port.address.rpartition(":")
+    silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(3)]
+    assert served.get("/livez")[0] == 200
+    assert silent[0].recv(1) == b"", "the oldest gave way"
+    for connection in silent:
+        connection.close()
+    served.port.stop()

@@ -1,0 +1,198 @@
+"""A certificate authority for development and tests, and the folders that it fills for processes.
+
+Owns what our certificates have in them. Does not know what the roles may do, nor how certificates are used; in
+production another authority issues the same (docs/security.md). Called by `parashard certs`.
+"""
+
+from __future__ import annotations
+
+import datetime
+import ipaddress
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from parashard.errors import ConfigurationError
+from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from parashard.security.identity import NAME, SERVING, Identity
+
+CA_KEY_FILE = "ca-key.pem"
+CA_NAME = "parashard development CA"
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
+EARLIER = datetime.timedelta(minutes=5)  # clocks of machines differ
+
+_PEM = serialization.Encoding.PEM
+
+
+def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
+    """Make a certificate authority: its certificate, and its key for this user alone (mode 0600).
+
+    Parameters
+    ----------
+    folder : Path
+        Gets `ca.pem` and `ca-key.pem`; made if it is not there.
+    valid_days : int
+        From now.
+    now : datetime, optional
+        The moment that counts as now.
+
+    Raises
+    ------
+    ConfigurationError
+        If it has an authority already, or cannot be written.
+    """
+    if (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists():
+        raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)])
+    certificate = (
+        _begun(key.public_key(), name, name, valid_days, now)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(_key_usage(signs_certificates=True), critical=True)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    _write(folder / CA_KEY_FILE, _private(key), mode=0o600)
+    _write(folder / CA_FILE, certificate.public_bytes(_PEM), mode=0o644)
+
+
+def issue(
+    authority: Path,
+    output: Path,
+    identities: Sequence[Identity],
+    *,
+    hosts: Sequence[str] = (),
+    valid_days: int,
+    now: datetime.datetime | None = None,
+) -> None:
+    """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
+
+    Files of an earlier certificate are replaced one by one: who reads meanwhile finds a key and a certificate that do
+    not belong together, and looks again (`parashard.security.credentials`).
+
+    Parameters
+    ----------
+    authority : Path
+        Folder of `make_authority`.
+    output : Path
+        The folder to fill; made if it is not there.
+    identities : sequence of Identity
+        At least one. A shard's or the coordinator's makes it a server's certificate too; others' cannot serve.
+    hosts : sequence of str
+        Names and addresses that a server is connected to by, besides loopback's.
+    valid_days : int
+        From now.
+    now : datetime, optional
+        The moment that counts as now.
+
+    Raises
+    ------
+    ConfigurationError
+        If the authority cannot be read, a name is none, or the folder cannot be written.
+    """
+    for identity in identities:
+        if not NAME.fullmatch(identity.name):
+            raise ConfigurationError(f"--name {identity.name!r}: allowed: up to 63 letters, digits, '.', '_' and '-'")
+    ca, ca_key = _authority(authority)
+    key = ec.generate_private_key(ec.SECP256R1())
+    serves = any(identity.role in SERVING for identity in identities)
+    names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri) for identity in identities]
+    usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
+    if serves:
+        names += [_host(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
+        usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].name)])
+    certificate = (
+        _begun(key.public_key(), subject, ca.subject, valid_days, now)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(_key_usage(signs_certificates=False), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key()), critical=False)
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+        .sign(ca_key, hashes.SHA256())
+    )
+    _write(output / CA_FILE, ca.public_bytes(_PEM), mode=0o644)
+    _write(output / KEY_FILE, _private(key), mode=0o600)
+    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
+
+
+def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    try:
+        certificate = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
+        key = serialization.load_pem_private_key((folder / CA_KEY_FILE).read_bytes(), password=None)
+    except OSError as error:
+        raise ConfigurationError(f"{error.filename}: {error.strerror}; `parashard certs init` makes it") from None
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{folder}: {CA_FILE} or {CA_KEY_FILE} cannot be read: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigurationError(f"{folder / CA_KEY_FILE}: found another kind of key; allowed: an elliptic curve's")
+    return certificate, key
+
+
+def _begun(
+    key: ec.EllipticCurvePublicKey,
+    subject: x509.Name,
+    issuer: x509.Name,
+    valid_days: int,
+    now: datetime.datetime | None,
+) -> x509.CertificateBuilder:
+    now = now or datetime.datetime.now(datetime.UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(issuer)
+        .public_key(key)
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - EARLIER)
+        .not_valid_after(now + datetime.timedelta(days=valid_days))
+    )
+
+
+def _key_usage(*, signs_certificates: bool) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=not signs_certificates,
+        key_cert_sign=signs_certificates,
+        crl_sign=signs_certificates,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _host(host: str) -> x509.GeneralName:
+    try:
+        return x509.IPAddress(ipaddress.ip_address(host))
+    except ValueError:
+        pass
+    try:
+        return x509.DNSName(host)
+    except ValueError:
+        raise ConfigurationError(f"--host {host!r} is neither an address nor a name in ASCII") from None
+
+
+def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+
+
+def _write(path: Path, content: bytes, *, mode: int) -> None:
+    """Write a file whole; a key is never readable for others, not even for a moment."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        finally:
+            temporary.unlink(missing_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None

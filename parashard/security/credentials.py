@@ -1,0 +1,225 @@
+"""Credentials: one folder with `ca.pem`, `cert.pem` and `key.pem`, checked, and taken up again when it changes.
+
+Owns what is wrong with such a folder in words, and `ssl` contexts from it; new files are used for new connections.
+Knows nothing of gRPC (`parashard.security.grpc_tls`) nor of what roles may do. Made once by each process that is given
+`--tls-dir`; called from many threads.
+"""
+
+from __future__ import annotations
+
+import ssl
+import stat
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+import structlog
+from cryptography import x509
+
+from parashard.errors import ConfigurationError
+from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
+
+CA_FILE = "ca.pem"
+CERTIFICATE_FILE = "cert.pem"
+KEY_FILE = "key.pem"
+LOOK_S = 1.0  # between two looks at the folder
+OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # what a key forbids; its group may read, as Kubernetes mounts secrets
+
+log = structlog.get_logger(__name__)
+
+_Stamp = tuple[tuple[int, int, int], ...]
+
+
+@dataclass(frozen=True)
+class Material:
+    """The content of a folder at one moment: it belongs together and is valid.
+
+    Attributes
+    ----------
+    ca, chain, key : bytes
+        PEM: authorities that are trusted, the certificate with those between it and one of them, its private key.
+    identities : tuple of Identity
+        Who the certificate is for; not empty.
+    expires : datetime
+        When it ends to be valid.
+    server, client : SSLContext
+        For streams: TLS 1.3, and the other side's certificate is required.
+    """
+
+    ca: bytes = field(repr=False)
+    chain: bytes = field(repr=False)
+    key: bytes = field(repr=False)  # never in a log
+    identities: tuple[Identity, ...]
+    expires: datetime
+    server: ssl.SSLContext
+    client: ssl.SSLContext
+
+
+class Credentials:
+    """The credentials of this process.
+
+    Parameters
+    ----------
+    folder : Path
+        With `ca.pem`, `cert.pem` and `key.pem`.
+    clock : callable
+        Returns seconds of a clock that only rises, for the pause between two looks.
+
+    Raises
+    ------
+    ConfigurationError
+        If a file is missing, unreadable, open to others, expired or not yet valid, or the key is another's.
+    """
+
+    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self.folder = folder
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._stamp = _stamp(folder)
+        self._material = load(folder)
+        self._next_look_s = clock() + LOOK_S
+
+    @property
+    def identities(self) -> tuple[Identity, ...]:
+        """Who this process is."""
+        return self.current().identities
+
+    def require(self, role: Role) -> None:
+        """Raise `ConfigurationError` unless the certificate has a role."""
+        identities = self.identities
+        if not any(identity.role is role for identity in identities):
+            raise ConfigurationError(
+                f"{self.folder / CERTIFICATE_FILE}: this process is a {role}, and the certificate's roles are "
+                f"{in_words(identities)}"
+            )
+
+    def current(self) -> Material:
+        """Return what a new connection uses; new files count at most LOOK_S after they are whole.
+
+        Files that are damaged, or do not belong together because they are being replaced, change nothing but the log.
+        """
+        with self._lock:
+            if self._clock() >= self._next_look_s:
+                self._next_look_s = self._clock() + LOOK_S
+                self._look()
+            return self._material
+
+    def server_context(self) -> ssl.SSLContext:
+        """Return the context of a connection that was accepted just now."""
+        return self.current().server
+
+    def client_context(self) -> ssl.SSLContext:
+        """Return the context of a connection that is being opened."""
+        return self.current().client
+
+    def _look(self) -> None:
+        try:
+            stamp = _stamp(self.folder)
+            if stamp == self._stamp:
+                return
+            material = load(self.folder)
+            if _stamp(self.folder) != stamp:
+                return  # they changed meanwhile: at the next look
+        except ConfigurationError as error:
+            log.warning("credentials-not-renewed", why=str(error), expires=self._material.expires.isoformat())
+            return
+        self._material, self._stamp = material, stamp
+        log.info("credentials-renewed", roles=in_words(material.identities), expires=material.expires.isoformat())
+
+
+def load(folder: Path, now: datetime | None = None) -> Material:
+    """Read and check a folder.
+
+    Raises
+    ------
+    ConfigurationError
+        As `Credentials` says.
+    """
+    ca, chain, key = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
+    mode = (folder / KEY_FILE).stat().st_mode
+    if mode & OTHERS_MAY:
+        raise ConfigurationError(
+            f"{folder / KEY_FILE}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, such as 0600"
+        )
+    certificate = _certificate(folder / CERTIFICATE_FILE, chain)
+    _check_time(folder / CERTIFICATE_FILE, certificate, now or datetime.now(UTC))
+    for authority in _certificates(folder / CA_FILE, ca):
+        _check_time(folder / CA_FILE, authority, now or datetime.now(UTC))
+    identities = identities_in(_uris(certificate))
+    if not identities:
+        raise ConfigurationError(
+            f"{folder / CERTIFICATE_FILE}: it names no role; needed: an alternative name such as {SCHEME}://worker/NAME"
+        )
+    server, client = _context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT)
+    return Material(ca, chain, key, identities, certificate.not_valid_after_utc, server, client)
+
+
+def _content(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigurationError(
+            f"{path}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
+        ) from None
+
+
+def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    try:
+        return x509.load_pem_x509_certificates(content)
+    except ValueError as error:
+        raise ConfigurationError(f"{path} has no certificate that can be read: {error}") from None
+
+
+def _certificate(path: Path, content: bytes) -> x509.Certificate:
+    return _certificates(path, content)[0]  # the first is the holder's
+
+
+def _check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:
+    begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > ends:
+        raise ConfigurationError(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; issue a new one")
+    if now < begins:
+        raise ConfigurationError(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
+
+
+def _uris(certificate: x509.Certificate) -> list[str]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
+    except (x509.ExtensionNotFound, ValueError):
+        return []
+    return names.value.get_values_for_type(x509.UniformResourceIdentifier)
+
+
+def _context(folder: Path, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)  # a client's checks the server's name
+    context.minimum_version = ssl.TLSVersion.TLSv1_3
+    context.verify_mode = ssl.CERT_REQUIRED
+    try:
+        context.load_verify_locations(folder / CA_FILE)
+        context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=_no_password)
+    except ssl.SSLError as error:
+        raise ConfigurationError(
+            f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together, or one cannot be read: {error.reason}"
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(f"{folder}: {error.strerror}") from None
+    return context
+
+
+def _no_password() -> str:
+    """Stand in for the terminal, where OpenSSL would ask for the password of an encrypted key."""
+    return ""
+
+
+def _stamp(folder: Path) -> _Stamp:
+    """Return what changes when one of the files does."""
+    try:
+        found = [(folder / name).stat() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
+    except OSError as error:
+        raise ConfigurationError(
+            f"{error.filename}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
+        ) from None
+    return tuple((file.st_mtime_ns, file.st_ino, file.st_size) for file in found)

@@ -1,0 +1,67 @@
+"""Which role may call what: one table, for gRPC and for the streams, and the check against it.
+
+Owns the table; what is not in it nobody may call. Knows nothing of TLS or gRPC: it is given the URIs of a certificate
+that has been verified. Called by `parashard.security.grpc_tls` and `ps_server.stream_server`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+from parashard.errors import NotAllowed
+from parashard.security.identity import Role, identities_in, in_words
+
+PUSH = "/parashard.v1.ShardData/Push"
+PULL = "/parashard.v1.ShardData/Pull"
+
+_COORDINATOR = "/parashard.v1.Coordinator"
+_SHARD = "/parashard.v1.Shard"
+_HEALTH = "/grpc.health.v1.Health"
+
+ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
+    {
+        f"{_COORDINATOR}/GetJob": frozenset({Role.SHARD, Role.WORKER, Role.OPERATOR}),
+        f"{_COORDINATOR}/RegisterShard": frozenset({Role.SHARD}),
+        f"{_COORDINATOR}/RegisterWorker": frozenset({Role.WORKER}),
+        f"{_COORDINATOR}/GetView": frozenset({Role.WORKER}),
+        f"{_COORDINATOR}/Lease": frozenset({Role.WORKER}),
+        f"{_COORDINATOR}/GetStatus": frozenset({Role.OPERATOR}),
+        f"{_COORDINATOR}/Scale": frozenset({Role.OPERATOR}),
+        f"{_COORDINATOR}/Supervise": frozenset({Role.OPERATOR}),
+        f"{_COORDINATOR}/CreateCheckpoint": frozenset({Role.OPERATOR}),
+        f"{_SHARD}/Inspect": frozenset({Role.COORDINATOR, Role.OPERATOR}),
+        f"{_SHARD}/TakeCheckpoint": frozenset({Role.COORDINATOR}),
+        f"{_SHARD}/Rollback": frozenset({Role.COORDINATOR}),
+        PUSH: frozenset({Role.WORKER}),
+        PULL: frozenset({Role.WORKER}),
+        f"{_HEALTH}/Check": frozenset(Role),
+        f"{_HEALTH}/List": frozenset(),  # the library does not implement it
+        f"{_HEALTH}/Watch": frozenset(Role),
+    }
+)
+"""Full name of an RPC -> roles that may call it; one of them in the caller's certificate is enough."""
+
+
+def check_call(method: str, uris: Sequence[str]) -> None:
+    """Let a call pass if the caller's certificate has a role that may make it.
+
+    Parameters
+    ----------
+    method : str
+        Full name of the RPC, such as "/parashard.v1.Shard/Inspect".
+    uris : sequence of str
+        The URIs among the alternative names of the caller's verified certificate.
+
+    Raises
+    ------
+    NotAllowed
+        If no role of it may, or nobody may.
+    """
+    allowed = ALLOWED.get(method, frozenset())
+    identities = identities_in(uris)
+    if not any(identity.role in allowed for identity in identities):
+        raise NotAllowed(
+            f"{method.lstrip('/')}: the certificate's roles are {in_words(identities)}; "
+            f"allowed: {', '.join(sorted(allowed)) or 'nobody'}"
+        )

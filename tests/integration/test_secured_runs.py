@@ -1,0 +1,75 @@
+"""Whole jobs inside mutual TLS: no push is lost while certificates change, and a wrong certificate changes nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from certificates import WRONG_CA, Certificates
+from cluster_run import ROOT, ClusterRun, sets
+
+from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.errors import NotAllowed, ParashardError
+from parashard.process import ExitCode
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role
+
+Start = Callable[..., ClusterRun]
+
+
+def parashard(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "parashard", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+
+
+@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+def test_certificates_change_and_no_push_is_lost(
+    start_run: Start, certificates: Certificates, tmp_path: Path, transport: str
+) -> None:
+    folder = tmp_path / "tls"
+    certificates.renew(folder, list(Role))
+    sizes = sets(job__epochs=2, cluster__transport=transport)
+    run = start_run("examples/ledger.toml", "--tls-dir", str(folder), *sizes)
+    run.credentials = Credentials(folder)
+    for steps in (50, 400, 800):
+        run.wait_for_steps(steps)
+        certificates.renew(folder, list(Role))
+    report = run.report()
+    assert (report["ledger_wrong"], report["state"]) == (0, "done")
+    assert "credentials-renewed" in (run.dir / "logs" / "worker-0.log").read_text()
+    assert f"kind={transport}" in (run.dir / "logs" / "worker-0.log").read_text()
+
+
+def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certificates) -> None:
+    run = start_run("examples/ledger.toml", "--tls-dir", str(certificates.folder(list(Role))), *sets(job__epochs=500))
+    run.credentials = certificates.of(Role.OPERATOR)
+    run.wait_for_steps(10)
+    place = str(run.dir)
+    assert parashard("status", place, "--tls-dir", str(certificates.folder(Role.OPERATOR))).returncode == ExitCode.DONE
+
+    def refused(credentials: Credentials | None) -> ParashardError:
+        client = CoordinatorClient(find_coordinator(place), credentials=credentials)
+        with pytest.raises(ParashardError) as caught:
+            client.scale(0)
+        client.close()
+        return caught.value
+
+    assert isinstance(refused(certificates.of(Role.WORKER)), NotAllowed)
+    for credentials in (Credentials(certificates.folder(Role.OPERATOR, WRONG_CA)), None):
+        assert "a certificate that the other side does not take" in str(refused(credentials))
+    assert len(run.status().workers) == 3
+
+
+def test_a_cluster_needs_all_roles_and_off_loopback_needs_credentials(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    run = ("run", "examples/ledger.toml", "--run-dir", str(tmp_path / "run"))
+    few = parashard(*run, "--tls-dir", str(certificates.folder(Role.WORKER)))
+    assert few.returncode == ExitCode.CONFIGURATION
+    assert "a local cluster also needs coordinator, operator, shard" in few.stderr
+    open_to_all = parashard(*run, *sets(cluster__host="192.0.2.1"))
+    assert open_to_all.returncode == ExitCode.CONFIGURATION
+    assert "host '192.0.2.1' is off loopback, and there are no credentials" in open_to_all.stderr

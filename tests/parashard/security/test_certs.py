@@ -1,0 +1,99 @@
+"""What certificates of our own authority say, and that keys are nobody else's to read."""
+
+import stat
+
+import pytest
+from cryptography import x509
+from cryptography.x509.oid import ExtendedKeyUsageOID
+
+from parashard.errors import ConfigurationError
+from parashard.security.certs import issue, make_authority
+from parashard.security.credentials import load
+from parashard.security.identity import Identity, Role
+
+WORKER, SHARD = Identity(Role.WORKER, "worker-7"), Identity(Role.SHARD, "shard-1")
+
+
+@pytest.fixture
+def authority(tmp_path):
+    make_authority(tmp_path / "ca", valid_days=2)
+    return tmp_path / "ca"
+
+
+def issued(authority, *identities, **more) -> x509.Certificate:
+    output = authority.parent / "tls"
+    issue(authority, output, identities, valid_days=1, **more)
+    return x509.load_pem_x509_certificate((output / "cert.pem").read_bytes())
+
+
+def names(certificate: x509.Certificate, kind) -> list[str]:
+    found = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    return [str(name) for name in found.get_values_for_type(kind)]
+
+
+def usages(certificate: x509.Certificate) -> set[x509.ObjectIdentifier]:
+    return set(certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value)
+
+
+def test_a_worker_is_named_by_a_uri_and_cannot_serve(authority):
+    certificate = issued(authority, WORKER, hosts=["gpu-7.example"])
+    assert names(certificate, x509.UniformResourceIdentifier) == ["parashard://worker/worker-7"]
+    assert names(certificate, x509.DNSName) == []
+    assert usages(certificate) == {ExtendedKeyUsageOID.CLIENT_AUTH}
+
+
+def test_a_shard_serves_at_the_names_that_were_asked_for_and_on_loopback(authority):
+    certificate = issued(authority, SHARD, hosts=["shard-1.shards", "10.1.2.3", "localhost"])
+    assert names(certificate, x509.DNSName) == ["localhost", "shard-1.shards"]
+    assert names(certificate, x509.IPAddress) == ["127.0.0.1", "::1", "10.1.2.3"]
+    assert usages(certificate) == {ExtendedKeyUsageOID.CLIENT_AUTH, ExtendedKeyUsageOID.SERVER_AUTH}
+
+
+def test_one_certificate_may_have_several_roles(authority):
+    issued(authority, WORKER, SHARD)
+    assert load(authority.parent / "tls").identities == (WORKER, SHARD)
+
+
+def test_keys_are_for_this_user_alone_and_nothing_else_is_left(authority):
+    issued(authority, WORKER)
+    folder = authority.parent / "tls"
+    assert sorted(path.name for path in folder.iterdir()) == ["ca.pem", "cert.pem", "key.pem"]
+    for key in (authority / "ca-key.pem", folder / "key.pem"):
+        assert stat.S_IMODE(key.stat().st_mode) == 0o600
+
+
+def test_the_authority_signs_no_other_authority(authority):
+    ca = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes())
+    assert ca.extensions.get_extension_for_class(x509.BasicConstraints).value.path_length == 0
+    issued(authority, WORKER).verify_directly_issued_by(ca)
+
+
+def test_an_authority_is_not_replaced(authority):
+    before = (authority / "ca-key.pem").read_bytes()
+    with pytest.raises(ConfigurationError, match="has an authority already"):
+        make_authority(authority, valid_days=1)
+    assert (authority / "ca-key.pem").read_bytes() == before
+
+
+@pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])
+def test_a_name_that_could_be_read_as_another_is_refused(authority, name):
+    with pytest.raises(ConfigurationError, match="allowed: up to 63 letters"):
+        issued(authority, Identity(Role.WORKER, name))
+
+
+def test_what_is_no_host_is_refused(authority):
+    with pytest.raises(ConfigurationError, match="--host 'münchen' is neither an address nor a name"):
+        issued(authority, SHARD, hosts=["münchen"])
+
+
+def test_without_an_authority_it_says_how_to_get_one(tmp_path):
+    with pytest.raises(
+        ConfigurationError, match=r"ca\.pem: No such file or directory; `parashard certs init` makes it"
+    ):
+        issue(tmp_path, tmp_path / "tls", [WORKER], valid_days=1)
+
+
+def test_a_damaged_authority_is_named(authority):
+    (authority / "ca-key.pem").write_text("not a key")
+    with pytest.raises(ConfigurationError, match=r"ca-key\.pem cannot be read"):
+        issued(authority, WORKER)
