@@ -82,7 +82,7 @@ class NoServer:
         self._source = open_source(job.data)
         self._model = build_model(job.model, self._source.spec, job.job.seed, None)
         self._plan = StepPlan(self._source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
-        self._optimizer = Optimizer(job.optimizer, kernels)
+        self._optimizer = Optimizer(job.optimizer.resolved(self._plan.total), kernels)
         declared = self._model.initial_variables()
         self._declared = {name: v for name, v in declared.items() if isinstance(v, Variable)}
         first = {n: initial_rows(v, job.job.seed, 0, v.rows).reshape(v.shape) for n, v in self._declared.items()}
