@@ -148,7 +148,7 @@ def scale(
     workers: Annotated[int, typer.Option(min=0, max=4096, help="Workers to keep alive, 0 to 4096.")],
     where: Where = None,
 ) -> None:
-    """Change the number of workers of a running local cluster."""
+    """Change the number of workers of a running job, on a local cluster or on Kubernetes."""
     place = where or str(newest_run())
     reply = _coordinator(place).scale(workers, run_id_in(place))
     typer.echo(f"{reply.workers_wanted} workers wanted")
