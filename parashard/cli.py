@@ -166,7 +166,7 @@ def scale(
     where: Where = None,
     tls_dir: TlsDir = None,
 ) -> None:
-    """Change the number of workers of a running local cluster."""
+    """Change the number of workers of a running job, on a local cluster or on Kubernetes."""
     place = where or str(newest_run())
     reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
     typer.echo(f"{reply.workers_wanted} workers wanted")

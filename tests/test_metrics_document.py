@@ -95,4 +95,12 @@ def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
     name, kind, labels = told
     assert name.startswith(("parashard_", "process_"))
     assert kind in TYPES
-    assert labels <= {"shard", "result", "worker", "phase", "version", "role"}  # bounded: no step, variable or address
+    assert labels <= {
+        "shard",
+        "result",
+        "worker",
+        "phase",
+        "version",
+        "role",
+        "reason",
+    }  # bounded: no step, variable or address

@@ -18,6 +18,7 @@ from parashard.backoff import backoff_s
 from parashard.errors import ConfigurationError, RetryLater
 
 PAUSE_S = 0.5  # after the second error in a row; doubles
+REST_S = 0.1  # before the next watch: a server may end each at once
 LOOK_S = 0.5  # how often the wanted number of workers is looked at
 CONFLICTS_MAX = 10
 
@@ -95,7 +96,7 @@ class PodWatch:
                 # What is not allowed may be by and by: a Role is a change like any other.
                 errors += 1
                 log.warning("pods-not-watched", error=str(error), times=errors)
-            self._stopping.wait(backoff_s(self._pause_s, errors))
+            self._stopping.wait(REST_S + backoff_s(self._pause_s, errors))
 
     def _tell(self, ends: list[PodEnd]) -> None:
         for end in ends:

@@ -12,11 +12,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.core import Core
 from coordinator.metrics import CoordinatorCollector
+from coordinator.pods.ledger import REASONS, ROLES
 from coordinator.status import StatusView
 
 
 def scraped(core: Core) -> dict[str, float]:
-    """Return what a scrape shows, by name; a metric with a label fails."""
+    """Return what a scrape shows, by name; a metric with a label fails, but for the ends of pods."""
     registry = CollectorRegistry()
     registry.register(CoordinatorCollector(core, lambda: StatusView("digits", "async", 2).message(core, 2.0)))
     found = {}
@@ -25,7 +26,10 @@ def scraped(core: Core) -> dict[str, float]:
         assert family.type in ("gauge", "counter")
         assert family.type == "counter" or not family.name.endswith("_total")
         for sample in family.samples:
-            if not sample.name.endswith("_created"):
+            if sample.name == "parashard_coordinator_pod_ends_total":
+                assert sample.labels["role"] in ROLES
+                assert sample.labels["reason"] in REASONS
+            elif not sample.name.endswith("_created"):
                 assert not sample.labels, "no step, worker or shard names: they have no bound"
                 found[sample.name.removeprefix("parashard_coordinator_")] = sample.value
                 assert sample.name.startswith("parashard_coordinator_")

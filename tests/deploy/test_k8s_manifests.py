@@ -135,9 +135,12 @@ def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
         "policyTypes": ["Ingress", "Egress"],
     }
     for spec in policies.values():
-        for rule in [*spec.get("ingress", []), *spec.get("egress", [])]:
+        for rule in spec.get("ingress", []):
             assert rule["ports"]
-            assert all(peer for peer in rule.get("from", rule.get("to")))
+            assert all(rule["from"])
+        for rule in spec.get("egress", []):
+            # The API server's address is told by no label; its ports are.
+            assert all(rule["to"]) if "to" in rule else {port["port"] for port in rule["ports"]} == {443, 6443}
 
 
 def test_a_worker_is_started_again_unless_its_configuration_is_wrong(manifests):
@@ -169,6 +172,26 @@ def test_a_shards_index_is_its_pods_ordinal():
         "name": "SHARD_INDEX",
         "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['apps.kubernetes.io/pod-index']"}},
     } in container["env"]
+
+
+def test_the_coordinator_may_watch_pods_and_scale_one_job_and_nobody_else_may_anything():
+    rendered = kustomized(K8S / "base")
+    (role,) = of_kind(rendered, "Role")
+    assert role["rules"] == [
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["list", "watch"]},
+        {
+            "apiGroups": ["batch"],
+            "resources": ["jobs"],
+            "resourceNames": ["digits-worker", "digits-worker-0"],
+            "verbs": ["get", "patch"],
+        },
+    ]
+    (binding,) = of_kind(rendered, "RoleBinding")
+    assert binding["subjects"] == [{"kind": "ServiceAccount", "name": "digits-coordinator"}]
+    found = pods(rendered)
+    assert found["coordinator"]["serviceAccountName"] == "digits-coordinator"
+    for role_name in ("shard", "worker"):
+        assert found[role_name]["automountServiceAccountToken"] is False
 
 
 def test_a_drain_takes_one_of_coordinator_and_shards_at_a_time():

@@ -74,8 +74,11 @@ def test_a_job_without_workers_is_refused(loaded):
         rendered(loaded("cluster.workers=0"))
 
 
-def test_nobody_but_kubernetes_starts_processes(loaded):
-    assert cluster_of(rendered(loaded()))["launcher"] == "external"
+def test_kubernetes_starts_processes_and_the_coordinator_watches_it(loaded):
+    files = rendered(loaded())
+    assert cluster_of(files)["launcher"] == "kubernetes"
+    assert "--kubernetes-job=digits-of-2026-worker\n" in files["base/coordinator.yaml"]
+    assert "--kubernetes-job=digits-of-2026-worker-0\n" in files["overlays/jobset/jobset.yaml"]
 
 
 def test_a_process_has_as_many_cpus_as_threads(loaded):
@@ -131,7 +134,11 @@ def test_checkpoints_in_an_object_store_need_no_claim_and_a_way_out(loaded):
     assert "base/store.yaml" not in files
     assert "store.yaml" not in files["base/kustomization.yaml"]
     assert "persistentVolumeClaim" not in "".join(files.values())
-    assert files["base/network.yaml"].count("port: 443") == 2  # coordinator and shards
+    with_claim = rendered(loaded())["base/network.yaml"]
+    assert "# The object store." not in with_claim
+    assert (
+        files["base/network.yaml"].count("# The object store.\n    - ports:\n        - {protocol: TCP, port: 443}") == 2
+    )
 
 
 def test_a_folder_of_this_machine_is_no_store(loaded):

@@ -1,0 +1,40 @@
+"""A coordinator on Kubernetes, from `parashard scale` to the Job, and from a pod's end to the metrics."""
+
+import pytest
+from coordinator_cases import core_of
+from fake_api_server import JOB, NAMESPACE, FakeApiServer
+from served_core import served
+
+from coordinator.__main__ import watch_pods
+from coordinator.metrics import CoordinatorCollector
+from coordinator.pods.cluster import KubernetesCluster
+
+kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+
+
+def test_scaling_reaches_the_job_and_a_preemption_the_metrics():
+    server = FakeApiServer()
+    configuration = kubernetes.client.Configuration(host=server.url)
+    configuration.retries = False
+    cluster = KubernetesCluster(kubernetes.client.ApiClient(configuration), NAMESPACE, JOB)
+    core = core_of()
+    try:
+        with served(core) as it:
+            watch = watch_pods(cluster, it.service, core.workers_wanted)
+            watch.start()
+            server.put("w-0", phase="Running")
+            server.wait_for_watch()
+            disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+            with it.service.changed:
+                server.put("w-0", phase="Failed", conditions=[disrupted])
+                assert it.service.changed.wait_for(lambda: core.supervision.pod_ends, 20.0)
+            it.client.scale(5)
+            server.wait_for_parallelism(5)
+            watch.stop()
+            collected = CoordinatorCollector(core, it.client.get_status).collect()
+            (ends,) = (family for family in collected if family.name == "parashard_coordinator_pod_ends")
+    finally:
+        server.close()
+    assert {tuple(sample.labels.values()): sample.value for sample in ends.samples if sample.value} == {
+        ("worker", "preempted"): 1
+    }
