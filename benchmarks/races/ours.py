@@ -20,6 +20,7 @@ from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.local_cluster import LocalCluster
+from parashard.process import credentials_in
 from parashard.transports.choosing import connect_by
 
 JOB = Path(__file__).parent / "ballast.toml"
@@ -35,19 +36,23 @@ class Cluster:
         For the run's files.
     settings : sequence of str
         KEY=VALUE, over those of `ballast.toml`.
+    tls_dir : Path, optional
+        Credentials of all of them.
     """
 
-    def __init__(self, folder: Path, settings: list[str]) -> None:
+    def __init__(self, folder: Path, settings: list[str], tls_dir: Path | None = None) -> None:
         job = load_job(JOB, [parse_set(setting) for setting in settings], {}).job
         file = folder / "job.toml"
         file.write_text(as_toml(job))
         self._cluster = LocalCluster(folder)
         model = ["--model-folder", str(JOB.parent)]
-        self._cluster.start("coordinator", "coordinator", ["--job", str(file), "--run-dir", str(folder), *model])
-        self._cluster.start("shard-0", "ps_server", ["--connect", str(folder), "--index", "0"])
-        self._coordinator = CoordinatorClient(find_coordinator(str(folder)), where=str(folder))
+        tls = [] if tls_dir is None else ["--tls-dir", str(tls_dir)]
+        credentials = credentials_in(tls_dir)
+        self._cluster.start("coordinator", "coordinator", ["--job", str(file), "--run-dir", str(folder), *model, *tls])
+        self._cluster.start("shard-0", "ps_server", ["--connect", str(folder), "--index", "0", *tls])
+        self._coordinator = CoordinatorClient(find_coordinator(str(folder)), where=str(folder), credentials=credentials)
         reply = self._coordinator.get_job()
-        plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
+        plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport, credentials)
         self.client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
         self.client.use(view_from(self._coordinator.patiently(lambda: self._coordinator.get_view(reply.run_id))))
 
@@ -65,9 +70,12 @@ class OurPushPull(seam.PushPull):
     ----------
     settings : sequence of str
         KEY=VALUE, such as those that name the transport.
+    tls_dir : Path, optional
+        Credentials of all its processes; without, nothing is encrypted.
     """
 
-    def __init__(self, settings: list[str]) -> None:
+    def __init__(self, settings: list[str], tls_dir: Path | None = None) -> None:
+        self._tls_dir = tls_dir
         self._settings = settings
         self._cluster: Cluster | None = None
 
@@ -81,7 +89,7 @@ class OurPushPull(seam.PushPull):
             f"optimizer.learning_rate={seam.LEARNING_RATE}",
             'cluster.launcher="external"',
         ]
-        self._cluster = Cluster(Path(self._folder.name), [*own, *self._settings])
+        self._cluster = Cluster(Path(self._folder.name), [*own, *self._settings], self._tls_dir)
         self._gradients = {"ballast": gradient.reshape(-1, COLUMNS)}
         self._steps = itertools.count()
         self._pulled: Pulled | None = None

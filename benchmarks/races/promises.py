@@ -20,6 +20,7 @@ import numpy as np
 
 from benchmarks import recovery_costs
 from benchmarks.peers import seam
+from benchmarks.races import secured
 from benchmarks.races.push_pull import MIB, settings_of
 from benchmarks.races.rows import Row, as_json, compared
 from benchmarks.tables import spread, table, write
@@ -63,8 +64,9 @@ def main() -> None:
         rows = recovery_costs.measured(JOB, settings, arguments.scratch, arguments.rounds)
         sections["Checkpoints and the log"] = recovery_costs.section(rows)
         figures["runs"] = rows
-    figures["rows"] = as_json([*bookkeeping_rows(kept), *run_rows(figures.get("runs", []))])
-    sections["mTLS"] = table(["case", "relative to off"], [["mTLS", "not built yet"]])
+    inside_tls = secured.measured(arguments.rounds)
+    figures["rows"] = as_json([*bookkeeping_rows(kept), *run_rows(figures.get("runs", [])), *inside_tls])
+    sections["mTLS"] = secured.section(inside_tls)
     print("\n\n".join(f"## {name}\n\n{text}" for name, text in sections.items()), flush=True)
     if arguments.write:
         write("promises", sections, figures)

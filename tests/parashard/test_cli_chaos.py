@@ -49,7 +49,7 @@ def ends(monkeypatch: pytest.MonkeyPatch, asked: list[tuple[LoadedJob, ChaosOpti
     """Return a function that says how the job ends."""
 
     def replace(report: dict[str, Any], exit_code: int = 0, reason: str = "every step is in") -> None:
-        def run(loaded: LoadedJob, run_dir: Path, _: object, options: ChaosOptions) -> Outcome:
+        def run(loaded: LoadedJob, run_dir: Path, _: object, options: ChaosOptions, tls_dir: Path | None) -> Outcome:
             asked.append((loaded, options))
             figures = {**report, "faults": {"kill_worker": 2, "delay": 0}, "seed": options.seed, **TRANSPORT}
             return Outcome(exit_code, figures, reason, run_dir)

@@ -118,6 +118,7 @@ def test_a_port_that_never_answered_can_be_stopped():
 
 def test_silent_connections_keep_nobody_out(monkeypatch):
     monkeypatch.setattr("parashard.telemetry.http.CONNECTIONS_MAX", 3)
+    monkeypatch.setattr("parashard.telemetry.http.REQUEST_TIMEOUT_S", 60 * DEADLINE_S)
     served = Served()
     served.port.start()
     host, _, port = served.port.address.rpartition(":")
