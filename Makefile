@@ -79,7 +79,7 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \
 	  --output-file requirements.lock pyproject.toml
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples \
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples --extra kubernetes --extra s3 \
 	  --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
 	uv pip compile --python-platform linux --python-version 3.11 --generate-hashes --no-header \
 	  --constraint deploy/docker/requirements.lock --output-file deploy/docker/requirements-cuda.lock \
