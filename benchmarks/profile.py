@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
@@ -100,7 +99,7 @@ def sampling(record: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
             _, said = perf.communicate()
             sys.exit(f"benchmarks.profile: perf ended with {perf.returncode}: {said.strip()}")
     finally:
-        perf.send_signal(signal.SIGINT)
+        perf.terminate()  # it writes its samples and ends; SIGINT may be ignored by whom we were started
         try:
             perf.communicate(timeout=PERF_END_S)
         except subprocess.TimeoutExpired:

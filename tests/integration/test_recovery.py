@@ -180,12 +180,12 @@ def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start) -> No
 
 @pytest.mark.parametrize(("module", "label"), [("ps_server", "0"), ("worker", "worker-0")])
 def test_what_lives_and_gives_no_sign_of_it_is_replaced(start_run: Start, module: str, label: str) -> None:
-    run = start_run(*LEDGER, *sets(cluster__silence_s=4.0, cluster__lease_ttl_s=1.0))
+    run = start_run(*LEDGER, *sets(job__epochs=12, cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
     run.wait_for_steps(500)
     run.kill(module, label, signal.SIGSTOP)
     report = assert_balanced(run)
     assert report["shard_restarts" if module == "ps_server" else "worker_restarts"] == 1
-    assert "given no sign of it for 4 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
+    assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
 def test_a_full_disk_stops_no_training(start_run: Start, tmp_path: Path) -> None:
