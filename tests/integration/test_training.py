@@ -193,7 +193,7 @@ def test_status_scale_join_and_metrics_of_a_running_job(start_run: Start) -> Non
         metrics = urllib.request.urlopen(f"http://{address}/metrics", timeout=5).read().decode()
         names = {family.name for family in text_string_to_metric_families(metrics)}
         assert names, address
-        assert all(name.startswith("parashard_") for name in names)
+        assert all(name.startswith(("parashard_", "process_")) for name in names)
         assert urllib.request.urlopen(f"http://{address}/livez", timeout=5).status == 200
         assert urllib.request.urlopen(f"http://{address}/readyz", timeout=5).status == 200
     page = urllib.request.urlopen(f"http://{status.http_address}/", timeout=5).read().decode()
