@@ -13,7 +13,7 @@ demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
 
 test: $(READY)  ## every test that needs no GPU
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers
@@ -60,6 +60,7 @@ docs: $(READY)  ## write the reference of the job file and the dashboards again
 bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.kernels --write
 	$(BIN)/python -m benchmarks.shard_start --write
+	$(BIN)/python -m benchmarks.tracing --write
 	$(BIN)/python -m benchmarks.races.push_pull
 	$(BIN)/python -m benchmarks.scheduling
 	$(BIN)/python -m benchmarks.races.memory --write
@@ -79,8 +80,8 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \
 	  --output-file requirements.lock pyproject.toml
-	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples --extra kubernetes --extra s3 \
-	  --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples --extra kubernetes --extra otel \
+	  --extra s3 --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
 	uv pip compile --python-platform linux --python-version 3.11 --generate-hashes --no-header \
 	  --constraint deploy/docker/requirements.lock --output-file deploy/docker/requirements-cuda.lock \
 	  deploy/docker/requirements-cuda.in

@@ -19,7 +19,8 @@ from pathlib import Path
 import structlog
 
 from benchmarks.machine import described
-from coordinator.core import Core, Options
+from coordinator.calls import Options
+from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher
 from coordinator.policies import Async

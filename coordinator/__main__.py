@@ -11,7 +11,10 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -21,14 +24,15 @@ from coordinator.core import Core
 from coordinator.evaluations import Evaluations, evaluation_steps
 from coordinator.launchers import ExternalLauncher, Launcher, LocalLauncher
 from coordinator.pods.cluster import Cluster, open_cluster
-from coordinator.pods.watching import PodWatch
+from coordinator.pods.watching import PodWatch, Wanted
 from coordinator.policies import leasing_policy
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.restarts import Restarts
 from coordinator.rounds import NoRounds, RoundBook, Rounds
 from coordinator.run_store import Identity, RunStore
-from coordinator.service import CoordinatorService
+from coordinator.service import REQUEST_BYTES_MAX, CoordinatorService
 from parashard import failpoints
+from parashard.arguments import credentials_of, seconds, service_arguments, told_address, write_address
 from parashard.claims import claim_incarnation
 from parashard.compute import limit_threads
 from parashard.contracts import plan_message
@@ -37,21 +41,17 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
-from parashard.process import (
-    ExitCode,
-    Stop,
-    credentials_of,
-    end_process,
-    run_service,
-    service_arguments,
-    told_address,
-    write_address,
-)
+from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
 from parashard.run_files import CHECKPOINTS
 from parashard.security.identity import Role
 from parashard.store import open_store
+from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.tracing import tracing
 from protos import coordinator_pb2 as pb
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 LINGER_S = 1.0
 
@@ -73,23 +73,21 @@ def main() -> int:
     )
     parser.add_argument(
         "--linger-s",
-        type=_seconds,
+        type=seconds,
         help="seconds to stay after the job's end, for others to hear of it (default: ever)",
     )
     parser.add_argument("--kubernetes-job", default="", help="the workers' Job, with cluster.launcher=kubernetes")
     arguments = parser.parse_args()
     code = arguments.stopped_exit_code
-    return run_service("coordinator", arguments.lifeline, lambda stop: serve(arguments, stop), code)
+
+    def traced(stop: Stop) -> ExitCode:
+        with tracing(arguments.trace, "coordinator", "") as tracer:
+            return serve(arguments, stop, tracer)
+
+    return run_service("coordinator", arguments.lifeline, traced, code)
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
-    if not 0 <= seconds < math.inf:
-        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: allowed are 0 and more")
-    return seconds
-
-
-def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
+def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Coordinate one job."""
     limit_threads(1)
     run_dir: Path = arguments.run_dir
@@ -113,6 +111,7 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
         core.resume(saved)
         if arguments.resume:
             core.workers_wanted = job.cluster.workers  # as the user says now, not as it was scaled before
+            core.started_anew()
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -126,10 +125,12 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
         checkpoint_url=store.url,
         source=source,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials)
-    server = Server(join_address(arguments.host, arguments.port), credentials)
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _service_of(tracer))
+    server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
-    http = coordination.http_port(arguments.host, arguments.http_port)
+    admission = server.admission
+    refused = RefusedPeers({"calls": lambda: admission.refused, "slow": lambda: admission.slow})
+    http = coordination.http_port(arguments.host, arguments.http_port, refused)
     server.start()
     http.start()
     address = told_address(arguments, server.address)
@@ -150,13 +151,22 @@ def serve(arguments: argparse.Namespace, stop: Stop) -> ExitCode:
     return ExitCode.FAILED if core.state is JobState.FAILED else ExitCode.DONE
 
 
+def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:
+    if tracer is None:
+        return CoordinatorService
+    from coordinator.traced import TracedService
+
+    return partial(TracedService, tracer)
+
+
 def watch_pods(cluster: Cluster, service: CoordinatorService, workers: int) -> PodWatch:
     """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
     return PodWatch(
         cluster,
         on_end=lambda end: service.run(lambda core, _: core.pod_ended(end)),
-        wanted=lambda: service.run(lambda core, _: core.workers_wanted),
+        wanted=lambda: service.run(lambda core, _: Wanted(core.workers_wanted, core.scale_requests)),
         on_scaled=lambda what: service.run(lambda core, _: core.scaled(what)),
+        on_error=lambda: service.run(lambda core, _: core.pods_unwatched()),
         workers=workers,
     )
 

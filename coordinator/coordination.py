@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import structlog
@@ -24,6 +25,7 @@ from coordinator.resolve import ResolvedJob
 from coordinator.run_store import RunStore, try_save
 from coordinator.saved import Saved
 from coordinator.service import CoordinatorService
+from coordinator.shard_stubs import ShardStubs
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
@@ -35,6 +37,7 @@ from parashard.partition import Plan
 from parashard.process import ExitCode, Stop
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.refusals import RefusedPeers
 from protos import coordinator_pb2 as pb
 
 TICK_S = 0.05
@@ -68,6 +71,8 @@ class Coordination:
         Where what outlives this process goes.
     credentials : Credentials, optional
         Shown to shards.
+    make_service : callable
+        Makes the service; the one of a coordinator that traces comes in here.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Coordination:
         run_dir: Path,
         run_store: RunStore,
         credentials: Credentials | None = None,
+        make_service: Callable[..., CoordinatorService] = CoordinatorService,
     ) -> None:
         self.core = core
         self._resolved = resolved
@@ -88,9 +94,11 @@ class Coordination:
         self._run_store = run_store
         settings = resolved.job
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), core.options.shards)
-        self.service = CoordinatorService(core, job, self._status, on_decision=self._save_decision)
-        self._watch = ShardWatch(self._run_id, credentials)
-        self._commands = ShardCommands(self._run_id, run_store.incarnation, credentials)
+        self.service = make_service(core, job, self._status, on_decision=self._save_decision)
+        self._credentials = credentials
+        stubs = ShardStubs(credentials)
+        self._watch = ShardWatch(self._run_id, stubs)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation, stubs)
         self._store_failing_since_s: float | None = None
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again
@@ -98,9 +106,10 @@ class Coordination:
         self._checkpoint = ""
         self._saved: Saved | None = None
 
-    def http_port(self, host: str, port: int) -> HttpPort:
+    def http_port(self, host: str, port: int, refused: RefusedPeers) -> HttpPort:
         """Return the port that serves metrics, probes and the status page."""
-        registry = new_registry("coordinator")
+        registry = new_registry("coordinator", self._credentials)
+        registry.register(refused)
         registry.register(CoordinatorCollector(self.core, self._present_status))
         page = {"/": lambda: (200, "text/html; charset=utf-8", status_page(self._present_status()))}
         http = HttpPort(host, port, registry, lambda: "" if self.core.shards.all_registered else self.core.reason, page)

@@ -1,144 +1,31 @@
 """Core: the coordinator's decisions, all of them, as functions of (state, call, now).
 
-Pure: no gRPC, no clock, no disk, no randomness. Composes leases, membership, evaluations, progress and the launcher,
-and knows how the job stands. `coordinator.service` translates calls and holds a lock around this object.
+Pure: no gRPC, no clock, no disk, no randomness. Here is what every call does; what is known of the job, and how it
+stands, is `coordinator.course`. `coordinator.service` translates calls and holds a lock around this object.
 """
 
 from __future__ import annotations
 
-import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 
-from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall, Options
-from coordinator.draining import Answer, Draining
-from coordinator.evaluations import Evaluation, Evaluations
-from coordinator.launchers import Exit, Launcher, Orders, ProcessName
-from coordinator.leases import Grant, StepLeases
-from coordinator.membership import Shards, Worker, Workers, shown
+from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.course import Course
+from coordinator.draining import Answer
+from coordinator.evaluations import Evaluation
+from coordinator.launchers import Exit, Orders, ProcessName
+from coordinator.leases import Grant
+from coordinator.membership import Worker, shown
 from coordinator.pods.ledger import PodEnd
-from coordinator.policies import LeasingPolicy
-from coordinator.progress import Progress
-from coordinator.rounds import RoundBook, Standing
-from coordinator.saved import Saved
-from coordinator.supervision import Supervision
-from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, WrongRun
+from coordinator.rounds import Standing
+from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 
-EVENTS_KEPT = 50
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
 STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
-class Core:
-    """One job's coordination.
-
-    Parameters
-    ----------
-    options : Options
-        From the job file.
-    policy : LeasingPolicy
-        The job's consistency.
-    evaluations : Evaluations
-        When the held-out examples are judged.
-    launcher : Launcher
-        Who starts and stops processes.
-    rounds : RoundBook
-        Where the shards stand, in jobs with rounds.
-    """
-
-    def __init__(
-        self,
-        options: Options,
-        policy: LeasingPolicy,
-        evaluations: Evaluations,
-        launcher: Launcher,
-        rounds: RoundBook,
-    ) -> None:
-        self.options = options
-        self.policy = policy
-        self.leases = StepLeases(
-            options.steps_total,
-            options.shards,
-            policy,
-            speculate_after=options.speculate_after,
-            max_attempts=options.max_attempts,
-        )
-        self.workers = Workers(
-            options.lease_ttl_s,
-            same_arithmetic=options.same_arithmetic,
-            coordinator_incarnation=options.incarnation,
-        )
-        self.shards = Shards(options.shards, first_view=options.incarnation - 1 << 32)
-        self.rounds = rounds
-        self.draining = Draining()
-        self.decisions = 0
-        """Rises with every decision that has to be stored before it acts (P7)."""
-        self.evaluations = evaluations
-        self.progress = Progress()
-        self.workers_wanted = options.workers
-        self.state = JobState.STARTING if options.shards else JobState.RUNNING
-        self.reason = "waiting for the shards" if options.shards else ""
-        self.early_stop = ""
-        self.supervision = Supervision(launcher, options.silence_s)
-        self.shard_restarts = 0
-        self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
-        self.events_total = 0
-        self.new_events: list[str] = []
-        self.staleness_p95 = 0  # as the shards last told
-        self._silent_shards: set[int] = set()  # of which a warning was given
-        self._shard_seen_s: dict[int, float] = {}
-        self._acted_s = self._awake_since_s = -math.inf
-
-    # --- what the shell asks ---
-
-    @property
-    def over(self) -> bool:
-        """The job is done or has failed."""
-        return self.state in (JobState.DONE, JobState.FAILED)
-
-    @property
-    def complete(self) -> bool:
-        """Every step and every evaluation is in: the last checkpoint and the report can be written."""
-        in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
-        return in_ and self.rounds.returning_to is None and not self.over
-
-    @property
-    def drain_target(self) -> int | None:
-        """The first step that is not leased for a drain; None while nothing is drained.
-
-        It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
-        """
-        asked = self.draining.target
-        return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
-
-    @property
-    def drained(self) -> bool:
-        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken (P8)."""
-        target = self.drain_target
-        steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
-        return target is not None and steady and self.leases.lowest_incomplete >= target
-
-    @property
-    def skipped_steps(self) -> int:
-        """Steps that are complete as empty pushes (P6)."""
-        return sum(step in self.leases.complete for step in self.leases.skips)
-
-    def done(self) -> None:
-        """Record that the report is written."""
-        self._become(JobState.DONE, self.early_stop or "every step is in")
-
-    def fail(self, reason: str) -> None:
-        """Stop the job; the first reason stays."""
-        if not self.over:
-            self._become(JobState.FAILED, reason)
-
-    def check_run(self, run_id: str, job_digest: str | None = None) -> None:
-        """Refuse a call that is meant for another run or another job (P2)."""
-        if run_id != self.options.run_id:
-            raise WrongRun(f"this coordinator runs {self.options.run_id}, the call names {run_id or '(none)'}")
-        if job_digest is not None and job_digest != self.options.job_digest:
-            raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
+class Core(Course):
+    """One job's coordination; its parameters are the course's."""
 
     # --- shards ---
 
@@ -147,15 +34,16 @@ class Core:
         held_stop = max((stop for _, stop in says.held.intervals()), default=0)
         if held_stop > self.options.steps_total:
             raise MalformedFrame(f"shard {shard} holds step {held_stop - 1}; this job has {self.options.steps_total}")
-        earlier = self.shards.life(shard)
+        earlier = self._last_life(shard)
         is_new = self.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s
         self._silent_shards.discard(shard)
         self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
         self.leases.reach(held_stop - 1)
         if is_new:
-            returns = self.rounds.returning_to is not None  # told to; that is no restart
-            self.shard_restarts += earlier is not None and not returns
+            # Told to return: that is no restart. What a coordinator that is gone told is not known: that counts as one.
+            returns = self.rounds.returning_to is not None
+            self.shard_restarts += 0 < earlier < says.life.incarnation and not returns
             lost = self.leases.shard_registered(shard, says.held)
             due = f"; {lost} steps are due again" if lost else ""
             self._event(
@@ -178,12 +66,6 @@ class Core:
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
-    @property
-    def shards_live(self) -> int:
-        """How many shards have registered and are not known to be silent."""
-        registered = {shard for shard in range(self.options.shards) if self.shards.life(shard) is not None}
-        return len(registered - self._silent_shards)
-
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
         """Take note of a shard that does not answer."""
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
@@ -198,9 +80,12 @@ class Core:
         """Take in a worker; an earlier life under its name loses its leases."""
         if self.state is JobState.FAILED:
             raise JobFailed(f"the job has failed: {self.reason}")
-        if name not in self.workers.by_name and len(self.workers.by_name) >= WORKERS_MAX:
-            raise ConfigurationError(f"the job has had {WORKERS_MAX} workers of different names already")
         before = self.workers.life_of(token)
+        known = self.workers.by_name
+        if before is None and len(known) >= WORKERS_MAX and self.workers.name_for(name) not in known:
+            # A name is never forgotten, or its incarnations would begin again (P3). Who comes next can do nothing about
+            # it; what it is started by must not give up on the whole job.
+            raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
         self.decisions += not self.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
         worker = self.workers.register(name, fingerprint, device, http_address, now_s, token)
         if worker is before:
@@ -272,6 +157,7 @@ class Core:
         if workers != self.workers_wanted:
             self._event(f"scaled from {self.workers_wanted} to {workers} workers")
         self.workers_wanted = workers
+        self.scale_requests += 1
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
@@ -294,6 +180,10 @@ class Core:
         fatal = self.supervision.pod_ended(end)
         if fatal:
             self.fail(fatal)
+
+    def pods_unwatched(self) -> None:
+        """Take note that following the pods broke off with an error; it begins again by itself."""
+        self.supervision.pod_watch_errors += 1
 
     def scaled(self, what: str) -> None:
         """Take note of what became of a change of the number of workers."""
@@ -330,43 +220,6 @@ class Core:
         self.draining.ended(answer)
         stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps} steps on every shard"
         self._event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
-
-    # --- what outlives this process ---
-
-    def saved(self) -> Saved:
-        """Return what a later coordinator cannot learn from the shards."""
-        return Saved(
-            target=self.leases.target,
-            early_stop=self.early_stop,
-            evaluations={
-                str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
-                for after_step, metrics in self.evaluations.results().items()
-            },
-            skips=tuple(sorted(self.leases.skips)),
-            worker_restarts=self.supervision.worker_restarts,
-            shard_restarts=self.shard_restarts,
-            rollbacks=self.rounds.rollbacks,
-            workers_wanted=self.workers_wanted,
-            examples=self.progress.examples,
-            training_s=self.progress.training_s(),
-            fingerprint=self.workers.fingerprint,
-        )
-
-    def resume(self, saved: Saved) -> None:
-        """Take over what an earlier coordinator decided and counted; before any call."""
-        if saved.early_stop:
-            self.early_stop = saved.early_stop
-            self.leases.stop_at(saved.target)
-            self.evaluations.stop_at(saved.target)
-        for after_step, metrics in saved.evaluations.items():
-            known = {name: math.nan if value is None else value for name, value in metrics.items()}
-            self.evaluations.known(int(after_step), known)
-        self.leases.skips.update(saved.skips)
-        self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
-        self.rounds.rollbacks = saved.rollbacks
-        self.workers_wanted = saved.workers_wanted
-        self.workers.fingerprint = saved.fingerprint
-        self.progress.resume(saved.examples, saved.training_s)
 
     # --- inside ---
 
@@ -479,12 +332,3 @@ class Core:
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str
     ) -> LeaseAnswer:
         return LeaseAnswer(granted, evaluations, revoked, self.state, self.shards.view, reason)
-
-    def _become(self, state: JobState, reason: str) -> None:
-        self.state, self.reason = state, reason
-        self._event(f"{state.name.lower()}: {reason}")
-
-    def _event(self, text: str) -> None:
-        self.events.append(text)
-        self.events_total += 1
-        self.new_events.append(text)

@@ -83,11 +83,7 @@ class Workers:
         if known is not None:
             known.last_seen_s, known.live = now_s, True
             return known
-        if not name or self._is_taken_guest(name):
-            index = 0
-            while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
-                index += 1
-            name = f"guest-{index}"
+        name = self.name_for(name)
         earlier = self.by_name.get(name)
         incarnation = earlier.incarnation + 1 if earlier else self._first_incarnation
         worker = Worker(name, incarnation, device, http_address, now_s, token)
@@ -96,6 +92,15 @@ class Workers:
             worker.steps_complete = earlier.steps_complete
         self.by_name[name] = worker
         return worker
+
+    def name_for(self, name: str) -> str:
+        """Return the name that who brings this one would get: a guest's, if it brings none or that of a live guest."""
+        if name and not self._is_taken_guest(name):
+            return name
+        index = 0
+        while (taken := self.by_name.get(f"guest-{index}")) is not None and taken.live:
+            index += 1
+        return f"guest-{index}"
 
     def life_of(self, token: int) -> Worker | None:
         """Return the life of a process that joined before, unless another process has its name now."""

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from coordinator.core import Core
+from coordinator.course import Course
 from coordinator.pods.ledger import REASONS, ROLES
 from protos import coordinator_pb2 as pb
 
@@ -19,13 +19,13 @@ class CoordinatorCollector(Collector):
 
     Parameters
     ----------
-    core : Core
+    core : Course
         Read without its lock: single numbers only.
     status : callable
         Returns the present status.
     """
 
-    def __init__(self, core: Core, status: Callable[[], pb.GetStatusReply]) -> None:
+    def __init__(self, core: Course, status: Callable[[], pb.GetStatusReply]) -> None:
         self._core = core
         self._status = status
 
@@ -57,6 +57,8 @@ class CoordinatorCollector(Collector):
             for reason in REASONS:
                 ends.add_metric([role, reason], core.supervision.pod_ends[role, reason])
         yield ends
+        errors = core.supervision.pod_watch_errors
+        yield _counter("pod_watch_errors", "Times that following the pods broke off with an error.", errors)
         yield _gauge("loss", "Smoothed training loss.", status.loss if status.HasField("loss") else math.nan)
         yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
         yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)

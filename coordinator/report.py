@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import save_file
 
-from coordinator.core import Core
+from coordinator.course import Course
 from coordinator.resolve import ResolvedJob
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
@@ -24,7 +24,7 @@ from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
 
 
-def report(core: Core, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:
+def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:
     """Return the figures of a job as far as it has come; NaN becomes None, as JSON wants it."""
     records = status.records()
     staleness = status.staleness()

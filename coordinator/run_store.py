@@ -21,7 +21,7 @@ from parashard.checkpoints.manifest import JobManifest, Part, PlanRecord, RunRec
 from parashard.checkpoints.state import whole_model
 from parashard.claims import newest_claim
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotStored, StoreFailed, Superseded
-from parashard.job.digest import changed_keys
+from parashard.job.digest import changed_keys, in_few_words
 from parashard.partition import Plan
 from parashard.store.base import Store
 from parashard.variables import Float32s
@@ -83,10 +83,10 @@ class RunStore:
                 "checkpoint.url"
             )
         if stored.job_digest != mine.digest:
-            changed = ", ".join(changed_keys(stored.identity, mine.identity)) or "none; is this another version?"
-            raise ConfigurationError(
-                f"run {stored.run_id} cannot go on with a changed job; keys that differ: {changed}"
-            )
+            changed = changed_keys(stored.identity, mine.identity)
+            log.info("job-changed", keys=changed)  # all of them
+            named = in_few_words(changed) or "none; is this another version?"
+            raise ConfigurationError(f"run {stored.run_id} cannot go on with a changed job; keys that differ: {named}")
         return stored.run_id
 
     def begin_run(self, run_id: str, mine: Identity) -> None:

@@ -26,6 +26,7 @@ class Saved(Record):
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
+    shard_lives: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
     workers_wanted: int = 0
     examples: int = 0

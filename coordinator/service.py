@@ -18,14 +18,29 @@ from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.launchers import Exit, ProcessName
 from coordinator.membership import PHASES, ShardLife
+from coordinator.peer_texts import (
+    DEVICE_BYTES_MAX,
+    FINGERPRINT_BYTES_MAX,
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    checked_address,
+    checked_name,
+    checked_text,
+    fault_of_metrics,
+    readable,
+)
 from coordinator.status import StatusView
 from parashard import failpoints
 from parashard.contracts import intervals_from
-from parashard.errors import ConfigurationError
+from parashard.errors import LimitExceeded
 from parashard.rpc import SERVER_THREADS, Server
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
 
+REQUEST_BYTES_MAX = 1 << 20  # holds the most intervals below, of steps up to 2^35
+INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
+ROUNDS_MAX = 1 << 16  # that a shard can return to
+REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
 WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
 CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
@@ -100,37 +115,40 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
         """Take in a shard, or what a known one says of itself."""
+        for what, most in (("applied", INTERVALS_MAX), ("held", INTERVALS_MAX), ("checkpoint_rounds", ROUNDS_MAX)):
+            _check_count(request, what, most)
         says = Announcement(
-            ShardLife(
-                request.incarnation, request.address, request.http_address, request.data_address, request.local_path
-            ),
+            _shard_life(request),
             applied=intervals_from(request.applied),
             held=intervals_from(request.held or request.applied),
             returnable=frozenset(request.checkpoint_rounds),
-            restored=request.restored,
+            restored=readable(request.restored, REASON_BYTES_MAX),
         )
 
-        def register(core: Core, now_s: float) -> int | None:
+        def register(core: Core, now_s: float) -> pb.RegisterShardReply:
             core.check_run(request.run_id, request.job_digest)
             core.announced(request.shard, says, now_s)
-            return core.rounds.common_cut()
+            return pb.RegisterShardReply(
+                coordinator_incarnation=core.options.incarnation,
+                cut_round=core.rounds.common_cut(),
+                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            )
 
-        cut_round = self.run(register)
+        reply = self.run(register)
         failpoints.hit("coordinator.register_shard")
-        return pb.RegisterShardReply(coordinator_incarnation=self._core.options.incarnation, cut_round=cut_round)
+        return reply
 
     # --- workers ---
 
     def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
         """Take in a worker."""
-        if len(request.name) > 100:
-            raise ConfigurationError(f"a worker's name has at most 100 characters, found {len(request.name)}")
+        name, http_address = checked_name(request.name), checked_address(request.http_address, "http_address")
+        fingerprint = checked_text(request.fingerprint, "fingerprint", FINGERPRINT_BYTES_MAX)
+        device = readable(request.device, DEVICE_BYTES_MAX)
 
         def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
             core.check_run(request.run_id, request.job_digest)
-            worker = core.register_worker(
-                request.name, request.fingerprint, request.device, request.http_address, now_s, request.token
-            )
+            worker = core.register_worker(name, fingerprint, device, http_address, now_s, request.token)
             return pb.RegisterWorkerReply(
                 name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
             )
@@ -201,7 +219,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
         """Take note of processes that ended; say what to start and stop."""
-        exits = [Exit(_process(e.process), e.exit_code, e.reason, e.number) for e in request.exits]
+        exits = [
+            Exit(_process(e.process), e.exit_code, readable(e.reason, REASON_BYTES_MAX), e.number)
+            for e in request.exits
+        ]
         running = [_process(p) for p in request.running]
 
         def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
@@ -239,6 +260,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     """Return a worker's call as the core takes it."""
+    for what in ("held", "completed", "failed", "evaluated", "held_evaluations"):
+        _check_count(request, what, REPORTS_MAX)
     return LeaseCall(
         worker=request.worker,
         incarnation=request.incarnation,
@@ -248,11 +271,34 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         completed=[
             CompletedStep(c.step, list(c.incarnations), c.loss, c.examples, c.skipped) for c in request.completed
         ],
-        failed=[(f.step, f.reason) for f in request.failed],
-        evaluated=[(e.evaluation, dict(e.metrics), e.error) for e in request.evaluated],
+        failed=[(f.step, readable(f.reason, REASON_BYTES_MAX)) for f in request.failed],
+        evaluated=[_evaluated(e) for e in request.evaluated],
         want=request.want,
         leaving=request.leaving,
         phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
+    )
+
+
+def _check_count(request: Any, what: str, most: int) -> None:
+    count = len(getattr(request, what))
+    if count > most:
+        raise LimitExceeded(f"{what} has {count} entries; allowed are {most}")
+
+
+def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]:
+    """Return an evaluation's result; metrics that nobody could show make it one that failed."""
+    fault = fault_of_metrics(result.metrics)
+    metrics = {} if fault else dict(result.metrics)
+    return result.evaluation, metrics, readable(result.error or fault, REASON_BYTES_MAX)
+
+
+def _shard_life(request: pb.RegisterShardRequest) -> ShardLife:
+    return ShardLife(
+        request.incarnation,
+        checked_address(request.address, "address"),
+        checked_address(request.http_address, "http_address"),
+        checked_address(request.data_address, "data_address"),
+        checked_text(request.local_path, "local_path", PATH_BYTES_MAX),
     )
 
 

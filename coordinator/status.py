@@ -6,7 +6,7 @@ import math
 import threading
 from collections import Counter
 
-from coordinator.core import Core
+from coordinator.course import Course
 from coordinator.membership import Worker
 from coordinator.staleness import merged, quantile
 from protos import coordinator_pb2 as pb
@@ -46,7 +46,7 @@ class StatusView:
         """Return the exact staleness counts of all shards together."""
         return merged([(c.staleness, c.pushes) for c in r.staleness] for r in self.records().values())
 
-    def message(self, core: Core, now_s: float) -> pb.GetStatusReply:
+    def message(self, core: Course, now_s: float) -> pb.GetStatusReply:
         """Return how the job goes."""
         records, staleness = self.records(), self.staleness()
         progress, leases = core.progress, core.leases
@@ -77,7 +77,7 @@ class StatusView:
             rollbacks=core.rounds.rollbacks,
         )
 
-    def _worker(self, core: Core, worker: Worker, now_s: float) -> pb.WorkerStatus:
+    def _worker(self, core: Course, worker: Worker, now_s: float) -> pb.WorkerStatus:
         return pb.WorkerStatus(
             name=worker.name,
             incarnation=worker.incarnation,
@@ -91,7 +91,7 @@ class StatusView:
             http_address=worker.http_address,
         )
 
-    def _shard(self, core: Core, shard: int, record: shard_pb2.InspectReply | None) -> pb.ShardStatus:
+    def _shard(self, core: Course, shard: int, record: shard_pb2.InspectReply | None) -> pb.ShardStatus:
         life = core.shards.life(shard)
         return pb.ShardStatus(
             shard=shard,

@@ -30,6 +30,7 @@ class Supervision:
         self.worker_exits = 0
         self.pod_ends: Counter[tuple[str, str]] = Counter()
         """By role and reason, as the launcher `kubernetes` saw them."""
+        self.pod_watch_errors = 0
         self._launcher = launcher
         self._silence_s = silence_s
         self._started_s: dict[ProcessName, float] = {}

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.membership import ShardLife
+from coordinator.shard_stubs import ShardStubs
 from parashard import rpc
 from parashard.errors import ParashardError
-from parashard.security.credentials import Credentials
-from protos import shard_pb2, shard_pb2_grpc
+from protos import shard_pb2
 
 DEADLINE_S = 1.0
 
@@ -29,21 +29,21 @@ class ShardWatch:
     ----------
     run_id : str
         What the shards must be of.
-    credentials : Credentials, optional
-        Shown to shards.
+    stubs : ShardStubs
+        Who reaches them.
     """
 
-    def __init__(self, run_id: str, credentials: Credentials | None = None) -> None:
-        self._credentials = credentials
+    def __init__(self, run_id: str, stubs: ShardStubs) -> None:
         self._request = shard_pb2.InspectRequest(run_id=run_id)
-        self._stubs: dict[str, shard_pb2_grpc.ShardStub] = {}
+        self._stubs = stubs
         self._silent_since_s: dict[int, float] = {}
 
     def look(
         self, lives: list[ShardLife], saw: Callable[[shard_pb2.InspectReply], None], now_s: float
     ) -> dict[int, Silence]:
         """Ask every shard at once and hand on each record; return the shards that did not answer, by index."""
-        calls = [(life, self._stub(life.address).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
+        self._stubs.keep(lives)
+        calls = [(life, self._stubs.of(life).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
         silent = {}
         for shard, (life, call) in enumerate(calls):
             try:
@@ -55,9 +55,3 @@ class ShardWatch:
             else:
                 self._silent_since_s.pop(shard, None)
         return silent
-
-    def _stub(self, address: str) -> shard_pb2_grpc.ShardStub:
-        if address not in self._stubs:
-            channel = rpc.connect(address, self._credentials)
-            self._stubs[address] = shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
-        return self._stubs[address]

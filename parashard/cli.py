@@ -20,19 +20,21 @@ from rich.table import Table
 from rich.text import Text
 
 from parashard import __version__
+from parashard.arguments import credentials_in
 from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
-from parashard.cli_options import TlsDir
+from parashard.cli_options import Sets, TlsDir, Trace
 from parashard.cli_render import render_app
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
-from parashard.process import ExitCode, credentials_in, exit_code_of
-from parashard.run import Outcome, new_run_dir, newest_run, read_report, resumed_run_dir, run_job
+from parashard.process import ExitCode, exit_code_of
+from parashard.run import Outcome, run_job
+from parashard.run_folders import new_run_dir, newest_run, read_report, resumed_run_dir
 from parashard.transfer import percent
 
 app = typer.Typer(
@@ -48,9 +50,6 @@ app.command()(chaos)
 app.command()(health)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
-Sets = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as job.epochs=3.")
-]
 Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
 Consistency = Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")]
@@ -78,6 +77,7 @@ def run(
     init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
     output: Annotated[Path | None, typer.Option(help="Where to copy the final weights.")] = None,
     tls_dir: TlsDir = None,
+    trace: Trace = False,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
@@ -99,6 +99,7 @@ def run(
         resume=resume,
         from_checkpoint=from_checkpoint,
         tls_dir=tls_dir,
+        trace=trace,
     )
     if outcome.exit_code != ExitCode.DONE:
         _complain(f"{outcome.reason}; logs are in {_short(outcome.run_dir / 'logs')}")
@@ -180,6 +181,7 @@ def worker(
     set_: Sets = None,
     model_folder: Annotated[Path | None, typer.Option(help="Where a model of your own lies on this machine.")] = None,
     tls_dir: TlsDir = None,
+    trace: Trace = False,
 ) -> None:
     """Join a running job with one more worker, from anywhere."""
     arguments = ["--connect", connect, "--name", name, "--device", device or ""]
@@ -188,6 +190,7 @@ def worker(
         arguments += ["--model-folder", str(model_folder.absolute())]
     if tls_dir is not None:
         arguments += ["--tls-dir", str(tls_dir.absolute())]
+    arguments += ["--trace"] if trace else []
     os.execv(sys.executable, [sys.executable, "-m", "worker", *arguments])
 
 

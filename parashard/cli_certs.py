@@ -1,4 +1,4 @@
-"""The command line of certificates: `parashard certs init` and `issue`, an authority of one's own for development.
+"""The command line of certificates: `parashard certs`, an authority of one's own for development.
 
 Parses, calls, prints; decides nothing. Registered in `parashard.cli`.
 """
@@ -10,21 +10,27 @@ from typing import Annotated
 
 import typer
 
+from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
-from parashard.security.certs import make_authority
-from parashard.security.identity import Identity, Role, in_words
+from parashard.security.identity import SERVING, Identity, Role, in_words
+
+AUTHORITY_DAYS = 365
+CLUSTER_AUTHORITY_DAYS = 3650  # nobody renews it, and its key never leaves the volume that it was made in
 
 certs = typer.Typer(
     help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True
 )
 
 Authority = Annotated[Path, typer.Argument(metavar="CA_DIR", help="Folder of the authority: ca.pem and ca-key.pem.")]
+KeepCa = Annotated[
+    bool, typer.Option("--keep-ca", help="Go on trusting the authorities that are in ca.pem already; to change them.")
+]
 
 
 @certs.command()
 def init(
     folder: Authority,
-    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 365,
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = AUTHORITY_DAYS,
 ) -> None:
     """Make a certificate authority; keep its key off the machines that train."""
     make_authority(folder, valid_days=valid_days)
@@ -42,11 +48,38 @@ def issue(
         typer.Option(help="Name or address that a shard or the coordinator is connected to by, besides loopback."),
     ] = None,
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
+    keep_ca: KeepCa = False,
 ) -> None:
     """Issue a certificate, or renew it in place: processes that run take up the new one by themselves.
 
     A local cluster is one user's: `parashard run --tls-dir` takes one certificate with all four roles.
     """
     identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
-    issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days)
+    issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
     typer.echo(f"{output}: {in_words(identities)}, for {valid_days} days")
+
+
+@certs.command()
+def cluster(
+    authority: Authority,
+    output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill with a folder for each process.")],
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards, 1 to 4096.")],
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
+    keep_ca: KeepCa = False,
+) -> None:
+    """Make or renew what all processes of a job need, and the authority, for ten years, if there is none.
+
+    TLS_DIR gets the folders coordinator, shard-0 and so on, worker and operator. The coordinator and each shard are
+    connected to by their folder's name.
+    """
+    if not has_authority(authority):
+        make_authority(authority, valid_days=CLUSTER_AUTHORITY_DAYS)
+    holders = [Identity(Role.COORDINATOR, "coordinator"), Identity(Role.WORKER, "worker")]
+    holders += [Identity(Role.SHARD, f"shard-{index}") for index in range(shards)]
+    holders += [Identity(Role.OPERATOR, "operator")]
+    for holder in holders:
+        hosts = [holder.name] if holder.role in SERVING else []
+        issue_certificate(
+            authority, output / holder.name, [holder], hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
+        )
+    typer.echo(f"{output}: {in_words(holders)}, for {valid_days} days")

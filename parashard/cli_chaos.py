@@ -15,12 +15,13 @@ import typer
 from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
-from parashard.cli_options import TlsDir
+from parashard.cli_options import Sets, TlsDir
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
 from parashard.process import ExitCode
-from parashard.run import Outcome, new_run_dir
+from parashard.run import Outcome
+from parashard.run_folders import new_run_dir
 
 PROMISES = ("ledger_wrong", "torn")
 """Figures of the oracles: anything but 0 is a broken promise."""
@@ -49,7 +50,7 @@ def chaos(
     shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
     consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
-    set_: Annotated[list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key.")] = None,
+    set_: Sets = None,
     run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
     tls_dir: TlsDir = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,

@@ -24,6 +24,7 @@ from rich.text import Text
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
+from parashard.arguments import credentials_in
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
@@ -31,9 +32,9 @@ from parashard.cli_options import TlsDir
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
-from parashard.process import ExitCode, credentials_in
-from parashard.run import newest_run
+from parashard.process import ExitCode
 from parashard.run_files import CHECKPOINTS, JOB_FILE
+from parashard.run_folders import newest_run
 from parashard.store import Store, open_store
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb

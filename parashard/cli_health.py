@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
+from parashard.arguments import address, own_host
 from parashard.errors import ConfigurationError
 from parashard.health import ask
-from parashard.process import address, own_host
 
 
 def health(

@@ -89,6 +89,7 @@ class Push:
     skipped: bool
     pulled_version: int | None  # None: unknown, or of another incarnation (P16)
     payload: Buffers
+    traceparent: str = ""  # the sender's span (docs/tracing.md)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +109,8 @@ class PushChunk:
     skipped: bool
     pulled_version: int | None  # None: unknown, or of another incarnation (P16)
     payload: memoryview | bytes
+    traceparent: str = ""  # as it came: nobody has looked at it
+    peer: str = ""  # whose share of a shard's memory it takes (`parashard.security.peers`); not on the wire
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,7 @@ class PullRun:
     offset_bytes: int
     length_bytes: int
     known_version: int | None = None  # the asker has this version's weights; None: nothing, or of another life (P16)
+    traceparent: str = ""  # as in a push
 
 
 @dataclass(frozen=True, slots=True)

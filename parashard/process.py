@@ -1,35 +1,29 @@
-"""The shell around a service process: arguments that all share, signals, the lifeline, logging, exit codes.
+"""The shell around a service process: signals, the lifeline, logging, exit codes.
 
-Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else reads the environment,
-installs signal handlers or configures logging.
+Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else installs handlers of
+signals or configures logging. Does not know what the arguments are: that is `parashard.arguments`.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import enum
-import ipaddress
-import json
 import logging
 import os
+import resource
 import signal
-import socket
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from typing import NoReturn
 
 import structlog
 
 from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
-from parashard.security.credentials import Credentials
-from parashard.security.identity import Role
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
-TLS_VARIABLE = "PARASHARD_TLS_DIR"
+FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
 
 
 class ExitCode(enum.IntEnum):
@@ -83,170 +77,6 @@ class Stop:
         return self.event.wait(timeout_s)
 
 
-def service_arguments(description: str) -> argparse.ArgumentParser:
-    """Return a parser with the arguments that every service takes."""
-    parser = argparse.ArgumentParser(description=description)
-    parser.add_argument(
-        "--host",
-        type=own_host,
-        default="127.0.0.1",
-        help="address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--insecure", action="store_true", help="allow a --host off loopback without --tls-dir: open to everybody"
-    )
-    parser.add_argument(
-        "--tls-dir",
-        type=Path,
-        default=os.environ.get(TLS_VARIABLE) or None,  # of which argparse makes a Path, too
-        help=f"folder with ca.pem, cert.pem, key.pem: talk inside mutual TLS (default: {TLS_VARIABLE})",
-    )
-    parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
-    parser.add_argument(
-        "--http-port", type=port, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
-    )
-    parser.add_argument(
-        "--advertise",
-        type=address,
-        metavar="HOST:PORT",
-        help="address to tell others, where it is not the one we listen on",
-    )
-    parser.add_argument("--address-file", type=Path, help="file to write the address we listen on into, as JSON")
-    parser.add_argument(
-        "--stopped-exit-code",
-        type=exit_code,
-        default=int(ExitCode.DONE),
-        metavar="CODE",
-        help="exit code after SIGTERM or SIGINT, where 0 would say that nobody need take its place (default: 0)",
-    )
-    parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
-    return parser
-
-
-def port(text: str) -> int:
-    """Read a port from the command line; gRPC would take 70000 for 4464."""
-    number = int(text)
-    if not 0 <= number < 65536:
-        raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
-    return number
-
-
-def own_host(text: str) -> str:
-    """Read a host from the command line; `auto` is the IPv4 address that this machine's own name stands for.
-
-    A container cannot know its address when its command line is written; engines put its name into its /etc/hosts.
-    """
-    if text != "auto":
-        return text
-    name = socket.gethostname()
-    try:
-        return socket.gethostbyname(name)
-    except OSError as error:
-        raise argparse.ArgumentTypeError(
-            f"auto: this machine's own name {name!r} stands for no IPv4 address ({error}); name an address instead"
-        ) from None
-
-
-def exit_code(text: str) -> int:
-    """Read an exit code from the command line; the system would take 256 for 0."""
-    number = int(text)
-    if not 0 <= number < 256:
-        raise argparse.ArgumentTypeError(f"{number} is not an exit code: allowed are 0 to 255")
-    return number
-
-
-def address(text: str) -> str:
-    """Read host:port from the command line."""
-    host, _, number = text.rpartition(":")
-    if not host or not number.isdecimal() or not port(number):
-        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
-    return text
-
-
-def told_address(arguments: argparse.Namespace, listening: str, data_listening: str = "") -> str:
-    """Write where a service listens into its address file, if it has one; return the address that it tells others.
-
-    Parameters
-    ----------
-    arguments : Namespace
-        With `advertise` and `address_file`, as `service_arguments` reads them.
-    listening : str
-        host:port, once the service listens there.
-    data_listening : str
-        The same of its stream server; empty: it has none.
-
-    Raises
-    ------
-    ConfigurationError
-        If the file cannot be written.
-    """
-    if arguments.address_file is not None:
-        write_address(arguments.address_file, {"address": listening, "data_address": data_listening})
-    return arguments.advertise or listening
-
-
-def write_address(path: Path, content: dict[str, str | int]) -> None:
-    """Write an address file whole: whoever reads it finds the old content or the new.
-
-    Raises
-    ------
-    ConfigurationError
-        If it cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    try:
-        temporary.write_text(json.dumps(content))
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
-
-
-def credentials_in(folder: Path | None) -> Credentials | None:
-    """Return the credentials in a folder, None where there is no folder."""
-    return None if folder is None else Credentials(folder)
-
-
-def credentials_of(arguments: argparse.Namespace, role: Role) -> Credentials | None:
-    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role.
-
-    Raises
-    ------
-    ConfigurationError
-        If the folder or the role in it is not right, or there is none and the service would listen off loopback.
-    """
-    credentials = credentials_in(arguments.tls_dir)
-    if credentials is not None:
-        credentials.require(role)
-    check_host(arguments.host, arguments.insecure, credentials)
-    return credentials
-
-
-def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
-    """Refuse to listen where strangers could reach us, or on an address that cannot be told to others.
-
-    Raises
-    ------
-    ConfigurationError
-        If the host is off loopback without credentials or `insecure`, or stands for every address of the machine.
-    """
-    if host in ("0.0.0.0", "::", ""):
-        raise ConfigurationError(
-            f"host {host!r} is no address that others could connect to; name one of this machine's"
-        )
-    if credentials is None and not insecure and not _is_loopback(host):
-        raise ConfigurationError(
-            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir, or --insecure on a "
-            "network where everyone is trusted"
-        )
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
 def run_service(
     role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode], stopped_exit_code: int = ExitCode.DONE
 ) -> int:
@@ -256,6 +86,7 @@ def run_service(
     error of ours is told in one line on standard error.
     """
     configure_logging(role)
+    _raise_files_limit()
     threading.excepthook = _end_with_thread
     stop = Stop(stopped_exit_code)
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -277,6 +108,14 @@ def run_service(
         log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
     return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
+
+
+def _raise_files_limit() -> None:
+    """Allow as many files as the ports may have connections; with the usual 1,024 strangers could take every one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def configure_logging(role: str) -> None:

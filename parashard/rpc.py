@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
+from datetime import datetime
 from typing import Any
 
 import grpc
@@ -18,23 +19,31 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from parashard import errors, wire
 from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unreachable
 from parashard.security.credentials import Credentials
-from parashard.security.grpc_tls import RoleInterceptor, RotatingChannel, handler_like, server_credentials
+from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
+from parashard.security.grpc_tls import (
+    RoleInterceptor,
+    RotatingChannel,
+    behavior_of,
+    handler_like,
+    server_credentials,
+    utc_now,
+)
 
 CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
 SERVER_THREADS = 64
+CALLS_MAX = 128  # under way, with those whose answer nobody has read yet: each may be of 4 MiB
 STREAMS_MAX = 128  # calls under way on one connection
 CONNECTIONS_MAX = 1024
 HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
-METADATA_BYTES_MAX = 16 << 10  # of one call
 CODE_KEY = "parashard-error"
 TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
 MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
 
+_RECEIVE_OPTION = "grpc.max_receive_message_length"
 _SHARED_OPTIONS = [
     ("grpc.max_send_message_length", wire.FRAME_BYTES_MAX),
-    ("grpc.max_receive_message_length", wire.FRAME_BYTES_MAX),
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
@@ -51,6 +60,7 @@ _SERVER_OPTIONS = [
 ]
 _CHANNEL_OPTIONS = [
     *_SHARED_OPTIONS,
+    (_RECEIVE_OPTION, wire.FRAME_BYTES_MAX),
     ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
@@ -114,9 +124,9 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return handler
-        behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
+        if handler is None:
+            return None
+        behavior = behavior_of(handler)
 
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
             try:
@@ -129,7 +139,7 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
                 context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
                 context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
 
-        return handler_like(handler, guarded)
+        return handler_like(handler, guarded, request_streaming=handler.request_streaming)
 
 
 def data_deadline_s(length_bytes: int) -> float:
@@ -142,6 +152,14 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:
+    options = [*_SERVER_OPTIONS, (_RECEIVE_OPTION, request_bytes_max)]
+    if request_bytes_max < wire.FRAME_BYTES_MAX:
+        # What gRPC takes in before it asks for room grows with a connection's speed. Only pushes are worth that memory.
+        options.append(("grpc.http2.bdp_probe", 0))
+    return options
+
+
 class Server:
     """A gRPC server with our options, the error seam and the standard health service.
 
@@ -150,14 +168,28 @@ class Server:
     address : str
         host:port to listen on; port 0 picks a free one.
     credentials : Credentials, optional
-        Then every caller must show a certificate, and may call what its role may.
+        Then every caller must show a certificate, and may call what its role may until it expires.
+    request_bytes_max : int
+        The largest message of a caller; gRPC refuses a larger one by its declared length. Each call under way may hold
+        as much memory.
+    now : callable
+        Returns the present moment, for certificates.
     """
 
-    def __init__(self, address: str, credentials: Credentials | None = None) -> None:
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        request_bytes_max: int = wire.FRAME_BYTES_MAX,
+        *,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.admission = AdmissionInterceptor(SERVER_THREADS, CALLS_MAX)
+        roles = [RoleInterceptor(now)] if credentials else []
         self.grpc = grpc.server(
             futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
-            interceptors=[_ErrorInterceptor(), *([RoleInterceptor()] if credentials else [])],
-            options=_SERVER_OPTIONS,
+            interceptors=[_ErrorInterceptor(), *roles, self.admission],  # the first is the outermost
+            options=_server_options(request_bytes_max),
             maximum_concurrent_rpcs=4 * SERVER_THREADS,
         )
         self._health = health.HealthServicer()
@@ -175,12 +207,14 @@ class Server:
     def start(self) -> None:
         """Listen, and say SERVING to health checks."""
         self.grpc.start()
+        self.admission.start()
         self._health.set("", health_pb2.HealthCheckResponse.SERVING)
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let running ones end within `grace_s`."""
         self._health.enter_graceful_shutdown()
         self.grpc.stop(grace_s).wait()
+        self.admission.stop()
 
 
 def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.ServicerContext], bytes]]) -> Any:

@@ -1,6 +1,7 @@
 """Names of the files in a run directory, for all who write or read them."""
 
 JOB_FILE = "job.toml"
+NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
 REPORT_FILE = "report.json"
 WEIGHTS_FILE = "weights.safetensors"
 CHECKPOINTS = "checkpoints"

@@ -1,6 +1,6 @@
 """Variables: named parameter arrays, and initial values that do not depend on where their rows live.
 
-Owns the declaration of a variable and the counter-based generator of its initial values. Knows nothing of partitions,
+Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions,
 shards or optimizers. Called by models (declare), the coordinator (places) and the shards (fill their rows).
 """
 
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError
+from parashard.splitmix import splitmix64
 
 Float32s = npt.NDArray[np.float32]
 
@@ -154,13 +155,8 @@ def _variable_key(seed: int, name: str) -> int:
 
 
 def _mixed(key: int, begin: int, end: int) -> npt.NDArray[np.uint64]:
-    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at counters [begin, end) under a key."""
-    counters = np.arange(begin, end, dtype=_U64)
-    with np.errstate(over="ignore"):
-        z = counters * _U64(0x9E3779B97F4A7C15) + _U64(key)
-        z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-        z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return z ^ (z >> _U64(31))
+    words: npt.NDArray[np.uint64] = splitmix64(np.arange(begin, end, dtype=_U64), key)
+    return words
 
 
 def _zeros(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:

@@ -100,6 +100,8 @@ def push_header(push: Push, attempt: int, offset_bytes: int = 0) -> tensor_pb2.P
         pulled=push.pulled_version is not None,
         pulled_version=push.pulled_version or 0,
     )
+    if push.traceparent:  # not among the arguments: an empty one would cost as much as any other
+        header.traceparent = push.traceparent
     for piece in push.slices if offset_bytes == 0 else ():
         header.slices.add(
             variable=piece.partition.variable,
@@ -125,6 +127,7 @@ def push_chunk(header: tensor_pb2.PushHeader, payload: memoryview) -> PushChunk:
         skipped=header.skipped,
         pulled_version=header.pulled_version if header.pulled else None,
         payload=payload,
+        traceparent=header.traceparent,
     )
 
 
@@ -149,7 +152,7 @@ def receipt(reply: tensor_pb2.PushReply) -> Receipt:
 
 def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader:
     """Return the header that asks for a run of a shard's vector."""
-    return tensor_pb2.PullHeader(
+    header = tensor_pb2.PullHeader(
         target=target_message(run.target),
         for_round=run.round is not None,
         round=run.round or 0,
@@ -161,6 +164,9 @@ def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader
         known_version=run.known_version or 0,
         in_slot=in_slot,
     )
+    if run.traceparent:
+        header.traceparent = run.traceparent
+    return header
 
 
 def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
@@ -172,6 +178,7 @@ def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
         offset_bytes=header.offset_bytes,
         length_bytes=header.length_bytes,
         known_version=header.known_version if header.known else None,
+        traceparent=header.traceparent,
     )
 
 

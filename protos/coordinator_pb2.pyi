@@ -128,12 +128,14 @@ class RegisterShardRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
-    __slots__ = ("coordinator_incarnation", "cut_round")
+    __slots__ = ("coordinator_incarnation", "cut_round", "state")
     COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     CUT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     coordinator_incarnation: int
     cut_round: int
-    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ...) -> None: ...
+    state: JobState
+    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ...) -> None: ...
 
 class RegisterWorkerRequest(_message.Message):
     __slots__ = ("run_id", "job_digest", "name", "fingerprint", "http_address", "device", "token")
@@ -273,12 +275,14 @@ class PhaseSeconds(_message.Message):
     def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("step", "skip")
+    __slots__ = ("step", "skip", "traceparent")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     step: int
     skip: bool
-    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
     __slots__ = ("evaluation", "for_round", "round")

@@ -66,7 +66,7 @@ class TensorSlice(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("target", "worker", "step", "attempt", "offset_bytes", "total_bytes", "slices", "skipped", "pulled", "pulled_version")
+    __slots__ = ("target", "worker", "step", "attempt", "offset_bytes", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -77,6 +77,7 @@ class PushHeader(_message.Message):
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
     PULLED_FIELD_NUMBER: _ClassVar[int]
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     target: Target
     worker: str
     step: int
@@ -87,7 +88,8 @@ class PushHeader(_message.Message):
     skipped: bool
     pulled: bool
     pulled_version: int
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("result", "version", "staleness_known", "staleness")
@@ -102,7 +104,7 @@ class PushReply(_message.Message):
     def __init__(self, result: _Optional[_Union[PushResult, str]] = ..., version: _Optional[int] = ..., staleness_known: _Optional[bool] = ..., staleness: _Optional[int] = ...) -> None: ...
 
 class PullHeader(_message.Message):
-    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot")
+    __slots__ = ("target", "for_round", "round", "for_step", "step", "offset_bytes", "length_bytes", "known", "known_version", "in_slot", "traceparent")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +115,7 @@ class PullHeader(_message.Message):
     KNOWN_FIELD_NUMBER: _ClassVar[int]
     KNOWN_VERSION_FIELD_NUMBER: _ClassVar[int]
     IN_SLOT_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     target: Target
     for_round: bool
     round: int
@@ -123,7 +126,8 @@ class PullHeader(_message.Message):
     known: bool
     known_version: int
     in_slot: bool
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ...) -> None: ...
+    traceparent: str
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., for_step: _Optional[bool] = ..., step: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., length_bytes: _Optional[int] = ..., known: _Optional[bool] = ..., known_version: _Optional[int] = ..., in_slot: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PullReply(_message.Message):
     __slots__ = ("version", "run_offsets", "run_lengths")

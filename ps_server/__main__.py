@@ -1,40 +1,37 @@
 """Starts a shard: ask for the job, claim an incarnation, restore, listen, and announce the shard once a second.
 
-The announcement is also how a coordinator that was started again learns of the shard. SIGTERM: accept nothing more,
-save, exit 0. What its next life lacks, in sync mode the part of a round that was only held, is computed again.
+The announcement is also how a coordinator that was started again learns of the shard, and its answer how the shard
+learns that the job is done; with `--linger-s` it ends then. SIGTERM: accept nothing more, save, exit 0. What its next
+life lacks, in sync mode the part of a round that was only held, is computed again.
 """
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
 
 import structlog
 
 from parashard import failpoints
+from parashard.arguments import address, credentials_of, port, seconds, service_arguments, told_address
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import ParashardError, RetryLater
-from parashard.process import (
-    ExitCode,
-    Stop,
-    address,
-    credentials_of,
-    end_process,
-    port,
-    run_service,
-    service_arguments,
-    told_address,
-)
+from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.tracing import tracing
 from protos import coordinator_pb2 as pb
 from ps_server.build import ShardBuilder
 from ps_server.cadence import Cadence
@@ -47,6 +44,9 @@ from ps_server.restoring import Restorer
 from ps_server.served import Served
 from ps_server.service import ShardService
 from ps_server.shard import Shard
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
@@ -68,12 +68,21 @@ def main() -> int:
         metavar="HOST:PORT",
         help="stream server's address to tell others, where it is not the one we listen on",
     )
+    parser.add_argument(
+        "--linger-s", type=seconds, default=math.inf, help="end so many seconds after the job is done (default: never)"
+    )
     arguments = parser.parse_args()
     code = arguments.stopped_exit_code
-    return run_service(f"shard-{arguments.index}", arguments.lifeline, lambda stop: serve(arguments, stop), code)
+    role = f"shard-{arguments.index}"
+
+    def traced(stop: Stop) -> ExitCode:
+        with tracing(arguments.trace, "shard", role) as tracer:
+            return serve(arguments, stop, tracer)
+
+    return run_service(role, arguments.lifeline, traced, code)
 
 
-def serve(arguments: Namespace, stop: Stop) -> ExitCode:
+def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Serve one shard until asked to stop."""
     credentials = credentials_of(arguments, Role.SHARD)
     coordinator = CoordinatorClient(
@@ -111,13 +120,23 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         on_collected=lives.collected,
     )
     lives.follow(checkpointer)
-    plane = DataPlane(served, checkpointer, lives)
+    plane = _plane_of(tracer)(served, checkpointer, lives)
     ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port, credentials)
     service = ShardService(plane, served, checkpointer, lives, lambda: ports.held_bytes_max)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
-    registry = new_registry("shard")
+    registry = new_registry("shard", credentials)
     registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log, lambda: ports.held_bytes))
+    registry.register(
+        RefusedPeers(
+            {
+                "bytes": lambda: ports.rooms.shares.refused + served.shard.assemblies.shares.refused,
+                "calls": lambda: server.admission.refused,
+                "connections": lambda: ports.turned_away,
+                "slow": lambda: server.admission.slow,
+            }
+        )
+    )
     announced = False
     http = HttpPort(
         arguments.host,
@@ -133,7 +152,9 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         data_address=arguments.advertise_data or ports.address,
         local_path=ports.local_path,
     )
-    announcer = _Announcer(coordinator, reply, served, checkpointer, lives, service, where, http.address)
+    announcer = _Announcer(
+        coordinator, reply, served, checkpointer, lives, service, where, http.address, arguments.linger_s
+    )
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
@@ -142,7 +163,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     log.info("serving", address=where.address, data=where.data_address, http=http.address, elements=elements)
     with _stopped_by_errors(ports):
         announcer.run(stop)
-    log.info("stopping", reason=stop.reason)
+    log.info("stopping", reason=stop.reason if stop.asked else "the job is done")
     plane.draining = True
     _end_in_time(builder.job.cluster.grace_s)
     _save(checkpointer)
@@ -152,6 +173,14 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     lives.close()
     coordinator.close()
     return ExitCode.DONE
+
+
+def _plane_of(tracer: Tracer | None) -> Callable[..., DataPlane]:
+    if tracer is None:
+        return DataPlane
+    from ps_server.traced import TracedDataPlane
+
+    return partial(TracedDataPlane, tracer)
 
 
 @contextmanager
@@ -193,6 +222,7 @@ class _Announcer:
         service: ShardService,
         where: pb.ShardAddress,
         http_address: str,
+        linger_s: float,
     ) -> None:
         self._coordinator = coordinator
         self._job = job
@@ -202,6 +232,8 @@ class _Announcer:
         self._service = service
         self._where = where
         self._http_address = http_address
+        self._linger_s = linger_s
+        self._ends_s = math.inf
 
     def announce(self) -> None:
         """Announce once."""
@@ -210,9 +242,11 @@ class _Announcer:
         self._service.coordinator_incarnation = max(
             self._service.coordinator_incarnation, reply.coordinator_incarnation
         )
+        if reply.state == pb.JOB_STATE_DONE:
+            self._ends_s = min(self._ends_s, time.monotonic() + self._linger_s)
 
     def run(self, stop: Stop) -> None:
-        """Announce once a second, and a new life at once, until a stop is asked for.
+        """Announce once a second, and a new life at once, until a stop is asked for or the job is done.
 
         Raises
         ------
@@ -220,7 +254,7 @@ class _Announcer:
             If a newer life of the shard, or another run, has this one's place.
         """
         next_s = time.monotonic() + ANNOUNCE_S
-        while not stop.asked:
+        while not stop.asked and time.monotonic() < self._ends_s:
             if self._served.changed.wait(LOOK_S) or time.monotonic() >= next_s:
                 self._served.changed.clear()
                 next_s = time.monotonic() + ANNOUNCE_S

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
 from parashard.intervals import IntervalSet
 from parashard.messages import PushChunk, Slice
+from parashard.security.shares import Shares
 
 IDLE_ASSEMBLY_S = 30.0
 SUPERSEDED_S = 1.0
@@ -27,6 +28,7 @@ class Assembly:
     pulled_version: int | None
     content: bytearray
     touched_s: float
+    peer: str
     arrived: IntervalSet = field(default_factory=IntervalSet)
 
     @property
@@ -41,17 +43,26 @@ class Assemblies:
     Parameters
     ----------
     budget_bytes : int
-        Greatest sum of all contents. A push alone is always admitted, however large it is.
+        Greatest sum of all contents, and each peer has its share. A push alone is always admitted, however large it is.
+
+    Attributes
+    ----------
+    shares : Shares
+        Whose the contents are.
     """
 
     def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
         self._open: dict[tuple[int, int], Assembly] = {}
-        self.held_bytes = 0
+        self.shares = Shares(budget_bytes)
         self.held_bytes_max = 0
 
     def __len__(self) -> int:
         return len(self._open)
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of all contents."""
+        return self.shares.held
 
     def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
         """Take a chunk; return the assembly when this chunk completes it, else None.
@@ -86,8 +97,9 @@ class Assemblies:
                 chunk.slices,
                 chunk.skipped,
                 chunk.pulled_version,
-                self._room(chunk.total_bytes),
+                self._room(chunk),
                 now_s,
+                chunk.peer,
             )
             self._open[key] = assembly
         assembly.content[begin:end] = chunk.payload
@@ -109,30 +121,27 @@ class Assemblies:
 
     def _reserve(self, chunk: PushChunk, now_s: float) -> None:
         self.expire(now_s)
-        if self._lacks(chunk.total_bytes):
+        if not self.shares.has_room(chunk.peer, chunk.total_bytes, now_s):
             self._forget_superseded(chunk.step, now_s)
-        if self._lacks(chunk.total_bytes):
+        if not self.shares.take(chunk.peer, chunk.total_bytes, now_s):
             raise QueueFull(
                 f"{len(self._open)} pushes in progress hold {self.held_bytes} bytes; a push of {chunk.total_bytes} "
-                f"would pass {self._budget_bytes}"
+                f"would pass {self.shares.bound(chunk.total_bytes)}"
             )
-        self.held_bytes += chunk.total_bytes
         self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
-
-    def _lacks(self, size_bytes: int) -> bool:
-        return bool(self._open) and self.held_bytes + size_bytes > self._budget_bytes
 
     def _forget_superseded(self, step: int, now_s: float) -> None:
         """Forget attempts of a step that nobody sends any more: a new one must not wait for the old one to expire."""
         for key in [k for k, a in self._open.items() if k[0] == step and now_s - a.touched_s > SUPERSEDED_S]:
             self._forget(key)
 
-    def _room(self, size_bytes: int) -> bytearray:
+    def _room(self, chunk: PushChunk) -> bytearray:
         try:
-            return bytearray(size_bytes)
+            return bytearray(chunk.total_bytes)
         except MemoryError:
-            self.held_bytes -= size_bytes
-            raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
+            self.shares.give_back(chunk.peer, chunk.total_bytes)
+            raise QueueFull(f"this machine has no memory for a push of {chunk.total_bytes} bytes now") from None
 
     def _forget(self, key: tuple[int, int]) -> None:
-        self.held_bytes -= len(self._open.pop(key).content)
+        gone = self._open.pop(key)
+        self.shares.give_back(gone.peer, len(gone.content))

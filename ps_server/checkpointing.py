@@ -1,8 +1,8 @@
 """Checkpointer: saves a shard's state beside running pushes, and deletes what newer checkpoints have replaced.
 
-Owns the order of things: cut (under the owner), copy (a partition at a time), files, manifest, collection. Knows no
-cadence rule (`ps_server.cadence`), no format (`parashard.checkpoints`) and no gRPC. A store that fails costs a
-checkpoint, which is counted and told, and never a push.
+Owns the order of things: cut (under the owner), copy (a partition at a time), files and manifest
+(`ps_server.cut_files`), collection. Knows no cadence rule (`ps_server.cadence`), no format (`parashard.checkpoints`)
+and no gRPC. A store that fails costs a checkpoint, which is counted and told, and never a push.
 """
 
 from __future__ import annotations
@@ -17,38 +17,18 @@ import structlog
 
 from parashard import failpoints
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.encoding import encode, sha256_of
-from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.retention import Held, collect, superseded
-from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
 from parashard.claims import newest_claim
 from parashard.errors import QueueFull, StoreFailed, Superseded
-from parashard.intervals import IntervalSet
 from parashard.job.tables import CheckpointOptions
 from ps_server.cadence import Cadence
+from ps_server.cut_files import Stored, stored_as, write_cut
 from ps_server.served import Served
 from ps_server.shard import Cut, Shard
 
 LOOK_S = 0.2
 
 log = structlog.get_logger("shard")
-
-
-@dataclass(frozen=True)
-class Stored:
-    """A checkpoint that is in the store."""
-
-    id: CheckpointId
-    manifest_bytes: int
-    manifest_sha256: str
-    applied: IntervalSet
-    round: int | None
-
-
-def stored_as(manifest: ShardManifest) -> Stored:
-    """Return a checkpoint that is in the store, by its manifest."""
-    content = encode(manifest)
-    return Stored(CheckpointId.of(manifest), len(content), sha256_of(content), manifest.steps, manifest.round)
 
 
 @dataclass
@@ -259,62 +239,18 @@ class Checkpointer:
             more = self._served.alone(copy_one)
 
     def _store(self, cut: Cut) -> Stored:
-        store, mine, snapshot = self._catalogue.store, cut.identity, cut.snapshot
+        mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        variables, slots = {}, {}
-        for placed in snapshot.layout:
-            p, run = placed.partition, slice(placed.offset, placed.stop)
-            shape = (p.rows, *self._served.shard.storage.variables[p.variable].shape[1:])
-            variables[variable_tensor(p)] = snapshot.weights[run].reshape(shape)
-            for name, slot in snapshot.slots.items():
-                slots[slot_tensor(name, p)] = slot[run].reshape(shape)
-        try:
-            files = write_tensors(store, id_.folder, variables, "variables")
-            files += write_tensors(store, id_.folder, slots, "slots")
-            failpoints.hit("shard.checkpoint.files")
-            manifest = ShardManifest(
-                run_id=mine.run_id,
-                job_digest=mine.job_digest,
-                plan_version=mine.plan_version,
-                shard=mine.shard,
-                incarnation=mine.incarnation,
-                number=self._number,
-                round=cut.round,
-                version=cut.version,
-                applied=tuple(cut.applied.intervals()),
-                slots=tuple(snapshot.slots),
-                partitions=tuple(
-                    (placed.partition.variable, placed.partition.row_start, placed.partition.row_stop)
-                    for placed in snapshot.layout
-                ),
-                files=tuple(files),
-                log_position=cut.replay_from,
-                written_at=time.time(),
-            )
-            content = encode(manifest)
-            if newest_claim(store, f"shard-{mine.shard}") > self._served.shard.identity.incarnation:
-                raise Superseded(f"a newer life of shard-{mine.shard} saves now")  # P3
-            store.create(id_.manifest_name, content)
-        except (StoreFailed, Superseded):
-            self._undo(id_)
-            raise
+        manifest = write_cut(self._catalogue.store, id_, cut, self._served)
         failpoints.hit("shard.checkpoint.manifest")
-        self.record.bytes = manifest.size_bytes + len(content)
+        stored = stored_as(manifest)
+        self.record.bytes = manifest.size_bytes + stored.manifest_bytes
         with self._listing:
             self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
         if cut.round is not None:
             self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
-        return Stored(id_, len(content), sha256_of(content), cut.applied, cut.round)
-
-    def _undo(self, id_: CheckpointId) -> None:
-        """Remove the files of a checkpoint that did not come about: a full disk must not be filled further."""
-        store = self._catalogue.store
-        try:
-            for name in store.names(id_.folder):
-                store.delete(f"{id_.folder}/{name}")
-        except StoreFailed as error:
-            log.warning("checkpoint-not-removed", id=str(id_), error=str(error))
+        return stored
 
     def _collect(self, cut: Cut) -> None:
         """Delete what is no longer needed; only the newest claim does (P3)."""

@@ -22,7 +22,7 @@ from ps_server.shm_service import ShmService, Slots
 from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
 
-CONNECTIONS_MAX = 1024  # of each server; a worker opens at most 8, and as a rule 2
+CONNECTIONS_MAX = 1024  # of each server, one peer 768 of them; a worker opens at most 8, and as a rule 2
 BACKLOG = 1024  # who connects while others are taken in; else the kernel has them wait a second and more
 
 
@@ -117,6 +117,11 @@ class DataPorts:
     def held_bytes_max(self) -> int:
         """The most memory that pushes on their way have held, of each server the most at once."""
         return self.rooms.held_bytes_max + self.slots.held_bytes_max
+
+    @property
+    def turned_away(self) -> int:
+        """Connections that found no room, and those that gave way to others."""
+        return sum(server.turned_away for server in self._servers)
 
     def start(self) -> None:
         """Begin to serve."""

@@ -20,7 +20,8 @@ from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
 from protos import shard_pb2
 from ps_server.build import ShardBuilder
-from ps_server.checkpointing import Checkpointer, Stored, stored_as
+from ps_server.checkpointing import Checkpointer
+from ps_server.cut_files import Stored, stored_as
 from ps_server.owner import Owner
 from ps_server.push_log.log import PushLog, open_log
 from ps_server.push_log.records import HEAD_BYTES, LogIdentity

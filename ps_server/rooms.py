@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import mmap
 import threading
+import time
 from collections.abc import Callable
 
 from parashard.errors import QueueFull
+from parashard.security.shares import Shares
 
 GRAIN_BYTES = 64 << 10  # sizes of rooms are multiples of it, so that their number is bounded as well
 
@@ -38,61 +40,73 @@ class Rooms:
     Parameters
     ----------
     budget_bytes : int
-        Greatest sum of all rooms. A push alone is always admitted, however large it is.
+        Greatest sum of all rooms, and each peer has its share. A push alone is always admitted, however large it is.
+    clock : callable
+        Monotonic seconds.
+
+    Attributes
+    ----------
+    shares : Shares
+        Whose the rooms in use are.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, budget_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._budget_bytes = budget_bytes
+        self._clock = clock
+        self.shares = Shares(budget_bytes)
         self._lock = threading.Lock()
         self._kept: list[mmap.mmap] = []  # the one used last comes last
         self.kept_bytes = 0
         """Bytes of the rooms that wait for the next push."""
-        self.held_bytes = 0
-        """Bytes of the rooms in use."""
         self.held_bytes_max = 0
         """The most that has been in use at once."""
 
-    def take(self, size_bytes: int) -> Room:
-        """Lend a room; it comes back at the end of its `with`.
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the rooms in use."""
+        return self.shares.held
+
+    def take(self, size_bytes: int, peer: str = "") -> Room:
+        """Lend a peer a room; it comes back at the end of its `with`.
 
         Raises
         ------
         QueueFull
-            If the rooms in use leave too little of the budget, or the machine has no memory; nothing is reserved.
+            If the rooms in use leave too little of the budget, or of the peer's share, or the machine has no memory;
+            nothing is reserved.
         """
-        memory = self._taken(size_bytes)
-        return Room(memoryview(memory)[:size_bytes], lambda: self._keep(memory))
+        memory = self._taken(size_bytes, peer)
+        return Room(memoryview(memory)[:size_bytes], lambda: self._keep(memory, peer))
 
-    def _taken(self, size_bytes: int) -> mmap.mmap:
+    def _taken(self, size_bytes: int, peer: str) -> mmap.mmap:
         room_bytes = max(GRAIN_BYTES, -(-size_bytes // GRAIN_BYTES) * GRAIN_BYTES)
         with self._lock:
             for index in reversed(range(len(self._kept))):
                 if room_bytes <= len(self._kept[index]) <= 2 * room_bytes:  # a larger one would be wasted on it
+                    self._hold(len(self._kept[index]), size_bytes, peer)
                     room = self._kept.pop(index)
                     self.kept_bytes -= len(room)
-                    self._hold(len(room))
                     return room
-            if self.held_bytes and self.held_bytes + room_bytes > self._budget_bytes:
-                raise QueueFull(
-                    f"pushes that are being received hold {self.held_bytes} bytes; one of {size_bytes} would pass "
-                    f"{self._budget_bytes}"
-                )
-            self._unkeep(self._budget_bytes - self.held_bytes - room_bytes)
-            self._hold(room_bytes)
+            self._hold(room_bytes, size_bytes, peer)
+            self._unkeep(self._budget_bytes - self.held_bytes)
         try:
             return mmap.mmap(-1, room_bytes)
         except (OSError, MemoryError, OverflowError):
             with self._lock:
-                self.held_bytes -= room_bytes
+                self.shares.give_back(peer, room_bytes)
             raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
 
-    def _hold(self, room_bytes: int) -> None:
-        self.held_bytes += room_bytes
+    def _hold(self, room_bytes: int, size_bytes: int, peer: str) -> None:
+        if not self.shares.take(peer, room_bytes, self._clock()):
+            raise QueueFull(
+                f"pushes that are being received hold {self.held_bytes} bytes; one of {size_bytes} would pass "
+                f"{self.shares.bound(room_bytes)}"
+            )
         self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
 
-    def _keep(self, room: mmap.mmap) -> None:
+    def _keep(self, room: mmap.mmap, peer: str) -> None:
         with self._lock:
-            self.held_bytes -= len(room)
+            self.shares.give_back(peer, len(room))
             self._kept.append(room)
             self.kept_bytes += len(room)
             self._unkeep(self._budget_bytes - self.held_bytes)

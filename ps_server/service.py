@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -12,6 +13,7 @@ from parashard.contracts import interval_messages
 from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, WrongRun
 from parashard.messages import CHUNK_BYTES_MAX
 from parashard.rpc import DATA_DEADLINE_S, Server, raw_handlers
+from parashard.security.grpc_admission import peer_of_call
 from parashard.transports.grpc import SERVICE
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.checkpointing import Checkpointer
@@ -60,7 +62,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     def push(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         """Take a chunk of a push."""
-        return wire.encode_receipt(self._plane.push(wire.decode_push(frame), _time_left_s(context)))
+        chunk = wire.decode_push(frame)
+        if len(chunk.payload) < chunk.total_bytes:  # memory is kept for the rest
+            chunk = replace(chunk, peer=peer_of_call(context))
+        return wire.encode_receipt(self._plane.push(chunk, _time_left_s(context)))
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer with a run of the weights."""
@@ -84,7 +89,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     def TakeCheckpoint(self, request: shard_pb2.TakeCheckpointRequest, context: Any) -> shard_pb2.TakeCheckpointReply:
         """Save the shard's state, or note a round to save."""
-        self._check_command(request.run_id, request.incarnation, request.coordinator_incarnation)
+        self._check_command(request)
         round_ = request.round if request.HasField("round") else None
         if request.ahead:
             if round_ is None:
@@ -101,7 +106,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:
         """Go back to a round under a new incarnation (P12)."""
-        self._check_command(request.run_id, request.incarnation, request.coordinator_incarnation)
+        self._check_command(request)
         return shard_pb2.RollbackReply(incarnation=self._lives.roll_back(request.round, request.incarnation))
 
     def _check_run(self, run_id: str) -> None:
@@ -109,20 +114,21 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         if run_id != mine:
             raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
 
-    def _check_command(self, run_id: str, incarnation: int, coordinator_incarnation: int) -> None:
-        """Refuse a command of another run, to another life, or from a coordinator that has a successor (P3)."""
-        self._check_run(run_id)
-        if coordinator_incarnation < self.coordinator_incarnation:
+    def _check_command(self, request: shard_pb2.TakeCheckpointRequest | shard_pb2.RollbackRequest) -> None:
+        """Refuse a command of another run, to another life or shard, or from a coordinator with a successor (P3)."""
+        self._check_run(request.run_id)
+        if request.coordinator_incarnation < self.coordinator_incarnation:
             raise Superseded(
                 f"this shard obeys incarnation {self.coordinator_incarnation} of the coordinator, "
-                f"not {coordinator_incarnation}"
+                f"not {request.coordinator_incarnation}"
             )
         mine = self._served.shard.identity
-        if incarnation != mine.incarnation:
+        if (request.shard, request.incarnation) != (mine.shard, mine.incarnation):
             raise StaleIncarnation(
-                f"the command names incarnation {incarnation} of shard {mine.shard}; this is {mine.incarnation}"
+                f"the command names incarnation {request.incarnation} of shard {request.shard}; this is "
+                f"{mine.incarnation} of shard {mine.shard}"
             )
-        self.coordinator_incarnation = coordinator_incarnation
+        self.coordinator_incarnation = request.coordinator_incarnation
 
 
 def inspection(shard: Shard) -> shard_pb2.InspectReply:

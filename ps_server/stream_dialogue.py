@@ -20,6 +20,7 @@ from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from protos import stream_pb2, tensor_pb2
 from ps_server.stream_server import HELLO_DEADLINE_S
 
+HELLO_BYTES_MAX = 4 << 10  # nobody knows yet who speaks
 HEAD_DEADLINE_S = 5.0  # for the few bytes of a request before its payload, once they have begun to come
 
 _Result = TypeVar("_Result")
@@ -54,11 +55,12 @@ def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.He
     Unreachable
         If it does not come before the deadline.
     """
-    head = stream.receive(deadline_s=deadline_s)
+    head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
     if head.kind is not Kind.HELLO:
         raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
     hello = parsed(head.header, stream_pb2.Hello)
     plane.check(wire.target(hello.target))
+    stream.greeted = True
     return hello
 
 

@@ -1,25 +1,29 @@
 """StreamServer: takes connections on a listening socket and gives each a thread.
 
-Owns the sockets, the threads, how many there may be, and what is said before a connection is closed on its peer. Does
+Owns the sockets, the threads, how many there may be and whose, and what is said before one is closed on its peer. Does
 not know what is said on them: that is `serve`, of `ps_server.tcp_service` or `ps_server.shm_service`. Called by
 `ps_server.data_ports`.
 """
 
 from __future__ import annotations
 
+import math
 import socket
 import ssl
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
 import structlog
 
-from parashard.errors import ParashardError, PeerFailed, QueueFull, Unreachable
+from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
 from parashard.rpc import join_address
+from parashard.security.peers import peer_of_certificate, peer_of_host
 from parashard.security.roles import check_call
+from parashard.security.shares import Shares
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, refusal
 
@@ -42,8 +46,9 @@ class StreamServer:
         Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
         closed.
     connections_max : int
-        One more is refused with `QueueFull`; with TLS it takes the place of the oldest that has shown no certificate
-        yet, so that silent strangers keep nobody out.
+        How many there may be, and each peer its share. One more takes the place of the oldest that has said too little
+        (with TLS: shown no certificate; else: said no right HELLO), of the same host where it is the host's share that
+        is used up, so that silent strangers keep nobody out. Where there is none it is refused with `QueueFull`.
     name : str
         Of its threads, and in logs.
     tls : callable, optional
@@ -73,7 +78,11 @@ class StreamServer:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: dict[Stream, threading.Thread] = {}  # the oldest first
-        self._unproven: set[Stream] = set()  # of these: whoever has shown no certificate yet
+        self._unproven: set[Stream] = set()  # of these: whoever has shown no certificate yet, without TLS everybody
+        self._counted: set[Stream] = set()  # of these: whoever counts in a share; who gives way does not, as it ends
+        self._shares = Shares(connections_max, alone_s=math.inf)
+        self.turned_away = 0
+        """Connections that found no room: refused, or others, which had said too little, gave way to them."""
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
@@ -119,35 +128,32 @@ class StreamServer:
         if self._tls is not None:
             connection = self._tls().wrap_socket(connection, server_side=True, do_handshake_on_connect=False)
         stream = Stream(connection, address_of(address) or "a process on this host")
+        stream.counted_for = peer_of_host(address[0]) if isinstance(address, tuple) else ""
         thread = threading.Thread(target=self._converse, args=(stream,), name=self._name, daemon=True)
         with self._lock:
-            full = len(self._open) >= self._connections_max
-            leaves = next((one for one in self._open if one in self._unproven), None) if full else None
-            admitted = not self._stopping.is_set() and (not full or leaves is not None)
-            if admitted:
+            admitted = not self._stopping.is_set() and self._shares.take(stream.counted_for, 1, time.monotonic())
+            leaves = None if admitted or self._stopping.is_set() else self._replaced(stream.counted_for)
+            if admitted or leaves is not None:
                 self._open[stream] = thread
-                self._unproven.discard(leaves or stream)
-                if self._tls is not None:
-                    self._unproven.add(stream)
+                self._counted.add(stream)
+                self._unproven.add(stream)
         if leaves is not None:
             leaves.close()  # its thread does the rest
-        if not admitted:
-            self._turn_away(stream, f"{self._connections_max} connections are open already")
+        elif not admitted:
+            taken = QueueFull(self._full(stream.counted_for))
+            self._turn_away(stream, NotReady("the shard is stopping") if self._stopping.is_set() else taken)
             return
         try:
             thread.start()
         except RuntimeError as error:  # the machine has no thread for it
             self._forget(stream)
-            self._turn_away(stream, str(error))
+            self._turn_away(stream, QueueFull(str(error)))
 
     def _converse(self, stream: Stream) -> None:
         try:
             stream.handshake(deadline_s=time.monotonic() + HELLO_DEADLINE_S)
             if self._tls is not None:
-                for method in self._calls:
-                    check_call(method, stream.peer_uris())
-                with self._lock:
-                    self._unproven.discard(stream)
+                self._prove(stream)
             self._serve(stream)
         except Unreachable:
             pass  # nobody is there to be told
@@ -160,15 +166,60 @@ class StreamServer:
             stream.close()
             self._forget(stream)
 
+    def _prove(self, stream: Stream) -> None:
+        """Check the certificate that a peer has shown; from now on the connection counts for who it names."""
+        uris = stream.peer_uris()
+        for method in self._calls:
+            check_call(method, uris)
+        peer = peer_of_certificate(uris)
+        with self._lock:
+            if stream not in self._unproven:
+                raise Unreachable("the connection had to give way")
+            self._give_back(stream)
+            if not self._shares.take(peer, 1, time.monotonic()):
+                self.turned_away += 1
+                raise QueueFull(self._full(peer))
+            stream.counted_for = peer
+            self._counted.add(stream)
+            self._unproven.discard(stream)
+
+    def _replaced(self, host: str) -> Stream | None:
+        """Return the connection whose place a newcomer takes, and pass the place on; None: nobody gives way."""
+        quiet = [stream for stream in self._unproven if not stream.greeted and stream in self._counted]
+        if not self._shares.fits(1):  # whose they are that keep others out
+            host_of_most = Counter(stream.counted_for for stream in quiet).most_common(1)
+            giver = host_of_most[0][0] if host_of_most else host
+        else:
+            giver = host
+        among = {stream for stream in quiet if stream.counted_for == giver}
+        leaves = next((stream for stream in self._open if stream in among), None)
+        if leaves is not None:
+            self._counted.discard(leaves)
+            self._unproven.discard(leaves)
+            self._shares.pass_on(giver, host, 1)
+            self.turned_away += 1
+        return leaves
+
+    def _give_back(self, stream: Stream) -> None:
+        if stream in self._counted:
+            self._counted.discard(stream)
+            self._shares.give_back(stream.counted_for, 1)
+
+    def _full(self, peer: str) -> str:
+        mine, everybodys = self._shares.of(peer), self._shares.held
+        return f"{peer or 'this host'} has {mine} connections here, of {everybodys}; {self._connections_max} may be"
+
     def _forget(self, stream: Stream) -> None:
         with self._lock:
             del self._open[stream]
             self._unproven.discard(stream)
+            self._give_back(stream)
 
-    def _turn_away(self, stream: Stream, why: str) -> None:
+    def _turn_away(self, stream: Stream, error: ParashardError) -> None:
+        self.turned_away += 1
         # With TLS nothing can be said before a handshake, and the accepting thread waits for nobody.
         if self._tls is None:
-            self._refuse(stream, QueueFull(why))
+            self._refuse(stream, error)
         stream.close()
 
     def _refuse(self, stream: Stream, error: ParashardError) -> None:

@@ -72,7 +72,7 @@ class TcpService:
         header = parsed(head.header, tensor_pb2.PushHeader)
         self._check_lengths(header, head.payload_bytes)
         try:
-            room = self._rooms.take(header.total_bytes)
+            room = self._rooms.take(header.total_bytes, stream.counted_for)
         except QueueFull as error:
             stream.skip(head.payload_bytes, deadline_s=deadline_s)
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
@@ -113,12 +113,16 @@ class TcpService:
 
 
 def _parts(run: PullRun) -> Iterator[PullRun]:
-    """Cut a run into pieces that are read in one turn each; an empty run is one: its version matters."""
+    """Cut a run into pieces that are read in one turn each; an empty run is one: its version matters.
+
+    Only the first has the sender's span: one of many spans for one request would say no more.
+    """
     end = run.offset_bytes + run.length_bytes
     offset = run.offset_bytes
     while True:
         length = min(PIECE_BYTES, end - offset)
-        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version)
+        context = run.traceparent if offset == run.offset_bytes else ""
+        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context)
         offset += length
         if offset == end:
             return

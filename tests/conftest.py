@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -28,6 +30,21 @@ def xp_gpu() -> Any:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return what makes certificates, each once a session."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def popen() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Return `subprocess.Popen` in text mode, of processes that do not outlive the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(command: Sequence[str], **options: Any) -> subprocess.Popen[str]:
+        started.append(subprocess.Popen(command, text=True, **options))
+        return started[-1]
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
 
 
 class VirtualTime:

@@ -1,7 +1,8 @@
 """FakeApiServer: the part of the Kubernetes API that the coordinator uses, over real HTTP.
 
 Keeps pods and one Job with resource versions, streams watches line by line, forgets old versions (410 Gone, as a status
-or as an event in the stream), refuses changes of a version that is not the newest (409), and breaks when told to.
+or as an event in the stream), refuses changes of a version that is not the newest (409), and breaks when told to: with
+a status, without an answer, or with a line in the stream that no API server should send.
 """
 
 from __future__ import annotations
@@ -50,6 +51,10 @@ class FakeApiServer:
         """Statuses that the next requests are answered with, whatever they ask for; 0 closes the connection."""
         self.seen: list[str] = []
         """Every request: its verb, and for a list what it selects."""
+        self.lines: deque[bytes] = deque()
+        """Lines that the next watches get, one each, before they are hung up on."""
+        self.refuses_patches = False
+        """Answer every patch with 403, until told otherwise."""
         self.conflicts = 0
         """How many of the next patches find that somebody else was faster."""
         fake = self
@@ -110,6 +115,21 @@ class FakeApiServer:
         with self._changed:
             assert self._changed.wait_for(lambda: self._version in self._watches, deadline_s), "nobody watches"
 
+    def wait_for_requests(self, verb: str, count: int, deadline_s: float = 20.0) -> None:
+        """Wait until there have been so many requests of a kind."""
+        with self._changed:
+            enough = self._changed.wait_for(lambda: self.count(verb) >= count, deadline_s)
+            assert enough, self.seen
+
+    def count(self, verb: str) -> int:
+        """Return how many requests of a kind there have been."""
+        return [seen.split()[0] for seen in self.seen].count(verb)
+
+    def _saw(self, what: str) -> None:
+        with self._changed:
+            self.seen.append(what)
+            self._changed.notify_all()
+
     def _record(self, kind: str, pod: Object) -> None:
         self._version += 1
         pod["metadata"]["resourceVersion"] = str(self._version)
@@ -124,7 +144,7 @@ class FakeApiServer:
         query = {name: values[0] for name, values in parse_qs(parts.query).items()}
         watching = "watch" in query
         verb = "watch" if watching else "get" if parts.path == JOB_PATH else "list"
-        self.seen.append(f"{verb} {query.get('labelSelector', '')}".strip())
+        self._saw(f"{verb} {query.get('labelSelector', '')}".strip())
         if self._fails(request):
             return
         if parts.path == JOB_PATH:
@@ -142,8 +162,11 @@ class FakeApiServer:
     def patch(self, request: BaseHTTPRequestHandler) -> None:
         """Change the Job, if what is changed is its newest version."""
         body = json.loads(request.rfile.read(int(request.headers["Content-Length"])))
-        self.seen.append("patch")
+        self._saw("patch")
         if self._fails(request):
+            return
+        if self.refuses_patches:
+            self._answer(request, 403, {"message": "as told"})
             return
         with self._changed:
             metadata = self.job["metadata"]
@@ -173,6 +196,10 @@ class FakeApiServer:
         request.send_header("Content-Type", "application/json")
         request.send_header("Transfer-Encoding", "chunked")
         request.end_headers()
+        if self.lines:
+            self._send_line(request, self.lines.popleft())
+            request.wfile.write(b"0\r\n\r\n")
+            return
         while True:
             with self._changed:
                 self._watches.add(version)
@@ -187,11 +214,13 @@ class FakeApiServer:
                     events = [{"type": "ERROR", "object": {"code": 410, "reason": "Expired", "message": "too old"}}]
                 version = self._version
             for event in events:
-                line = json.dumps(event).encode() + b"\n"
-                request.wfile.write(f"{len(line):x}\r\n".encode() + line + b"\r\n")
+                self._send_line(request, json.dumps(event).encode())
             if events[0]["type"] == "ERROR":
                 request.wfile.write(b"0\r\n\r\n")
                 return
+
+    def _send_line(self, request: BaseHTTPRequestHandler, line: bytes) -> None:
+        request.wfile.write(f"{len(line) + 1:x}\r\n".encode() + line + b"\n\r\n")
 
     def _fails(self, request: BaseHTTPRequestHandler) -> bool:
         if not self.answers:

@@ -15,6 +15,16 @@ PACKAGES = ("protos", "parashard", "ps_server", "worker", "coordinator")
 OURS = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 CONTRACTS = sorted((ROOT / "protos").glob("*.proto"))
 MAP = ROOT / "ARCHITECTURE.md"
+PICKLES = (
+    "pickle",
+    "_pickle",
+    "cloudpickle",
+    "dill",
+    "joblib",
+    "marshal",
+    "multiprocessing.connection",  # its Client and Listener pickle what they carry
+    "shelve",
+)
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -24,6 +34,7 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
             yield node.module
+            yield from (f"{node.module}.{name.name}" for name in node.names)
         elif isinstance(node, ast.Call) and ast.unparse(node.func).endswith(("import_module", "__import__")):
             yield from (a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str))
 
@@ -50,16 +61,45 @@ def test_cupy_is_imported_in_one_file_and_numba_where_the_kernels_are():
     assert importers_of("numba") == {"ps_server/kernels/loops.py", "parashard/encodings/compiled.py"}
 
 
+def test_only_a_process_that_traces_loads_opentelemetry():
+    traced = {"coordinator/traced.py", "ps_server/traced.py", "worker/traced.py"}
+    assert importers_of("opentelemetry") == {"parashard/telemetry/tracer.py", *traced}
+    modules = [path.removesuffix(".py").replace("/", ".") for path in traced]
+    assert importers_of(*modules) == {path.replace("traced", "__main__") for path in traced}
+    for path in (*traced, "parashard/telemetry/tracer.py"):
+        module = path.removesuffix(".py").replace("/", ".")
+        for importer in importers_of(module) - traced:  # on demand, or for the types alone
+            lines = [line for line in (ROOT / importer).read_text().splitlines() if f"from {module} " in line]
+            assert all(line.startswith("    ") for line in lines), importer
+
+
 def test_nothing_is_pickled():
-    assert importers_of("pickle", "cPickle", "dill", "cloudpickle", "shelve", "marshal", "joblib") == set()
+    assert importers_of("cPickle", *PICKLES) == set()
     for path in OURS:
         assert "allow_pickle=True" not in path.read_text(), path
+
+
+def test_the_lint_refuses_what_pickles():
+    ways = [f"import {name}\n" for name in PICKLES]
+    ways += ["from _pickle import loads\n", "from multiprocessing import connection\n"]
+    command = [sys.executable, "-m", "ruff", "check", "--no-cache", "--select=TID251", "--output-format=concise"]
+    found = subprocess.run(
+        [*command, "--stdin-filename=parashard/some.py", "-"],
+        input="".join(ways),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    ).stdout
+    refused = [int(line.split(":")[1]) for line in found.splitlines() if "is banned: Never pickle" in line]
+    assert refused == list(range(1, len(ways) + 1)), found
 
 
 def test_grpc_is_spoken_only_at_the_seams():
     written = {path for path in importers_of("grpc", "grpc_health") if not path.startswith("protos/")}
     assert written <= {
         "parashard/rpc.py",
+        "parashard/security/grpc_admission.py",
         "parashard/security/grpc_tls.py",
         "coordinator/service.py",
         "ps_server/service.py",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -13,7 +14,8 @@ from in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from coordinator.core import Core, Options
+from coordinator.calls import Options
+from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher
 from coordinator.metrics import CoordinatorCollector
@@ -21,6 +23,7 @@ from coordinator.policies import Async
 from coordinator.rounds import NoRounds
 from coordinator.status import StatusView
 from parashard.telemetry.http import new_registry
+from parashard.telemetry.refusals import RefusedPeers
 from ps_server.checkpointing import CheckpointRecord
 from ps_server.metrics import ShardCollector
 from ps_server.owner import Owner
@@ -30,6 +33,8 @@ from worker.metrics import WorkerCollector
 
 DOCUMENT = Path(__file__).parent.parent / "docs" / "metrics.md"
 TYPES = ("counter", "gauge", "histogram")
+
+CREDENTIALS: Any = SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC)))
 
 Told = tuple[str, str, frozenset[str]]
 """Name as Prometheus shows it, type, labels."""
@@ -54,16 +59,18 @@ def _coordinator() -> CollectorRegistry:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
     core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds())
     view = StatusView("job", "async", 1)
-    registry = new_registry("coordinator")
+    registry = new_registry("coordinator", CREDENTIALS)
     registry.register(CoordinatorCollector(core, lambda: view.message(core, 0.0)))
+    registry.register(RefusedPeers({"calls": lambda: 0}))
     return registry
 
 
 def _shard() -> CollectorRegistry:
-    registry = new_registry("shard")
+    registry = new_registry("shard", CREDENTIALS)
     served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
     log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
     registry.register(ShardCollector(served, CheckpointRecord(), lambda: log))
+    registry.register(RefusedPeers({"bytes": lambda: 0}))
     return registry
 
 
@@ -71,7 +78,7 @@ def _worker() -> CollectorRegistry:
     counted: Any = SimpleNamespace(
         steps=0, computed=0, examples=0, staleness_pushes=0, transfer_s=0.0, phases_s={"lease": 0.0, "pull": 0.0}
     )
-    registry = new_registry("worker")
+    registry = new_registry("worker", CREDENTIALS)
     registry.register(WorkerCollector(cast(StepLoop, counted), "worker-0"))
     return registry
 

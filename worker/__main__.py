@@ -7,11 +7,15 @@ import secrets
 import threading
 import time
 from argparse import Namespace
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import structlog
 
 from parashard import encodings, failpoints
+from parashard.arguments import credentials_of, service_arguments
 from parashard.client import ShardClient
 from parashard.compute import limit_threads, threads_for
 from parashard.contracts import plan_from, view_from
@@ -19,16 +23,17 @@ from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.errors import WrongRun
-from parashard.job.digest import changed_keys, identity_digest, job_identity
+from parashard.job.digest import changed_keys, identity_digest, in_few_words, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.partition import Plan
-from parashard.process import ExitCode, Stop, credentials_of, end_process, run_service, service_arguments
+from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.security.identity import Role
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.tracing import tracing
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from protos import coordinator_pb2 as pb
@@ -37,6 +42,9 @@ from worker.device import open_device
 from worker.leasing import Joined, Leasing
 from worker.loop import StepLoop
 from worker.metrics import WorkerCollector
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
 AWAY_BUDGET_S = 0.3  # a shard that does not answer for so long may live elsewhere: look where
@@ -55,10 +63,15 @@ def main() -> int:
     arguments = parser.parse_args()
     role = arguments.name or "worker"
     code = arguments.stopped_exit_code
-    return run_service(role, arguments.lifeline, lambda stop: serve(arguments, stop), code)
+
+    def traced(stop: Stop) -> ExitCode:
+        with tracing(arguments.trace, "worker", arguments.name) as tracer:
+            return serve(arguments, stop, tracer)
+
+    return run_service(role, arguments.lifeline, traced, code)
 
 
-def serve(arguments: Namespace, stop: Stop) -> ExitCode:
+def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
     credentials = credentials_of(arguments, Role.WORKER)
     coordinator = CoordinatorClient(
@@ -76,11 +89,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     device = open_device(arguments.device or job.cluster.device, arguments.name)
     source = open_source(job.data)
     limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
-    if source.spec.fingerprint != reply.data_fingerprint:
-        raise WrongRun(
-            f"this machine's data differ from the job's: fingerprint {source.spec.fingerprint[:12]} is not "
-            f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
-        )
+    _check_data(job, source.spec, reply)
     plan = plan_from(reply.plan)
     encodings.warm_up(plan.variables.values())
     folder = arguments.model_folder or reply.model_folder
@@ -94,7 +103,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         clip_norm=job.optimizer.clip_norm,
         round_steps=policy.bound if policy.kind == "sync" else None,
     )
-    registry = new_registry("worker")
+    registry = new_registry("worker", credentials)
     joined = False
     http = HttpPort(arguments.host, arguments.http_port, registry, lambda: "" if joined else "not in the job yet")
     http.start()
@@ -123,7 +132,8 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     structlog.contextvars.bind_contextvars(worker=member.name, incarnation=member.incarnation)
     log.info("joined", device=device.name, threads=threads, http=http.address)
     cluster = job.cluster
-    leasing = Leasing(
+    make_leasing, make_client = _makers_of(tracer, reply.run_id, member.name)
+    leasing = make_leasing(
         coordinator,
         member,
         batch=cluster.lease_batch,
@@ -132,7 +142,7 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
         join=lambda: join(member.name),
         patience_s=cluster.retry_budget_s,
     )
-    client = ShardClient(
+    client = make_client(
         reply.run_id,
         reply.job_digest,
         plan,
@@ -166,6 +176,17 @@ def serve(arguments: Namespace, stop: Stop) -> ExitCode:
     return ExitCode.FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
 
 
+def _makers_of(
+    tracer: Tracer | None, run_id: str, worker: str
+) -> tuple[Callable[..., Leasing], Callable[..., ShardClient]]:
+    if tracer is None:
+        return Leasing, ShardClient
+    from worker.traced import StepSpans, TracedClient, TracedLeasing
+
+    spans = StepSpans(tracer, run_id, worker)
+    return partial(TracedLeasing, spans), partial(TracedClient, spans)
+
+
 def _leave_in_time(stop: Stop, leasing: Leasing, grace_s: float) -> None:
     """End the process soon after a stop is asked for, however long the step in the works takes: it is leased again."""
     stop.event.wait()
@@ -175,6 +196,15 @@ def _leave_in_time(stop: Stop, leasing: Leasing, grace_s: float) -> None:
     os._exit(stop.exit_code)
 
 
+def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:
+    """Refuse to compute with other data than the job's."""
+    if spec.fingerprint != reply.data_fingerprint:
+        raise WrongRun(
+            f"this machine's data differ from the job's: fingerprint {spec.fingerprint[:12]} is not "
+            f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
+        )
+
+
 def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply, folder: Path | None) -> None:
     """Refuse to work on steps that are not the job's: --set may say where things are, not what is computed (P2)."""
     first, code = reply.initial_sha256, code_sha256(job.model, folder)
@@ -182,8 +212,10 @@ def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply,
     if identity_digest(mine) != reply.job_digest:
         told = job_from_toml(reply.job_toml)
         theirs = job_identity(told, spec, plan.variables, initial_sha256=first, model_sha256=code)
-        changed = ", ".join(changed_keys(theirs, mine)) or "none; another version of parashard or of the model's code?"
-        raise WrongRun(f"this worker would compute another job than the coordinator's; keys that differ: {changed}")
+        changed = changed_keys(theirs, mine)
+        log.info("job-differs", keys=changed)  # all of them
+        named = in_few_words(changed) or "none; another version of parashard or of the model's code?"
+        raise WrongRun(f"this worker would compute another job than the coordinator's; keys that differ: {named}")
 
 
 if __name__ == "__main__":

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.peers import seam
 from benchmarks.races.ballast import COLUMNS
+from parashard.arguments import credentials_in
 from parashard.client import Pulled, ShardClient
 from parashard.contracts import plan_from, view_from
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.local_cluster import LocalCluster
-from parashard.process import credentials_in
 from parashard.transports.choosing import connect_by
 
 JOB = Path(__file__).parent / "ballast.toml"

@@ -1,8 +1,9 @@
 """Cluster: the few questions that the coordinator asks of the Kubernetes API, and the one change.
 
 Owns the official client, its models, and the mapping of its errors to ours: `RetryLater` where asking again helps,
-`StaleList` where the list is too old to go on from, `ConfigurationError` where the cluster does not allow it. Decides
-nothing; called by `coordinator.pods.watching`.
+`StaleList` where the list is too old to go on from, `Unreadable` where the answer makes no sense, `ConfigurationError`
+where the cluster does not allow it. Nothing else comes out of the client. Decides nothing; called by
+`coordinator.pods.watching`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from coordinator.pods.ledger import Pod
-from parashard.errors import ConfigurationError, RetryLater, Unreachable
+from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 
 INSTANCE = "app.kubernetes.io/instance"
 COMPONENT = "app.kubernetes.io/component"
@@ -21,6 +22,8 @@ NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REQUEST_S = 10.0
 WATCH_S = 30.0
 """How long one watch lasts before it is asked for anew: what a server that fell silent costs at most."""
+SAID_CHARACTERS_MAX = 200
+"""Of what is repeated of an answer: it may be a proxy's whole page."""
 
 
 class StaleList(Exception):
@@ -29,6 +32,10 @@ class StaleList(Exception):
 
 class Conflict(Exception):
     """409: somebody else changed the object meanwhile; read it again."""
+
+
+class Unreadable(Exception):
+    """The answer is nothing that the client can read, such as a proxy's own words: what it was about is not known."""
 
 
 class Cluster(Protocol):
@@ -70,14 +77,14 @@ class KubernetesCluster:
 
         Raises
         ------
-        RetryLater, ConfigurationError
+        RetryLater, Unreadable, ConfigurationError
             As the module says.
         """
         with _our_errors(f"list the pods of {self._namespace}"):
             listed = self._core.list_namespaced_pod(
                 self._namespace, label_selector=self._label_selector(), _request_timeout=REQUEST_S
             )
-        return [pod_of(item) for item in listed.items], listed.metadata.resource_version
+            return [pod_of(item) for item in listed.items], listed.metadata.resource_version
 
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
         """Yield what changed since a version, until the server ends the watch, at the latest after `WATCH_S`.
@@ -86,7 +93,7 @@ class KubernetesCluster:
         ------
         StaleList
             If the version is too old.
-        RetryLater, ConfigurationError
+        RetryLater, Unreadable, ConfigurationError
             As the module says.
         """
         with _our_errors(f"watch the pods of {self._namespace}"):
@@ -111,7 +118,7 @@ class KubernetesCluster:
         ------
         Conflict
             If somebody else changed the Job meanwhile.
-        RetryLater, ConfigurationError
+        RetryLater, Unreadable, ConfigurationError
             As the module says; a Job that is over cannot be scaled.
         """
         with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
@@ -199,9 +206,17 @@ def _our_errors(what: str) -> Iterator[None]:
             raise StaleList from None
         if error.status == 409:
             raise Conflict from None
-        said = f"cannot {what}: the API server answered {error.status} {error.reason}"
+        said = f"cannot {what}: the API server answered {error.status} {error.reason}"[:SAID_CHARACTERS_MAX]
+        if not isinstance(error.status, int):  # a watch's event says what it likes
+            raise Unreadable(said) from None
         if error.status == 429 or error.status >= 500:
             raise RetryLater(said) from None
         raise ConfigurationError(said) from None
     except HTTPError as error:
         raise Unreachable(f"cannot {what}: the API server does not answer: {type(error).__name__}") from None
+    except ParashardError:
+        raise
+    except Exception as error:
+        # The client reads what it expects, and stumbles in many ways over anything else.
+        said = f"{type(error).__name__}: {error}"[:SAID_CHARACTERS_MAX]
+        raise Unreadable(f"cannot {what}: the client cannot read the answer: {said}") from error

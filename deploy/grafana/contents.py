@@ -9,6 +9,15 @@ from __future__ import annotations
 from deploy.grafana.layout import Dashboard, Kind, Panel, Query, of_run
 
 WITH_ROLE = "* on (run, instance) group_left (role) parashard_build_info"
+LEGENDS = {
+    "run": "{{run}}",
+    "shard": "shard {{shard}}",
+    "worker": "{{worker}}",
+    "phase": "{{phase}}",
+    "result": "{{result}}",
+    "Hostname, gpu": "{{Hostname}} {{gpu}}",
+}
+"""What series by these labels are called."""
 
 
 def panel(
@@ -16,6 +25,21 @@ def panel(
 ) -> Panel:
     """Return a panel of (expression, legend) pairs."""
     return Panel(title, description, unit, tuple(Query(of_run(e), legend) for e, legend in queries), kind, minimum)
+
+
+def highest(series: str, by: str = "run", *, legend: str = "") -> tuple[str, str]:
+    """Return a query of the greatest value of each `by`; of a series that only one process has, its value."""
+    return f"max by ({by}) ({series})", legend or LEGENDS[by]
+
+
+def per_second(counter: str, by: str = "run", *, legend: str = "") -> tuple[str, str]:
+    """Return a query of a counter's rise per second, over all of each `by`."""
+    return f"sum by ({by}) (rate({counter}[$__rate_interval]))", legend or LEGENDS[by]
+
+
+def in_5_minutes(counter: str, by: str = "run", *, legend: str = "") -> tuple[str, str]:
+    """Return a query of a counter's rise in the last 5 minutes, over all of each `by`."""
+    return f"sum by ({by}) (increase({counter}[5m]))", legend or LEGENDS[by]
 
 
 def quantiles(histogram: str, by: str = "") -> list[tuple[str, str]]:
@@ -30,17 +54,17 @@ OVERVIEW = Dashboard(
     "Does the job get on, and is what it does worth anything?",
     (
         panel("Throughput", "Examples in steps that became complete.", "suffix: examples/s",
-              ("sum by (run) (rate(parashard_coordinator_examples_total[$__rate_interval]))", "{{run}}")),
+              per_second("parashard_coordinator_examples_total")),
         panel("Goodput", "How many more steps are complete, of those computed. The rest was done twice or lost.",
               "percentunit",
               ("clamp(sum by (run) (delta(parashard_coordinator_steps_complete[$__rate_interval])) / "
                "sum by (run) (increase(parashard_worker_computed_steps_total[$__rate_interval])), 0, 1)", "now"),
               ("run:parashard_goodput:ratio_rate5m", "over 5 minutes")),
         panel("Loss", "Training loss, smoothed over steps.", "short",
-              ("max by (run) (parashard_coordinator_loss)", "{{run}}"), minimum=None),
+              highest("parashard_coordinator_loss"), minimum=None),
         panel("Workers", "Live workers, and how many the launcher keeps running.", "short",
-              ("max by (run) (parashard_coordinator_workers_live)", "live"),
-              ("max by (run) (parashard_coordinator_workers_wanted)", "wanted")),
+              highest("parashard_coordinator_workers_live", legend="live"),
+              highest("parashard_coordinator_workers_wanted", legend="wanted")),
         panel("Steps complete", "Share of the job's steps that every shard has. It falls when a shard loses some.",
               "percentunit",
               ("max by (run) (parashard_coordinator_steps_complete) / max by (run) (parashard_coordinator_steps)",
@@ -48,10 +72,10 @@ OVERVIEW = Dashboard(
         panel("Time without progress", "Since the last step became complete. It grows while a shard is away.", "s",
               ("time() - max by (run) (parashard_coordinator_last_progress_timestamp_seconds)", "{{run}}")),
         panel("Shards", "Shards that answer, and how many the plan has. The job waits for every one.", "short",
-              ("max by (run) (parashard_coordinator_shards_live)", "live"),
-              ("max by (run) (parashard_coordinator_shards)", "in the plan")),
+              highest("parashard_coordinator_shards_live", legend="live"),
+              highest("parashard_coordinator_shards", legend="in the plan")),
         panel("State", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", "short",
-              ("max by (run) (parashard_coordinator_job_state)", "{{run}}"), kind="stat"),
+              highest("parashard_coordinator_job_state"), kind="stat"),
         panel("Processes", "Processes that Prometheus can scrape.", "short",
               ("count by (role) (parashard_build_info)", "{{role}}")),
     ),
@@ -74,15 +98,14 @@ STALENESS = Dashboard(
                "sum by (worker) (rate(parashard_worker_steps_total[$__rate_interval]))", "{{worker}}")),
         panel("Greatest step lag", "Step minus the lowest step that the shard lacked, at an apply. ssp:K bounds it.",
               "suffix: steps",
-              ("max by (shard) (parashard_shard_step_lag_max)", "shard {{shard}}")),
+              highest("parashard_shard_step_lag_max", "shard")),
         panel("Leases", "Steps that somebody holds now, and leases given a second time to pass a straggler.", "short",
-              ("max by (run) (parashard_coordinator_leases)", "held"),
+              highest("parashard_coordinator_leases", legend="held"),
               ("sum by (run) (increase(parashard_coordinator_speculative_leases_total[$__rate_interval]))",
                "second leases")),
         panel("Waiting for a lease", "Share of each worker's time. In ssp and sync it is what consistency costs.",
               "percentunit",
-              ('sum by (worker) (rate(parashard_worker_phase_seconds_total{phase="lease"}[$__rate_interval]))',
-               "{{worker}}")),
+              per_second('parashard_worker_phase_seconds_total{phase="lease"}', "worker")),
     ),
 )  # fmt: skip
 
@@ -92,11 +115,11 @@ SHARDS = Dashboard(
     "Which shard is the bottleneck, and what does it do?",
     (
         panel("Pushed", "Payload received in pushes.", "Bps",
-              ("sum by (shard) (rate(parashard_shard_push_bytes_total[$__rate_interval]))", "shard {{shard}}")),
+              per_second("parashard_shard_push_bytes_total", "shard")),
         panel("Pulled", "Payload sent in pulls.", "Bps",
-              ("sum by (shard) (rate(parashard_shard_pull_bytes_total[$__rate_interval]))", "shard {{shard}}")),
+              per_second("parashard_shard_pull_bytes_total", "shard")),
         panel("Pushes", "By what became of them. Duplicates change nothing.", "suffix: pushes/s",
-              ("sum by (result) (rate(parashard_shard_pushes_total[$__rate_interval]))", "{{result}}"), kind="stack"),
+              per_second("parashard_shard_pushes_total", "result"), kind="stack"),
         panel("Apply time", "Duration of the requests that moved the weights, over all shards.", "s",
               *quantiles("parashard_shard_apply_seconds")),
         panel("Busy", "Share of the time at pushes and pulls, one at a time: at 1 the workers wait for it.",
@@ -127,13 +150,12 @@ WORKERS = Dashboard(
     "Where does a worker's time go?",
     (
         panel("Phases", "Seconds per second, over all workers. Pull and push are only what could not be hidden.", "s",
-              ("sum by (phase) (rate(parashard_worker_phase_seconds_total[$__rate_interval]))", "{{phase}}"),
+              per_second("parashard_worker_phase_seconds_total", "phase"),
               kind="stack"),
         panel("Computing", "Share of each worker's time. The rest is waiting.", "percentunit",
-              ('sum by (worker) (rate(parashard_worker_phase_seconds_total{phase="compute"}[$__rate_interval]))',
-               "{{worker}}")),
+              per_second('parashard_worker_phase_seconds_total{phase="compute"}', "worker")),
         panel("Steps", "Steps that every shard acknowledged, by worker.", "suffix: steps/s",
-              ("sum by (worker) (rate(parashard_worker_steps_total[$__rate_interval]))", "{{worker}}")),
+              per_second("parashard_worker_steps_total", "worker")),
         panel("Transfer hidden", "Share of pulls and pushes that ran beside computing.", "percentunit",
               ('1 - sum by (worker) (rate(parashard_worker_phase_seconds_total{phase=~"pull|push"}[$__rate_interval])) '
                "/ sum by (worker) (rate(parashard_worker_transfer_seconds_total[$__rate_interval]))", "{{worker}}"),
@@ -153,16 +175,16 @@ FAILURES = Dashboard(
     "What died, what did it cost, and who was told?",
     (
         panel("Restarts", "Processes that came again, in 5 minutes.", "short",
-              ("sum by (run) (increase(parashard_coordinator_worker_restarts_total[5m]))", "workers"),
-              ("sum by (run) (increase(parashard_coordinator_shard_restarts_total[5m]))", "shards")),
+              in_5_minutes("parashard_coordinator_worker_restarts_total", legend="workers"),
+              in_5_minutes("parashard_coordinator_shard_restarts_total", legend="shards")),
         panel("Lives of shards", "A shard's incarnation rises with each start.", "short",
-              ("max by (shard) (parashard_shard_incarnation)", "shard {{shard}}")),
+              highest("parashard_shard_incarnation", "shard")),
         panel("Alerts", "That fire.", "short",
               ('count by (alertname) (ALERTS{alertname=~"Parashard.+", alertstate="firing"})', "{{alertname}}"),
               kind="stack"),
         panel("Computed and complete", "The difference was done twice, or lost. Below 0 a shard lost steps.",
               "suffix: steps/s",
-              ("sum by (run) (rate(parashard_worker_computed_steps_total[$__rate_interval]))", "computed"),
+              per_second("parashard_worker_computed_steps_total", legend="computed"),
               ("sum by (run) (deriv(parashard_coordinator_steps_complete[$__rate_interval]))", "complete"),
               minimum=None),
         panel("Pushes that do not count", "Share of each shard's pushes. Duplicates are safe and cost time.",
@@ -172,8 +194,11 @@ FAILURES = Dashboard(
         panel("Given up and taken back", "In 5 minutes: steps pushed empty; returns of all shards to an earlier round; "
               "worker processes that ended.", "short",
               ("max by (run) (increase(parashard_shard_skipped_steps_total[5m]))", "steps given up"),
-              ("sum by (run) (increase(parashard_coordinator_rollbacks_total[5m]))", "rollbacks"),
-              ("sum by (run) (increase(parashard_coordinator_worker_exits_total[5m]))", "worker exits")),
+              in_5_minutes("parashard_coordinator_rollbacks_total", legend="rollbacks"),
+              in_5_minutes("parashard_coordinator_worker_exits_total", legend="worker exits")),
+        panel("Certificates", "Time until the first one expires, by role. Without TLS there are none.", "s",
+              ("min by (role) ((parashard_certificate_expires_timestamp_seconds - time()) "
+               f"{WITH_ROLE})", "{{role}}"), minimum=None),
     ),
 )  # fmt: skip
 
@@ -184,18 +209,18 @@ CHECKPOINTS = Dashboard(
     (
         panel("Age", "Since a shard's last checkpoint was stored: what a kill makes the workers compute again.", "s",
               ("max by (shard) (time() - parashard_shard_last_checkpoint_timestamp_seconds)", "shard {{shard}}"),
-              ("max by (run) (parashard_shard_checkpoint_interval_seconds)", "interval asked for")),
+              highest("parashard_shard_checkpoint_interval_seconds", legend="interval asked for")),
         panel("Duration", "From the last one's cut until it was stored. Pushes go on meanwhile.", "s",
-              ("max by (shard) (parashard_shard_checkpoint_seconds)", "shard {{shard}}")),
+              highest("parashard_shard_checkpoint_seconds", "shard")),
         panel("Longest stall", "The longest that the copy of a partition kept pushes waiting, in this life.", "s",
-              ("max by (shard) (parashard_shard_checkpoint_stall_seconds)", "shard {{shard}}")),
+              highest("parashard_shard_checkpoint_stall_seconds", "shard")),
         panel("Size", "Of the last one.", "bytes",
-              ("max by (shard) (parashard_shard_checkpoint_bytes)", "shard {{shard}}")),
+              highest("parashard_shard_checkpoint_bytes", "shard")),
         panel("Stored and failed", "Checkpoints in 5 minutes.", "short",
-              ("sum by (run) (increase(parashard_shard_checkpoints_total[5m]))", "stored"),
-              ("sum by (run) (increase(parashard_shard_failed_checkpoints_total[5m]))", "failed")),
+              in_5_minutes("parashard_shard_checkpoints_total", legend="stored"),
+              in_5_minutes("parashard_shard_failed_checkpoints_total", legend="failed")),
         panel("Log of pushes", 'Appended bytes, with durability = "log" only.', "Bps",
-              ("sum by (shard) (rate(parashard_shard_log_bytes_total[$__rate_interval]))", "shard {{shard}}")),
+              per_second("parashard_shard_log_bytes_total", "shard")),
     ),
 )  # fmt: skip
 
@@ -205,17 +230,17 @@ GPU = Dashboard(
     "What do the cards do? From NVIDIA's dcgm-exporter, which is not part of parashard.",
     (
         panel("Utilisation", "Share of the time in which a kernel ran.", "percent",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_GPU_UTIL)", "{{Hostname}} {{gpu}}")),
+              highest("DCGM_FI_DEV_GPU_UTIL", "Hostname, gpu")),
         panel("Memory used", "Framebuffer.", "bytes",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_FB_USED) * 1048576", "{{Hostname}} {{gpu}}")),
+              ("max by (Hostname, gpu) (DCGM_FI_DEV_FB_USED) * 1048576", LEGENDS["Hostname, gpu"])),
         panel("Power", "Drawn now.", "watt",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_POWER_USAGE)", "{{Hostname}} {{gpu}}")),
+              highest("DCGM_FI_DEV_POWER_USAGE", "Hostname, gpu")),
         panel("Temperature", "Of the chip.", "celsius",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_GPU_TEMP)", "{{Hostname}} {{gpu}}")),
+              highest("DCGM_FI_DEV_GPU_TEMP", "Hostname, gpu")),
         panel("Clock", "Of the streaming multiprocessors. It falls when the card is hot or short of power.", "hertz",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_SM_CLOCK) * 1e6", "{{Hostname}} {{gpu}}")),
+              ("max by (Hostname, gpu) (DCGM_FI_DEV_SM_CLOCK) * 1e6", LEGENDS["Hostname, gpu"])),
         panel("Xid errors", "The last error's number; 0 is none.", "short",
-              ("max by (Hostname, gpu) (DCGM_FI_DEV_XID_ERRORS)", "{{Hostname}} {{gpu}}")),
+              highest("DCGM_FI_DEV_XID_ERRORS", "Hostname, gpu")),
     ),
 )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Tells Prometheus where the processes of a `parashard run` listen, in a file for `file_sd_configs`.
 
-    python -m deploy.prometheus.targets RUN_DIR --write runs/targets.json
+    python -m deploy.prometheus.targets RUN_DIR --write runs/targets.json [--tls-dir DIR]
 
 Asks the run's coordinator once a second and replaces the file when an address has changed, until the run ends. Owns the
 file and no more: what Prometheus does with it is in `local.yml`. Called by people, and by the tests of tests/deploy.
@@ -13,13 +13,17 @@ import json
 import os
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
+from parashard.arguments import TLS_VARIABLE, credentials_in
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.errors import ParashardError, RetryLater
+from parashard.errors import ConfigurationError, ParashardError, RetryLater
+from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 
 ASK_EVERY_S = 1.0
+LOOK_EVERY_S = 0.2
 START_DEADLINE_S = 60.0
 GONE_AFTER_S = 30.0  # a coordinator that is started again is back within seconds
 OVER = (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED)
@@ -30,24 +34,35 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("run_dir", type=Path, help="directory of the run")
     parser.add_argument("--write", type=Path, required=True, help="the file for file_sd_configs")
+    parser.add_argument(
+        "--tls-dir",
+        type=Path,
+        default=os.environ.get(TLS_VARIABLE) or None,
+        help=f"folder with an operator's certificate, if the run has --tls-dir (default: {TLS_VARIABLE})",
+    )
     arguments = parser.parse_args()
     try:
-        follow(arguments.run_dir, arguments.write)
+        follow(arguments.run_dir, arguments.write, credentials_in(arguments.tls_dir))
     except ParashardError as error:
         sys.stderr.write(f"{error}\n")
         return 1
     return 0
 
 
-def follow(run_dir: Path, path: Path) -> None:
+def follow(run_dir: Path, path: Path, credentials: Credentials | None = None) -> None:
     """Keep the file up to date until the job is over or its coordinator has been gone for GONE_AFTER_S.
 
     Raises
     ------
     ConfigurationError, RetryLater
-        If no coordinator is found within START_DEADLINE_S.
+        If no coordinator is found within START_DEADLINE_S, or there can be no such file.
     """
-    client = CoordinatorClient(find_coordinator(str(run_dir), wait_s=START_DEADLINE_S), where=str(run_dir))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"--write {path}: its folder cannot be made: {error.strerror}") from None
+    address = find_started(run_dir, START_DEADLINE_S)
+    client = CoordinatorClient(address, where=str(run_dir), credentials=credentials)
     answered_s, written, state = time.monotonic(), "", pb.JOB_STATE_UNSPECIFIED
     try:
         while state not in OVER and time.monotonic() - answered_s < GONE_AFTER_S:
@@ -63,6 +78,19 @@ def follow(run_dir: Path, path: Path) -> None:
             time.sleep(ASK_EVERY_S)
     finally:
         client.close()
+
+
+def find_started(run_dir: Path, wait_s: float, sleep: Callable[[float], None] = time.sleep) -> str:
+    """Return the coordinator's address; a run that was started a moment ago may be without its directory yet."""
+    deadline_s = time.monotonic() + wait_s
+    while True:
+        there = run_dir.exists()  # before it is looked into: it may appear meanwhile
+        try:
+            return find_coordinator(str(run_dir), wait_s=max(0.0, deadline_s - time.monotonic()))
+        except ConfigurationError:
+            if there or time.monotonic() >= deadline_s:
+                raise
+        sleep(LOOK_EVERY_S)
 
 
 def targets(status: pb.GetStatusReply) -> str:

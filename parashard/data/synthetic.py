@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from parashard.data.arrays import MAX_CLASSES
 from parashard.data.base import DataSpec, Indices
 from parashard.permutation import MAX_LENGTH
+from parashard.splitmix import splitmix64
 
 _Words = npt.NDArray[np.uint64]
 _U64 = np.uint64
@@ -91,24 +92,16 @@ class SyntheticSource:
         return self._generated(np.arange(first + start, first + min(stop, self._options.held_out), dtype=_U64))
 
     def _generated(self, numbers: _Words) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.int64]]:
-        labels = (_mixed(numbers, self._label_key) % _U64(self._options.classes)).astype(np.int64)
+        labels = (splitmix64(numbers.copy(), self._label_key) % _U64(self._options.classes)).astype(np.int64)
         elements = numbers[:, None] * _U64(self._options.features) + self._features
         inputs = self._centres[labels] + self._options.noise * _normal(elements, self._noise_key)
         return inputs.astype(np.float32), labels
 
 
-def _mixed(counters: _Words, key: int) -> _Words:
-    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at these counters under a key."""
-    z = counters * _U64(0x9E3779B97F4A7C15) + _U64(key)
-    z = (z ^ (z >> _U64(30))) * _U64(0xBF58476D1CE4E5B9)
-    z = (z ^ (z >> _U64(27))) * _U64(0x94D049BB133111EB)
-    return z ^ (z >> _U64(31))
-
-
 def _normal(counters: _Words, key: int) -> npt.NDArray[np.float64]:
-    """Return one number per counter: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
-    bits = _mixed(counters, key)
-    total = np.zeros(counters.shape)
+    """Return one number per counter, which it overwrites: mean 0, variance 1, within 3.47 (four uniforms, rescaled)."""
+    bits = splitmix64(counters, key)
+    total = np.zeros(bits.shape)
     for shift in (0, 16, 32, 48):
         total += ((bits >> _U64(shift)) & _U64(0xFFFF)).astype(np.float64)
     return ((total + 2.0) * 2.0**-16 - 2.0) * _SQUARE_ROOT_OF_3  # lanes are centred; their sum's variance is 1/3

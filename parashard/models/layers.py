@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from parashard.data.base import Array
+from parashard.splitmix import splitmix64
 
 ActivationName = Literal["relu", "gelu", "tanh"]
 
@@ -149,7 +150,8 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int],
     """
     elements = math.prod(shape)
     threshold = round(rate * _LANE_VALUES)
-    lanes = _hashes(_dropout_key(*key), -(-elements // _LANES), xp).view(xp.uint16)
+    hashes = splitmix64(xp.arange(-(-elements // _LANES), dtype=xp.uint64), _dropout_key(*key))
+    lanes = hashes.view(xp.uint16)
     mask = (lanes[:elements] >= threshold).astype(dtype)
     mask *= _LANE_VALUES / (_LANE_VALUES - threshold)
     return mask.reshape(shape)
@@ -158,20 +160,3 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int],
 def _dropout_key(seed: int, step: int, layer: int) -> int:
     text = f"parashard dropout\0{seed}\0{step}\0{layer}".encode()
     return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
-
-
-def _hashes(key: int, count: int, xp: Any) -> Array:
-    """Return SplitMix64 (Steele, Lea, Flood, OOPSLA 2014) at counters [0, count) under a key.
-
-    The same function as in `parashard.variables`, written for `xp` and with fewer temporaries.
-    """
-    u64 = xp.uint64
-    z = xp.arange(count, dtype=u64)
-    z *= u64(0x9E3779B97F4A7C15)
-    z += u64(key)
-    z ^= z >> u64(30)
-    z *= u64(0xBF58476D1CE4E5B9)
-    z ^= z >> u64(27)
-    z *= u64(0x94D049BB133111EB)
-    z ^= z >> u64(31)
-    return z

@@ -6,7 +6,6 @@ manifests themselves are templates beside this file. Writes nothing; called by `
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -14,21 +13,24 @@ from pathlib import Path, PurePosixPath
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, as_toml
+from parashard.render.certificates import Certificates, certificates_of, security_values
+from parashard.render.common import FAREWELL_S, leave_s, parsed_image
 from parashard.render.templates import filled, template, templates
 
 STORE_FOLDER = "/var/lib/parashard"
 DATA_FOLDER = "/data"
 JOB_PATH = "base/job.toml"
+SECRETS_PATH = "secrets.sh"
+STORE_PORT = 443
+PORT_MAX = 65535
+SPOT_LEAVE_S = 15
+"""What Google's spot machines leave to a pod; other clouds leave more."""
 NAME_LENGTH_MAX = 40
 """A pod's label has 63 characters: the name, the longest role and the digest of a pod's template."""
-FAREWELL_S = 5
-"""Time that a process has beyond `cluster.grace_s` to close what it has open."""
 
-_IMAGE = re.compile(
-    r"(?P<name>[a-z0-9]+([._:/-]+[a-z0-9]+)*?)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
-)
 _QUANTITY = re.compile(r"[1-9]\d*(\.\d+)?([KMGTPE]i|[kMGTPE])?")
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
+FOLDERS = ("base", "components", "overlays")
 _PODS = ("coordinator", "shard", "worker")
 _PARTS = (
     "container_security",
@@ -40,6 +42,7 @@ _PARTS = (
     "warm_cache",
     "worker_job",
     "state_job",
+    "certificate_life",
 )
 
 _WITH_JOB = {
@@ -69,6 +72,13 @@ class KubernetesOptions:
         ``ReadWriteMany``, or ``ReadWriteOnce`` on a cluster of one node.
     data_claim : str
         Volume claim that is mounted, read-only, at /data; empty: none.
+    store_secret : str
+        Secret whose keys are environment variables of the coordinator and the shards, such as AWS_ACCESS_KEY_ID, for a
+        store of objects; empty: none.
+    store_port : int, optional
+        Port that a store of objects is reached at; None: 443.
+    certificates : Certificates, optional
+        Who makes the pods' certificates; None: cert-manager, or nobody for a job with `cluster.insecure`.
     """
 
     image: str = "parashard:latest"
@@ -79,6 +89,9 @@ class KubernetesOptions:
     storage_class: str = ""
     access_mode: str = "ReadWriteMany"
     data_claim: str = ""
+    store_secret: str = ""
+    store_port: int | None = None
+    certificates: Certificates | None = None
 
 
 def cluster_overrides(loaded: LoadedJob) -> list[Override]:
@@ -129,20 +142,37 @@ def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str
             "Job without pods is complete at once"
         )
     _check_data(loaded, options)
+    certificates = certificates_of(loaded, options.certificates)
     values = _values(loaded, options)
+    values |= security_values(values["name"], job.cluster.shards, certificates)
     with_set, with_job = values | _WITH_SET, values | _WITH_JOB
     for pod in _PODS:
-        values[f"{pod}_pod"] = filled(template(f"pods/{pod}.yaml"), with_job if pod == "worker" else with_set)
-    # A JobSet names its Jobs JOBSET-PART-NUMBER.
-    in_set = {
-        "shard_index": "annotations['batch.kubernetes.io/job-completion-index']",
-        "kubernetes_job": f"{values['name']}-worker-0",
-    }
+        values[f"{pod}_pod"] = _pod(pod, with_job if pod == "worker" else with_set)
+    in_set = with_job | _in_jobset(values["name"])
     for pod in ("coordinator", "shard"):
-        values[f"{pod}_jobset_pod"] = filled(template(f"pods/{pod}.yaml"), with_job | in_set)
+        values[f"{pod}_jobset_pod"] = _pod(pod, in_set)
     skipped = set() if _has_claim(loaded) else {"base/store.yaml"}
-    paths = [path for folder in ("base", "components", "overlays") for path in templates(folder) if path not in skipped]
+    if certificates is not Certificates.CERT_MANAGER:
+        skipped.add("base/certificates.yaml")
+    paths = [path for folder in FOLDERS for path in templates(folder) if path not in skipped]
+    if certificates is Certificates.SECRETS:
+        paths.append(SECRETS_PATH)
     return {path: filled(template(path), values) for path in paths} | {JOB_PATH: as_toml(job)}
+
+
+def _pod(role: str, values: dict[str, str]) -> str:
+    return filled(template(f"pods/{role}.yaml"), values | {"role": role})
+
+
+def _in_jobset(name: str) -> dict[str, str]:
+    """Return what a pod of a JobSet has otherwise: its Jobs are named JOBSET-PART-NUMBER, their pods after them."""
+    return {
+        "shard_index": "annotations['batch.kubernetes.io/job-completion-index']",
+        "kubernetes_job": f"{name}-worker-0",
+        "coordinator_host": f"{name}-coordinator-0-0",
+        "shard_host": f"{name}-shard-0",
+        "shard_subdomain": f"# With it, the pods of an Indexed Job have names.\nsubdomain: {name}-shard",
+    }
 
 
 def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
@@ -155,7 +185,9 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "shards": str(cluster.shards),
         "workers": str(cluster.workers),
         "max_restarts": str(cluster.max_restarts),
-        "grace_s": str(math.ceil(cluster.grace_s) + FAREWELL_S),
+        "grace_s": str(leave_s(loaded.job)),
+        "spot_leave_s": str(SPOT_LEAVE_S),
+        "spot_grace_s": f"{min(cluster.grace_s, SPOT_LEAVE_S - FAREWELL_S):g}",
         "worker_cpus": str(cluster.worker_threads),
         "shard_cpus": str(cluster.shard_threads),
         "shard_memory": _quantity("--shard-memory", options.shard_memory),
@@ -164,25 +196,51 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "access_mode": options.access_mode,
         "kubernetes_job": f"{name}-worker",
         "shard_index": "labels['apps.kubernetes.io/pod-index']",
+        "coordinator_host": f"{name}-coordinator-0",
+        "shard_host": f"{name}-shard",
+        "shard_subdomain": "",
         "image": _image("--image", options.image),
         "cuda_image": _image("--cuda-image", options.cuda_image),
         "storage_class": "",
         "store_resource": "- store.yaml" if claim else "",
         "store_volume": "- name: store\n  persistentVolumeClaim: {claimName: @{name}-store}",
         "store_egress": "",
+        "store_env": "",
         "tmp_volume": "- name: tmp\n  emptyDir: {sizeLimit: 1Gi}",
         "data_mount": "",
         "data_volume": "",
     }
     if options.storage_class:
         values["storage_class"] = f"storageClassName: {_object('--storage-class', options.storage_class)}"
-    if not claim:
-        values["store_volume"] = "# What counts is in the object store.\n- name: store\n  emptyDir: {}"
-        values["store_egress"] = "# The object store.\n- ports:\n    - {protocol: TCP, port: 443}"
+    values |= _claim_free(loaded, options)
     if options.data_claim:
         claimed = _object("--data-claim", options.data_claim)
         values["data_mount"] = f"- {{name: data, mountPath: {DATA_FOLDER}, readOnly: true}}"
         values["data_volume"] = f"- name: data\n  persistentVolumeClaim: {{claimName: {claimed}, readOnly: true}}"
+    return values
+
+
+def _claim_free(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
+    """Return what the templates name otherwise with a store of objects, which is elsewhere and wants credentials."""
+    secret, port = options.store_secret, options.store_port
+    if _has_claim(loaded):
+        for flag, found in (("--store-secret", secret), ("--store-port", port)):
+            if found not in ("", None):
+                raise ConfigurationError(
+                    f"flag {flag}: found {found}, and the checkpoints are in a volume claim; allowed: only with an "
+                    "object store, such as --set checkpoint.url=s3://BUCKET/FOLDER"
+                )
+        return {}
+    port = STORE_PORT if port is None else port
+    if not 1 <= port <= PORT_MAX:
+        raise ConfigurationError(f"flag --store-port: found {port}; allowed: 1 to {PORT_MAX}")
+    values = {
+        "store_volume": "# What counts is in the object store.\n- name: store\n  emptyDir: {}",
+        "store_egress": f"# The object store.\n- ports:\n    - {{protocol: TCP, port: {port}}}",
+    }
+    if secret:
+        name = _object("--store-secret", secret)
+        values["store_env"] = f'# Credentials of the object store.\nenvFrom:\n  - secretRef: {{name: "{name}"}}'
     return values
 
 
@@ -214,9 +272,7 @@ def _object_name(job_name: str) -> str:
 
 
 def _image(flag: str, reference: str) -> str:
-    found = _IMAGE.fullmatch(reference)
-    if found is None:
-        raise ConfigurationError(f"flag {flag}: found {reference!r}; allowed: NAME, NAME:TAG or NAME@sha256:DIGEST")
+    found = parsed_image(flag, reference)
     if found["digest"]:
         return f"newName: {found['name']}\ndigest: {found['digest']}"
     return f'newName: {found["name"]}\nnewTag: "{found["tag"] or "latest"}"'

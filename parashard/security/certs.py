@@ -1,7 +1,7 @@
 """A certificate authority for development and tests, and the folders that it fills for processes.
 
 Owns what our certificates have in them. Does not know what the roles may do, nor how certificates are used; in
-production another authority issues the same (docs/security.md). Called by `parashard certs`.
+production another authority issues the same (SECURITY.md). Called by `parashard certs`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,12 +20,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
 from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from parashard.security.identity import NAME, SERVING, Identity
+from parashard.security.identity import NAME, SERVING, Identity, in_words
 
 CA_KEY_FILE = "ca-key.pem"
 CA_NAME = "parashard development CA"
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 EARLIER = datetime.timedelta(minutes=5)  # clocks of machines differ
+
+_LABEL = r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)"
+HOST = re.compile(rf"(?=.{{1,253}}\Z)(\*\.{_LABEL}\.)?({_LABEL}\.)*(?![0-9]+\Z){_LABEL}")
+"""A name of DNS; OpenSSL takes a wildcard as the whole first label only, with two labels below it."""
 
 _PEM = serialization.Encoding.PEM
 
@@ -46,7 +51,7 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     ConfigurationError
         If it has an authority already, or cannot be written.
     """
-    if (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists():
+    if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)])
@@ -61,6 +66,11 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     _write(folder / CA_FILE, certificate.public_bytes(_PEM), mode=0o644)
 
 
+def has_authority(folder: Path) -> bool:
+    """Return whether a folder has an authority, or a part of one."""
+    return (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists()
+
+
 def issue(
     authority: Path,
     output: Path,
@@ -68,6 +78,7 @@ def issue(
     *,
     hosts: Sequence[str] = (),
     valid_days: int,
+    keep_ca: bool = False,
     now: datetime.datetime | None = None,
 ) -> None:
     """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
@@ -85,22 +96,29 @@ def issue(
         At least one. A shard's or the coordinator's makes it a server's certificate too; others' cannot serve.
     hosts : sequence of str
         Names and addresses that a server is connected to by, besides loopback's.
-    valid_days : int
-        From now.
-    now : datetime, optional
-        The moment that counts as now.
+    valid_days, now
+        As of `make_authority`.
+    keep_ca : bool
+        The folder goes on trusting the authorities in its `ca.pem`, besides this one, until they expire.
 
     Raises
     ------
     ConfigurationError
-        If the authority cannot be read, a name is none, or the folder cannot be written.
+        If the authority cannot be read or has expired, a name is none, hosts are given for who does not serve, or
+        the folder cannot be written.
     """
     for identity in identities:
         if not NAME.fullmatch(identity.name):
             raise ConfigurationError(f"--name {identity.name!r}: allowed: up to 63 letters, digits, '.', '_' and '-'")
-    ca, ca_key = _authority(authority)
+    now = now or datetime.datetime.now(datetime.UTC)
+    ca, ca_key = _authority(authority, now)
+    trusted = [ca, *(_kept(output / CA_FILE, ca, now) if keep_ca else ())]
     key = ec.generate_private_key(ec.SECP256R1())
     serves = any(identity.role in SERVING for identity in identities)
+    if hosts and not serves:
+        raise ConfigurationError(
+            f"--host {hosts[0]}: nobody connects to {in_words(identities)}; allowed for: {', '.join(sorted(SERVING))}"
+        )
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri) for identity in identities]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
     if serves:
@@ -117,12 +135,12 @@ def issue(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    _write(output / CA_FILE, ca.public_bytes(_PEM), mode=0o644)
+    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), mode=0o644)
     _write(output / KEY_FILE, _private(key), mode=0o600)
     _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
 
 
-def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     try:
         certificate = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
         key = serialization.load_pem_private_key((folder / CA_KEY_FILE).read_bytes(), password=None)
@@ -132,7 +150,24 @@ def _authority(folder: Path) -> tuple[x509.Certificate, ec.EllipticCurvePrivateK
         raise ConfigurationError(f"{folder}: {CA_FILE} or {CA_KEY_FILE} cannot be read: {error}") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(f"{folder / CA_KEY_FILE}: found another kind of key; allowed: an elliptic curve's")
+    ends = certificate.not_valid_after_utc
+    if now > ends:
+        raise ConfigurationError(
+            f"{folder / CA_FILE} expired at {ends:%Y-%m-%d %H:%M:%S} UTC, and nobody would take what it issues; "
+            "make an authority in another folder"
+        )
     return certificate, key
+
+
+def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
+    """Return the other authorities that a file trusts; an expired one would make the folder worthless."""
+    try:
+        found = x509.load_pem_x509_certificates(path.read_bytes()) if path.exists() else []
+    except OSError as error:
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except ValueError as error:
+        raise ConfigurationError(f"{path} has no certificate that can be read: {error}") from None
+    return [one for one in dict.fromkeys(found) if one != issuer and now <= one.not_valid_after_utc]
 
 
 def _begun(
@@ -173,10 +208,12 @@ def _host(host: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(host))
     except ValueError:
         pass
-    try:
-        return x509.DNSName(host)
-    except ValueError:
-        raise ConfigurationError(f"--host {host!r} is neither an address nor a name in ASCII") from None
+    if not HOST.fullmatch(host):
+        raise ConfigurationError(
+            f"--host {host!r} is neither an address nor a name of DNS; allowed: labels of up to 63 letters (ASCII), "
+            "digits, '-' and '_', with dots between them, and '*' as the first of at least three"
+        )
+    return x509.DNSName(host)
 
 
 def _private(key: ec.EllipticCurvePrivateKey) -> bytes:

@@ -7,13 +7,14 @@ Knows nothing of gRPC (`parashard.security.grpc_tls`) nor of what roles may do. 
 
 from __future__ import annotations
 
+import os
 import ssl
 import stat
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import structlog
@@ -27,10 +28,12 @@ CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 LOOK_S = 1.0  # between two looks at the folder
 OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # what a key forbids; its group may read, as Kubernetes mounts secrets
+EXPIRES_SOON = timedelta(days=3)  # as in deploy/prometheus/rules/alerts.yml
+WARN_EVERY_S = 86_400.0
 
 log = structlog.get_logger(__name__)
 
-_Stamp = tuple[tuple[int, int, int], ...]
+_Stamp = tuple[tuple[int, int, int, int], ...]
 
 
 @dataclass(frozen=True)
@@ -44,7 +47,7 @@ class Material:
     identities : tuple of Identity
         Who the certificate is for; not empty.
     expires : datetime
-        When it ends to be valid.
+        When the first certificate of the chain and of the authorities ends to be valid.
     server, client : SSLContext
         For streams: TLS 1.3, and the other side's certificate is required.
     """
@@ -81,6 +84,8 @@ class Credentials:
         self._stamp = _stamp(folder)
         self._material = load(folder)
         self._next_look_s = clock() + LOOK_S
+        self._next_warning_s = clock()
+        self._warn()
 
     @property
     def identities(self) -> tuple[Identity, ...]:
@@ -105,6 +110,7 @@ class Credentials:
             if self._clock() >= self._next_look_s:
                 self._next_look_s = self._clock() + LOOK_S
                 self._look()
+                self._warn()
             return self._material
 
     def server_context(self) -> ssl.SSLContext:
@@ -129,6 +135,15 @@ class Credentials:
         self._material, self._stamp = material, stamp
         log.info("credentials-renewed", roles=in_words(material.identities), expires=material.expires.isoformat())
 
+    def _warn(self) -> None:
+        """Warn once a day while little time is left; not where nobody set up a log: a command's output is no log."""
+        expires = self._material.expires
+        if not structlog.is_configured() or self._clock() < self._next_warning_s:
+            return
+        if expires - datetime.now(UTC) < EXPIRES_SOON:
+            self._next_warning_s = self._clock() + WARN_EVERY_S
+            log.warning("credentials-expire-soon", folder=str(self.folder), expires=expires.isoformat())
+
 
 def load(folder: Path, now: datetime | None = None) -> Material:
     """Read and check a folder.
@@ -138,8 +153,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
     ConfigurationError
         As `Credentials` says.
     """
-    ca, chain, key = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
-    mode = (folder / KEY_FILE).stat().st_mode
+    (ca, _), (chain, _), (key, mode) = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
     if mode & OTHERS_MAY:
         raise ConfigurationError(
             f"{folder / KEY_FILE}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, such as 0600"
@@ -154,12 +168,15 @@ def load(folder: Path, now: datetime | None = None) -> Material:
             f"{folder / CERTIFICATE_FILE}: it names no role; needed: an alternative name such as {SCHEME}://worker/NAME"
         )
     server, client = _context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT)
-    return Material(ca, chain, key, identities, certificate.not_valid_after_utc, server, client)
+    shown = [*_certificates(folder / CERTIFICATE_FILE, chain), *_certificates(folder / CA_FILE, ca)]
+    return Material(ca, chain, key, identities, min(one.not_valid_after_utc for one in shown), server, client)
 
 
-def _content(path: Path) -> bytes:
+def _content(path: Path) -> tuple[bytes, int]:
+    """Return what a file holds, and its mode."""
     try:
-        return path.read_bytes()
+        with path.open("rb") as file:
+            return file.read(), os.fstat(file.fileno()).st_mode
     except OSError as error:
         raise ConfigurationError(
             f"{path}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
@@ -180,9 +197,15 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
 def _check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > ends:
-        raise ConfigurationError(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; issue a new one")
+        raise ConfigurationError(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; {_renewal(path)}")
     if now < begins:
         raise ConfigurationError(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
+
+
+def _renewal(path: Path) -> str:
+    if path.name == CA_FILE:
+        return "`parashard certs init` makes another authority; SECURITY.md, Renewal, says how to change over"
+    return f"renew it, such as by `parashard certs issue CA_DIR {path.parent}` with the --role and --host of before"
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
@@ -197,6 +220,8 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
     context = ssl.SSLContext(protocol)  # a client's checks the server's name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
+    if protocol == ssl.PROTOCOL_TLS_SERVER:
+        context.num_tickets = 0  # who resumes a session shows no certificate: an expired one would still get in
     try:
         context.load_verify_locations(folder / CA_FILE)
         context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=_no_password)
@@ -222,4 +247,4 @@ def _stamp(folder: Path) -> _Stamp:
         raise ConfigurationError(
             f"{error.filename}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
         ) from None
-    return tuple((file.st_mtime_ns, file.st_ino, file.st_size) for file in found)
+    return tuple((file.st_mtime_ns, file.st_ino, file.st_size, file.st_mode) for file in found)

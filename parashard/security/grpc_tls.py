@@ -1,4 +1,4 @@
-"""gRPC inside TLS: credentials of servers, the check of every call's role, and channels that outlive a certificate.
+"""gRPC inside TLS: credentials of servers, the check of every call's certificate, and channels that outlive one.
 
 Owns what gRPC needs for both; its options are `parashard.rpc`'s, the only caller. The table of roles is
 `parashard.security.roles`', the files are `parashard.security.credentials`'.
@@ -8,37 +8,99 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import grpc
+from cryptography import x509
 
+from parashard.errors import NotAllowed, NotReady
 from parashard.security.credentials import Credentials, Material
 from parashard.security.roles import check_call
 
 URI_KEY = "peer_uri"  # of a verified certificate's alternative names only those that are URIs
+CERTIFICATE_KEY = "x509_pem_cert"
+CHAIN_KEY = "x509_pem_cert_chain"  # what the peer sent besides
+
+
+def utc_now() -> datetime:
+    """Return the present moment."""
+    return datetime.now(UTC)
 
 
 class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses every call that the caller's role may not make; the caller gets `NotAllowed`, through the error seam."""
+    """Refuses every call that the caller's certificate does not carry, through the error seam.
+
+    A role that may not make the call gets `NotAllowed`. A certificate that has expired gets `NotReady`: TLS looks at
+    the time only in a full handshake, so neither on a connection that is open nor where a session is resumed, which
+    Python's gRPC cannot switch off. A caller whose certificate is renewed late goes on then.
+
+    Parameters
+    ----------
+    now : callable
+        Returns the present moment.
+    """
+
+    def __init__(self, now: Callable[[], datetime] = utc_now) -> None:
+        self._now = now
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
-            return None  # nobody serves streams of requests: gRPC says that there is no such method
-        behavior = handler.unary_stream if handler.response_streaming else handler.unary_unary
         method = handler_call_details.method
+        if handler is None:  # gRPC says that there is no such method
+            return None
+        behavior = behavior_of(handler)
 
         def checked(request: Any, context: grpc.ServicerContext) -> Any:
-            uris: Any = context.auth_context().get(URI_KEY, ())  # a list of bytes, whatever the stubs say
-            check_call(method, [uri.decode() for uri in uris])
+            _check_time(context, self._now())
+            check_call(method, uris_of(context))
             return behavior(request, context)
 
-        return handler_like(handler, checked)
+        return handler_like(handler, checked, request_streaming=handler.request_streaming)
 
 
-def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any]) -> Any:
-    """Return a handler of one request that behaves in another way and keeps the serializers of the first."""
-    kind = grpc.unary_stream_rpc_method_handler if handler.response_streaming else grpc.unary_unary_rpc_method_handler
+def uris_of(context: grpc.ServicerContext) -> list[str]:
+    """Return the URIs in the caller's verified certificate; without TLS there are none."""
+    uris: Any = context.auth_context().get(URI_KEY, ())  # a list of bytes, whatever the stubs say
+    return [uri.decode() for uri in uris]
+
+
+def _check_time(context: grpc.ServicerContext, now: datetime) -> None:
+    shown: Any = context.auth_context()
+    ends = _end(b"".join(shown.get(CERTIFICATE_KEY, ())), b"".join(shown.get(CHAIN_KEY, ())))
+    if now > ends:
+        raise NotReady(f"the caller's certificate expired at {ends:%Y-%m-%d %H:%M:%S} UTC; renew it and call again")
+
+
+@lru_cache(maxsize=1024)  # a connection's are the same at every call
+def _end(certificate: bytes, others: bytes) -> datetime:
+    """Return when a verified certificate ends, or the first of those between it and the authority."""
+    try:
+        link = x509.load_pem_x509_certificate(certificate)
+        issuers = x509.load_pem_x509_certificates(others) if others else []
+    except ValueError as error:
+        raise NotAllowed(f"the caller's certificate cannot be read: {error}") from None
+    end = link.not_valid_after_utc
+    # The peer may have sent more than the path, and TLS took the path that is valid: of a name's the latest counts.
+    for _ in issuers:
+        found = [issuer for issuer in issuers if issuer.subject == link.issuer and issuer.subject != link.subject]
+        if not found:
+            break
+        link = max(found, key=lambda issuer: issuer.not_valid_after_utc)
+        end = min(end, link.not_valid_after_utc)
+    return end
+
+
+def behavior_of(handler: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
+    """Return what a handler calls; it answers with one message."""
+    behavior: Callable[[Any, grpc.ServicerContext], Any] = handler.stream_unary or handler.unary_unary
+    return behavior
+
+
+def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any], *, request_streaming: bool) -> Any:
+    """Return a handler that behaves in another way and keeps the serializers of the first."""
+    kind = grpc.stream_unary_rpc_method_handler if request_streaming else grpc.unary_unary_rpc_method_handler
     return kind(
         behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
     )

@@ -37,7 +37,7 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
         PULL: frozenset({Role.WORKER}),
         f"{_HEALTH}/Check": frozenset(Role),
         f"{_HEALTH}/List": frozenset(),  # the library does not implement it
-        f"{_HEALTH}/Watch": frozenset(Role),
+        f"{_HEALTH}/Watch": frozenset(),  # each would hold a thread for as long as its caller likes
     }
 )
 """Full name of an RPC -> roles that may call it; one of them in the caller's certificate is enough."""

@@ -5,6 +5,7 @@ It has no verb that acts: whoever reaches it can look and nothing else.
 
 from __future__ import annotations
 
+import io
 import socket
 import threading
 from collections.abc import Callable
@@ -19,8 +20,10 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST
 from parashard import __version__
 from parashard.errors import ConfigurationError
 from parashard.rpc import join_address
+from parashard.security.credentials import Credentials
 
 REQUEST_TIMEOUT_S = 5.0
+REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
 CONNECTIONS_MAX = 64
 POLL_S = 0.05  # how long `stop` may have to wait
 
@@ -68,7 +71,14 @@ class HttpPort:
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_S
 
+            def setup(self) -> None:
+                super().setup()
+                self.rfile = self._request = _BoundedReader(self.rfile)
+
             def do_GET(self) -> None:
+                if self._request.cut:
+                    self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
+                    return
                 page = all_pages.get(self.path.partition("?")[0])
                 try:
                     status, kind, body = page() if page else (404, "text/plain", b"not found\n")
@@ -102,10 +112,33 @@ class HttpPort:
         self._server.server_close()
 
 
+class _BoundedReader(io.BufferedIOBase):
+    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: nobody can have more of it kept."""
+
+    def __init__(self, source: io.BufferedIOBase) -> None:
+        self._source = source
+        self._left_bytes = REQUEST_BYTES_MAX
+        self.cut = False
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return the next line; nothing once the bound is reached."""
+        allowed = self._left_bytes if size is None or size < 0 else min(size, self._left_bytes)
+        line = self._source.readline(allowed) if allowed else b""
+        self._left_bytes -= len(line)
+        self.cut = not self._left_bytes
+        return line
+
+    def close(self) -> None:
+        """Close what it reads."""
+        self._source.close()
+        super().close()
+
+
 class _BoundedServer(ThreadingHTTPServer):
     """A server that silent connections cannot fill: one too many takes the place of the oldest."""
 
     daemon_threads = True
+    request_queue_size = 128  # the library's 5 would have probes wait a second and more for their turn
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, None] = {}  # the oldest first
@@ -128,10 +161,24 @@ class _BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
-def new_registry(role: str) -> CollectorRegistry:
-    """Return a registry with parashard_build_info and what the system says of the process: memory, time, files."""
+def new_registry(role: str, credentials: Credentials | None = None) -> CollectorRegistry:
+    """Return a registry with parashard_build_info and what the system says of the process: memory, time, files.
+
+    With credentials it also has when they expire; to be asked for it makes them look for new files.
+    """
     registry = CollectorRegistry()
     ProcessCollector(registry=registry)
     info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
     info.labels(__version__, role).set(1)
+    if credentials is not None:
+        expires = Gauge(
+            "parashard_certificate_expires_timestamp_seconds",
+            "Unix time at which the first of the process' certificates expires.",
+            registry=registry,
+        )
+
+        def present() -> float:
+            return credentials.current().expires.timestamp()
+
+        expires.set_function(present)
     return registry

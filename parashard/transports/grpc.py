@@ -221,7 +221,7 @@ class _PullUnderWay(_UnderWay[int]):
         end = run.offset_bytes + run.length_bytes
         for offset in range(run.offset_bytes, end, CHUNK_BYTES_MAX) if run.length_bytes else (run.offset_bytes,):
             length = min(CHUNK_BYTES_MAX, end - offset)  # an empty shard is asked too: its version and its round matter
-            yield PullRun(run.target, run.round, run.step, offset, length, run.known_version)
+            yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, run.traceparent)
 
 
 def new_attempt() -> int:

@@ -70,10 +70,19 @@ class Stream:
         TCP, TLS or Unix; the stream closes it.
     peer : str
         Address of the other end, for errors.
+
+    Attributes
+    ----------
+    counted_for : str
+        On a shard: whose share the connection, and what comes on it, counts in (`parashard.security.peers`).
+    greeted : bool
+        On a shard: the other end has said a HELLO that is meant for it.
     """
 
     def __init__(self, connection: socket.socket, peer: str) -> None:
         self.peer = peer
+        self.counted_for = ""
+        self.greeted = False
         self._connection = connection
         self._io = io_of(connection)
         self._sending = threading.Lock()
@@ -116,7 +125,7 @@ class Stream:
         with self._unreachable("send"), self._sending:
             self._io.send([memoryview(head), *payload], deadline_s, descriptors)
 
-    def receive(self, *, deadline_s: float, descriptors_max: int = 0) -> Head:
+    def receive(self, *, deadline_s: float, descriptors_max: int = 0, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
         """Receive a message up to its payload, which `receive_into` or `skip` must take next.
 
         Raises
@@ -124,7 +133,8 @@ class Stream:
         MalformedFrame
             If it does not begin as a message does.
         LimitExceeded
-            If it declares too long a header, or brings more than `descriptors_max` file descriptors.
+            If it declares a header of more than `header_bytes_max`, or brings more than `descriptors_max` file
+            descriptors.
         Unreachable
             If the peer is gone, or says too little before the deadline.
         """
@@ -140,7 +150,7 @@ class Stream:
                     raise LimitExceeded(
                         f"a message brings more than {descriptors_max} file descriptors", peer=self.peer
                     )
-                kind, header_bytes, payload_bytes = self._checked(prefix)
+                kind, header_bytes, payload_bytes = self._checked(prefix, header_bytes_max)
                 header = bytearray(header_bytes)
                 self._io.receive([memoryview(header)] if header else [], deadline_s)
             except BaseException:
@@ -178,15 +188,15 @@ class Stream:
         with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file
             self._connection.close()
 
-    def _checked(self, prefix: memoryview) -> tuple[Kind, int, int]:
+    def _checked(self, prefix: memoryview, header_bytes_max: int) -> tuple[Kind, int, int]:
         magic, kind, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
         if magic != MAGIC or any(reserved):
             raise MalformedFrame(f"a message begins with {MAGIC!r}, found {bytes(prefix[:8])!r}", peer=self.peer)
         if not Kind.HELLO <= kind <= Kind.REFUSAL:
             raise MalformedFrame(f"kinds of messages are 1 to {len(Kind)}, found {kind}", peer=self.peer)
-        if header_bytes > HEADER_BYTES_MAX:
+        if header_bytes > header_bytes_max:
             raise LimitExceeded(
-                f"a message declares a header of {header_bytes} bytes; allowed are {HEADER_BYTES_MAX}", peer=self.peer
+                f"a message declares a header of {header_bytes} bytes; allowed are {header_bytes_max}", peer=self.peer
             )
         if payload_bytes and kind not in WITH_PAYLOAD:
             raise MalformedFrame(f"a {Kind(kind).name} has no payload, found {payload_bytes} bytes", peer=self.peer)

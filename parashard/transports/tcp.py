@@ -6,7 +6,6 @@ Checks what a shard says before a byte of it is written anywhere.
 
 from __future__ import annotations
 
-import socket
 import ssl
 import time
 from collections.abc import Callable
@@ -15,14 +14,14 @@ from parashard import wire
 from parashard.buffers import Buffers
 from parashard.errors import Unreachable
 from parashard.messages import PullRun, Push, Receipt
+from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
+from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
 from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
 from protos import tensor_pb2
-
-CONNECT_S = 2.0
 
 
 class TcpTransport(StreamTransport[Stream]):
@@ -70,9 +69,8 @@ class TcpTransport(StreamTransport[Stream]):
     def _connect(self, deadline_s: float) -> Stream:
         host, _, port = self._address.rpartition(":")
         host = host.strip("[]")
-        connect_s = min(CONNECT_S, max(0.001, deadline_s - time.monotonic()))
         try:
-            connection = socket.create_connection((host, int(port)), timeout=connect_s)
+            connection = dial(host, int(port), deadline_s)
         except OSError as error:
             raise Unreachable(f"nobody answers: {error}", peer=self._address) from None
         try:
@@ -83,9 +81,25 @@ class TcpTransport(StreamTransport[Stream]):
             connection.close()
             raise
         stream = Stream(connection, self._address)
+        if self._tls is not None:
+            _prove(stream, deadline_s)
         welcome, _ = greet(stream, self._greeting, deadline_s=deadline_s)
         self._push_bytes_max = welcome.push_bytes_max
         return stream
+
+
+def _prove(stream: Stream, deadline_s: float) -> None:
+    """Check that the certificate of who answers is a shard's: that it has the right name TLS has checked."""
+    try:
+        stream.handshake(deadline_s=deadline_s)
+        identities = identities_in(stream.peer_uris())
+        if not any(identity.role is Role.SHARD for identity in identities):
+            raise Unreachable(
+                f"who answers is no shard: its certificate's roles are {in_words(identities)}", peer=stream.peer
+            )
+    except BaseException:
+        stream.close()
+        raise
 
 
 def _weights(stream: Stream, run: PullRun, into: Buffers, deadline_s: float) -> int:

@@ -1,13 +1,16 @@
 """ComposedJob: the compose file brought up by podman-compose, and a way to ask, to crash and to remove its containers.
 
-Podman's health checks need systemd, so whoever needs one runs it; `podman kill` counts as a stop by hand, after which
-nothing is started again, so a crash is a SIGKILL to the container's main process from outside.
+What podman does otherwise than Docker is here. Its health checks need systemd, so whoever needs one runs it. It does
+not start a container again while one that it depends on is not running, such as certificates, which has ended: so
+services are brought up without their dependencies, in the file's order. `podman kill` counts as a stop by hand, after
+which nothing is started again, so a crash is a SIGKILL to the container's main process from outside.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -20,9 +23,10 @@ import pytest
 from container_engine import PROBE_DEADLINE_S, ROOT, run
 
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
-SERVICES = ["coordinator", "shard-0", "shard-1", "worker"]
+FIRST, SECOND, OTHERS = "certificates", "coordinator", ("shard-0", "shard-1", "worker")
 EXAMPLES = ROOT / "examples"
 DEADLINE_S = 240.0
+ENDLESS = 10_000  # epochs: over long after any test
 POLL_S = 0.2
 
 
@@ -43,7 +47,7 @@ class ComposedJob:
         Runs as Prometheus beside the job; empty: none does.
     """
 
-    def __init__(self, image: str, job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> None:
+    def __init__(self, image: str, job: str, *, workers: int, folder: Path, prometheus: str = "") -> None:
         self._image = image
         self.project = f"parashard-test-{Path(job).stem}"
         self._environment = {
@@ -56,12 +60,26 @@ class ComposedJob:
             "PROMETHEUS_PORT": "",
             "PROMETHEUS_IMAGE": prometheus,
         }
-        self._services = [*SERVICES, "prometheus"] if prometheus else SERVICES
+        self._others = [*OTHERS, "prometheus"] if prometheus else OTHERS
 
     def up(self) -> None:
         """Bring everything up, once nothing is left of a test that died."""
         self.down()
-        self._compose("up", "--detach", "--no-build", *self._services)
+        self.up_again()
+
+    def up_again(self) -> None:
+        """Bring up what does not run, as `docker compose up --detach` does."""
+        self._start(FIRST)
+        eventually(lambda: self.container(f"{FIRST}_1")["State"]["Status"] == "exited", "the certificates are there")
+        assert self.container(f"{FIRST}_1")["State"]["ExitCode"] == 0, self.log(f"{FIRST}_1")
+        self._start(SECOND)
+        health = ("parashard", "health", "--live", "coordinator:9100")
+        eventually(lambda: self.ask(f"{SECOND}_1", *health).returncode == 0, "the coordinator is healthy")
+        self._start(*self._others)
+
+    def kill(self, service: str) -> None:
+        """Kill all containers of a service through the engine, which then leaves them alone."""
+        self._compose("kill", service)
 
     def down(self) -> None:
         """Remove containers, the volumes that they made for themselves, the project's volumes and its network."""
@@ -108,6 +126,17 @@ class ComposedJob:
             check=False,
         )
 
+    def visit(self, *command: str, volume: str) -> subprocess.CompletedProcess[str]:
+        """Run a command in a container of its own on the job's network, with one of its volumes as /tls."""
+        mount = ("--volume", f"{self.project}_{volume}:/tls:ro")
+        return subprocess.run(
+            ["podman", "run", "--rm", "--network", f"{self.project}_training", *mount, self._image, *command],
+            capture_output=True,
+            text=True,
+            timeout=PROBE_DEADLINE_S,
+            check=False,
+        )
+
     def wait_for_steps(self, steps: int) -> None:
         """Wait until so many steps are complete; the job must not be over by then."""
 
@@ -143,6 +172,9 @@ class ComposedJob:
         )
         return said.stdout
 
+    def _start(self, *services: str) -> None:
+        self._compose("up", "--detach", "--no-build", "--no-deps", *services)
+
     def _project(self) -> list[str]:
         return ["-p", self.project, "-f", str(COMPOSE_FILE), "--profile", "monitoring"]
 
@@ -158,10 +190,19 @@ class ComposedJob:
         assert done.returncode == 0, f"podman-compose {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
 
 
-def eventually(condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
-    """Return once a condition holds that another process makes true; fail after the deadline."""
-    end_s = time.monotonic() + deadline_s
+def longer(job: str, folder: Path, *, epochs: int) -> Path:
+    """Put a longer example into a folder for the containers, and return it."""
+    text, found = re.subn(r"^epochs = \d+", f"epochs = {epochs}", (EXAMPLES / job).read_text(), flags=re.M)
+    assert found == 1
+    folder.chmod(0o755)  # the containers' user reads it
+    (folder / job).write_text(text)
+    return folder
+
+
+def eventually(condition: Callable[[], bool], what: str, told: Callable[[], str] = str) -> None:
+    """Return once a condition holds that another process makes true; fail after the deadline, with what is told then."""
+    end_s = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > end_s:
-            pytest.fail(f"not within {deadline_s} s: {what}")
+            pytest.fail(f"not within {DEADLINE_S} s: {what} {told()}")
         time.sleep(POLL_S)

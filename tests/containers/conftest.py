@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from composed_job import EXAMPLES, ComposedJob
+from composed_job import ComposedJob, longer
 from container_engine import built_image, obstacle
 
 collect_ignore_glob = [] if os.environ.get("PARASHARD_CONTAINERS") == "1" else ["test_*.py"]
@@ -27,11 +27,12 @@ def image() -> str:
 
 
 @pytest.fixture
-def compose(image: str) -> Iterator[Callable[..., ComposedJob]]:
-    """Return a function that brings a job up by the compose file; it goes down with the test."""
+def compose(image: str, tmp_path: Path) -> Iterator[Callable[..., ComposedJob]]:
+    """Return a function that brings a job of so many epochs up by the compose file; it goes down with the test."""
     jobs: list[ComposedJob] = []
 
-    def up(job: str, *, workers: int, folder: Path = EXAMPLES, prometheus: str = "") -> ComposedJob:
+    def up(job: str, *, epochs: int, workers: int, prometheus: str = "") -> ComposedJob:
+        folder = longer(job, tmp_path, epochs=epochs)
         jobs.append(ComposedJob(image, job, workers=workers, folder=folder, prometheus=prometheus))
         jobs[-1].up()
         return jobs[-1]

@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 CACHE = Path(os.environ.get("PARASHARD_CONTAINER_CACHE", "/var/tmp/parashard-containers"))
 BASE = "localhost/parashard-test-base:bookworm"
 IMAGE = "localhost/parashard:test"
+NETWORK = f"parashard-test-{os.getpid()}"
 DEBIAN = ("bookworm", "http://deb.debian.org/debian")
 BASE_PACKAGES = "python3,python3-venv,python3-pip,ca-certificates"
 PROMETHEUS = "localhost/parashard-test-prometheus:bookworm"
@@ -27,14 +28,18 @@ RUN apt-get update && apt-get install --yes --no-install-recommends prometheus \
 USER prometheus
 ENTRYPOINT ["prometheus"]
 """
+SETTINGS = Path(__file__).with_name("containers.conf")
 BUILD_DEADLINE_S = 1500.0
 PROBE_DEADLINE_S = 60.0
+os.environ.setdefault("CONTAINERS_CONF", str(SETTINGS))  # podman's own variable, read by every podman started here
 
 
 def obstacle() -> str | None:
-    """Make the base image, start a container of it, and return what stands against that; None: nothing does."""
+    """Start a container on a bridge network and return what stands against that; None: nothing does."""
     needed = {
         "podman": shutil.which("podman"),
+        "runc, or a CONTAINERS_CONF of your own": shutil.which("runc")
+        or os.environ["CONTAINERS_CONF"] != str(SETTINGS),
         f"podman-compose for {sys.executable}": importlib.util.find_spec("podman_compose"),
         "root, to kill processes in containers from outside": os.geteuid() == 0,
     }
@@ -44,7 +49,9 @@ def obstacle() -> str | None:
     try:
         if not _exists(BASE):
             _make_base()
-        run("podman", "run", "--rm", "--network", "none", BASE, "true")
+        run("podman", "network", "create", NETWORK)
+        run("podman", "run", "--rm", "--network", NETWORK, BASE, "true")
+        run("podman", "network", "rm", "--force", NETWORK)
     except (AssertionError, OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,7 +31,7 @@ def services() -> dict[str, Any]:
 def test_it_is_valid_without_a_profile_too(services):
     shown = run("docker-compose", "--file", str(COMPOSE_FILE), "config", "--services")
     assert set(shown.split()) >= OURS - {"gpu-worker"}
-    assert set(services) == OURS | {"prometheus", "grafana"}
+    assert set(services) == OURS | {"certificates", "prometheus", "grafana"}
 
 
 def test_every_service_is_restricted(services):
@@ -38,7 +40,7 @@ def test_every_service_is_restricted(services):
         assert service["cap_drop"] == ["ALL"], name
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["mem_limit"], name
-        assert service["restart"].startswith("on-failure"), name
+        assert service["restart"].startswith("no" if name == "certificates" else "on-failure"), name
         assert "privileged" not in service, name
 
 
@@ -58,9 +60,36 @@ def test_each_shard_listens_under_its_own_name_and_prometheus_finds_all_of_them(
         assert "--http-port=9100" in services[name]["command"], name
 
 
+def test_each_service_has_its_own_certificate_and_only_that(services):
+    for name in OURS:
+        assert "--tls-dir=/tls" in services[name]["command"], name
+        assert "--insecure" not in services[name]["command"], name
+        mounted = {volume.partition(":")[0] for volume in services[name]["volumes"] if volume.startswith("tls-")}
+        own = f"tls-{name.removeprefix('gpu-')}"
+        assert mounted == ({own, "tls-operator"} if name == "coordinator" else {own}), name
+    assert services["certificates"]["network_mode"] == "none"
+
+
 def test_who_needs_the_coordinator_starts_once_it_is_healthy(services):
+    certificates = {"certificates": {"condition": "service_completed_successfully"}}
+    assert services["coordinator"]["depends_on"] == certificates
     for name in OURS - {"coordinator"}:
         assert services[name]["depends_on"] == {"coordinator": {"condition": "service_healthy"}}, name
     for name in OURS:
         assert services[name]["healthcheck"]["test"][:3] == ["CMD", "parashard", "health"], name
         assert services[name]["stop_grace_period"] == "15s", name
+
+
+def test_the_override_for_traces_is_of_services_that_there_are_and_reaches_its_collector(services, tmp_path: Path):
+    page = (COMPOSE_FILE.parents[2] / "docs" / "tracing.md").read_text()
+    (override,) = re.findall(r"^```yaml\n(# docker compose .*?)^```$", page, re.M | re.S)
+    (tmp_path / "trace.yaml").write_text(override)
+    files = ("--file", str(COMPOSE_FILE), "--file", str(tmp_path / "trace.yaml"))
+    text = run("docker-compose", *files, "--profile", "gpu", "--profile", "monitoring", "config")
+    traced = pytest.importorskip("yaml").safe_load(text)["services"]
+    assert set(traced) == set(services) | {"collector"}
+    for name in OURS:
+        environment = services[name].get("environment", {})
+        added = {"PARASHARD_TRACE": "1", "OTEL_EXPORTER_OTLP_ENDPOINT": "http://collector:4317"}
+        assert traced[name]["environment"] == environment | added, name
+        assert set(traced[name]["networks"]) == set(traced["collector"]["networks"]) == {"training"}, name

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from composed_job import EXAMPLES
+from composed_job import ENDLESS, eventually
 
-LEDGER_FIRST, LEDGER_SECOND, LEDGER_THIRD = 500, 3000, 5000  # of 12,288 steps, after which something is killed
+LEDGER_EPOCHS = 48  # 1,024 steps each: it is not over while podman works at the faults
+LEDGER_STEPS = (500, 2500, 4500, 6500)  # after each something is killed
+KILLED = 137
 DIGITS_EPOCHS = 150  # long enough that the slowest worker to start has something to do
-ROLES = {"coordinator_1", "shard-0_1", "shard-1_1", "worker_1", "worker_2", "worker_3"}
+ENDED = {"Status": "exited", "ExitCode": 0}
+ROLES = {"certificates_1", "coordinator_1", "shard-0_1", "shard-1_1", "worker_1", "worker_2", "worker_3"}
 
 
-def test_digits_train_in_six_containers_that_may_do_little(compose, tmp_path):
-    text = (EXAMPLES / "digits.toml").read_text()
-    assert text.count("epochs = 30\n") == 1
-    tmp_path.chmod(0o755)  # the containers' user reads it
-    (tmp_path / "digits.toml").write_text(text.replace("epochs = 30\n", f"epochs = {DIGITS_EPOCHS}\n"))
-    job = compose("digits.toml", workers=3, folder=tmp_path)
+def test_digits_train_in_six_containers_that_may_do_little(compose):
+    job = compose("digits.toml", epochs=DIGITS_EPOCHS, workers=3)
     containers = job.containers()
     assert set(containers) == ROLES
     for name, container in containers.items():
@@ -25,31 +24,54 @@ def test_digits_train_in_six_containers_that_may_do_little(compose, tmp_path):
         assert not container["BoundingCaps"], name
         assert "no-new-privileges" in host["SecurityOpt"], name
         assert host["Memory"] > 0, name
-        assert host["RestartPolicy"]["Name"] == "on-failure", name
+        assert host["RestartPolicy"]["Name"] == ("no" if name == "certificates_1" else "on-failure"), name
     report = job.report()
     assert report["accuracy"] >= 0.95
     assert (report["shards"], report["steps_applied"]) == (2, [report["steps_total"]] * 2)
     for worker in ("worker_1", "worker_2", "worker_3"):
         assert "kind=tcp" in job.log(worker), job.log(worker)  # each was there, at an address of its own
+    eventually(lambda: all(ended(container) for container in job.containers().values()), "every container ended well")
 
 
-def test_a_worker_a_shard_and_the_coordinator_that_are_killed_change_nothing_in_the_ledger(compose):
-    job = compose("ledger.toml", workers=3)
-    job.wait_for_steps(LEDGER_FIRST)
-    job.crash("worker_2")
-    job.wait_for_steps(LEDGER_SECOND)
-    job.crash("shard-1_1")
-    job.wait_for_steps(LEDGER_THIRD)
-    job.crash("coordinator_1")
+def ended(container):
+    return {key: container["State"][key] for key in ENDED} == ENDED
+
+
+def test_nobody_is_served_without_a_certificate_or_with_another_roles(compose):
+    job = compose("ledger.toml", epochs=ENDLESS, workers=1)
+    job.wait_for_steps(1)
+    for name, container in job.containers().items():
+        assert "--insecure" not in container["Config"]["Cmd"], name
+    status = ("parashard", "status", "coordinator:7100", "--tls-dir", "/tls")
+    operator = job.visit(*status, volume="tls-operator")
+    assert operator.returncode == 0, operator.stderr
+    worker = job.visit(*status, volume="tls-worker")
+    assert (worker.returncode, "allowed: operator" in worker.stderr) == (2, True), worker.stderr
+    nobody = job.visit(*status[:3], volume="tls-worker")
+    assert nobody.returncode == 75, nobody.stderr
+    stranger = job.visit("worker", "--connect=coordinator:7100", "--tls-dir=/tls", volume="tls-operator")
+    assert stranger.returncode == 2, stranger.stderr
+
+
+def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothing_in_the_ledger(compose):
+    job = compose("ledger.toml", epochs=LEDGER_EPOCHS, workers=3)
+    for steps, victim in zip(LEDGER_STEPS, ("worker_2", "shard-1_1", "coordinator_1"), strict=False):
+        job.wait_for_steps(steps)
+        job.crash(victim)
+    job.wait_for_steps(LEDGER_STEPS[-1])
+    job.kill("worker")
+    ends = [job.container(f"worker_{number}")["State"] for number in (1, 2, 3)]
+    assert [(end["Running"], end["ExitCode"]) for end in ends] == [(False, KILLED)] * 3, "in the middle of the job"
+    job.up_again()
     report = job.report()
-    assert report["coordinator_restarts"] == 1
+    assert report["coordinator_restarts"] == 1, job.log("coordinator_1")
     assert job.log("shard-1_1").count("event=restored") == 2  # one for each of its lives
     assert report["ledger_wrong"] == 0
     assert report["steps_applied"] == [report["steps_total"]] * 2
 
 
 def test_health_checks_are_the_products_own_and_a_stopped_shard_has_saved(compose):
-    job = compose("ledger.toml", workers=1)
+    job = compose("ledger.toml", epochs=ENDLESS, workers=1)
     job.wait_for_steps(1)
     for name, address in (("coordinator_1", "coordinator:9100"), ("shard-0_1", "auto:9100"), ("worker_1", "auto:9100")):
         asked = job.ask(name, "parashard", "health", address)

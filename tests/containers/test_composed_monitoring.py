@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from composed_job import eventually
+from composed_job import ENDLESS, eventually
 from container_engine import prometheus_image
 
 ASK = "import urllib.request as r; print(r.urlopen('http://prometheus:9090/api/v1/targets', timeout=5).read().decode())"
@@ -18,17 +18,19 @@ def prometheus(image: str) -> str:
 
 
 def test_prometheus_scrapes_the_coordinator_both_shards_and_every_worker(compose, prometheus):
-    job = compose("ledger.toml", workers=2, prometheus=prometheus)
+    job = compose("ledger.toml", epochs=ENDLESS, workers=2, prometheus=prometheus)
     up: list[str] = []
+    answers: list[str] = [""]
 
     def all_up() -> bool:
         asked = job.ask("coordinator_1", "python", "-c", ASK)
+        answers[:] = [asked.stdout + asked.stderr]
         if asked.returncode != 0:
             return False  # it is starting
         targets = json.loads(asked.stdout)["data"]["activeTargets"]
         up[:] = sorted(target["labels"]["instance"] for target in targets if target["health"] == "up")
         return len(up) == 5
 
-    eventually(all_up, f"coordinator, two shards and two workers are scraped; so far {up}")
+    eventually(all_up, "coordinator, two shards and two workers are scraped", told=lambda: answers[-1])
     assert len(set(up)) == 5
     assert all(instance.endswith(":9100") for instance in up)

@@ -10,7 +10,7 @@ from typing import Any
 from coordinator_cases import DIGEST, RUN
 
 from coordinator.core import Core
-from coordinator.service import CoordinatorService
+from coordinator.service import REQUEST_BYTES_MAX, CoordinatorService
 from coordinator.status import StatusView
 from parashard.coordinator_client import CoordinatorClient
 from parashard.rpc import Server
@@ -43,7 +43,7 @@ class Served:
         )
         self.condition = WatchedCondition()
         self.service.changed = self.condition
-        self.server = Server("127.0.0.1:0")
+        self.server = Server("127.0.0.1:0", request_bytes_max=REQUEST_BYTES_MAX)
         self.service.add_to(self.server)
         self.client = CoordinatorClient(self.server.address, retry_budget_s=0.0)
 

@@ -23,6 +23,7 @@ from parashard.errors import (
     Unacquainted,
     WrongRun,
 )
+from parashard.rpc import connect, our_errors
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 
@@ -115,6 +116,18 @@ def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3
     it.client.register_shard(shard_request(0, 2))
     with pytest.raises(Superseded, match="incarnation 2 is registered, 1 is older"):
         it.client.register_shard(shard_request(0, 1))
+
+
+@pytest.mark.parametrize("method", sorted(pb.DESCRIPTOR.services_by_name["Coordinator"].methods_by_name))
+def test_bytes_that_are_no_message_are_refused_and_change_nothing(it: Served, method: str) -> None:
+    channel = connect(it.server.address)
+    try:
+        call = channel.unary_unary(f"/parashard.v1.Coordinator/{method}")
+        with pytest.raises(MalformedFrame, match="9 bytes are not the message"), our_errors(it.server.address):
+            call(b"\xff" * 9, timeout=DEADLINE_S)
+    finally:
+        channel.close()
+    assert it.core.events_total == 0
 
 
 def test_intervals_that_are_none_are_refused(it: Served) -> None:

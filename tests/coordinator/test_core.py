@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from coordinator_cases import DIGEST, RUN, Caller, announce, core_of, done
+from coordinator_cases import Caller, announce, core_of, done
 
 from coordinator.calls import JobState, LeaseCall
 from coordinator.core import WORKERS_MAX
 from coordinator.launchers import Exit, LocalLauncher, Orders, ProcessName
 from coordinator.policies import Sync
 from coordinator.restarts import Restarts
-from parashard.errors import ConfigurationError, JobFailed, NotReady, Superseded, WrongRun
+from parashard.errors import ConfigurationError, NotReady, QueueFull, Superseded, WrongRun
+from parashard.process import ExitCode, exit_code_of
 
 
 def local() -> LocalLauncher:
@@ -213,45 +214,6 @@ def test_a_step_completed_twice_counts_once() -> None:
     assert (core.progress.steps, core.skipped_steps, second.worker.steps_complete) == (1, 0, 0)
 
 
-def test_the_first_reason_of_a_failure_stays() -> None:
-    core = core_of()
-    core.fail("the disk is full")
-    core.fail("and then the lights went out")
-    assert (core.state, core.reason, core.over) == (JobState.FAILED, "the disk is full", True)
-    with pytest.raises(JobFailed, match="the disk is full"):
-        Caller(core)
-
-
-def test_a_job_that_is_done_cannot_fail() -> None:
-    core = core_of(steps_total=1)
-    caller = Caller(core)
-    caller.lease(1)
-    caller.complete_all()
-    assert core.complete
-    core.done()
-    assert not core.complete, "the report is written once"
-    core.fail("too late")
-    assert (core.state, core.reason) == (JobState.DONE, "every step is in")
-    answer = caller.call(want=3)
-    assert (answer.granted, answer.state) == ([], JobState.DONE)
-
-
-@pytest.mark.parametrize(
-    ("run_id", "digest", "told"),
-    [
-        ("run-2", None, "this coordinator runs run-1, the call names run-2"),
-        ("", None, r"the call names \(none\)"),
-        (RUN, "e" * 64, "the call's job digest eeeeeeeeeeee is not this job's dddddddddddd"),
-    ],
-)
-def test_a_call_for_another_run_or_job_is_refused(run_id: str, digest: str | None, told: str) -> None:  # P2
-    core = core_of()
-    core.check_run(RUN, DIGEST)
-    core.check_run(RUN)
-    with pytest.raises(WrongRun, match=told):
-        core.check_run(run_id, digest)
-
-
 def test_a_refused_call_changes_nothing() -> None:
     core = core_of()
     caller = Caller(core)
@@ -267,6 +229,29 @@ def test_a_scale_out_of_bounds_is_refused(workers: int) -> None:
     with pytest.raises(ConfigurationError, match=f"from 0 to {WORKERS_MAX}, found {workers}"):
         core.scale(workers)
     assert core.workers_wanted == 2
+
+
+@pytest.mark.parametrize("name", ["worker-9", "", "guest-0"])
+def test_a_new_name_beyond_the_most_waits_and_ends_no_job(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    monkeypatch.setattr("coordinator.core.WORKERS_MAX", 3)
+    core = core_of()
+    for known in ["worker-0", "worker-1", ""]:
+        Caller(core, known, token=len(core.workers.by_name) + 1)
+    with pytest.raises(QueueFull, match="3 workers of different names already") as caught:
+        Caller(core, name, token=9)
+    assert exit_code_of(caught.value) is ExitCode.RETRY
+    assert len(core.workers.by_name) == 3
+
+
+def test_known_names_join_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:  # P3
+    monkeypatch.setattr("coordinator.core.WORKERS_MAX", 2)
+    core = core_of()
+    first, guest = Caller(core, "worker-0"), Caller(core, token=7)
+    assert Caller(core, "worker-0").worker.incarnation == first.worker.incarnation + 1
+    assert Caller(core, token=7).worker is guest.worker, "it lost its first answer"
+    guest.worker.live = False
+    assert (Caller(core).name, guest.name) == ("guest-0", "guest-0")
+    assert sorted(core.workers.by_name) == ["guest-0", "worker-0"]
 
 
 def test_scale_changes_what_the_launcher_keeps_alive() -> None:
@@ -314,22 +299,6 @@ def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
     core.register_worker("", "x86", "cpu", "", 0.0)
     with pytest.raises(WrongRun, match="other arithmetic"):
         core.register_worker("", "arm", "cpu", "", 0.0)
-
-
-def test_events_are_bounded_and_counted() -> None:
-    core = core_of()
-    for _ in range(100):
-        Caller(core, "worker-0")
-    assert len(core.events) == 50
-    assert core.events_total == 103
-
-
-def test_a_job_without_shards_runs_at_once() -> None:
-    core = core_of(shards=0, steps_total=1)
-    caller = Caller(core)
-    caller.lease(1)
-    caller.call(completed=done(0, incarnations=()))
-    assert core.complete
 
 
 def test_a_silent_shard_is_told_of_once_until_it_is_heard_again() -> None:

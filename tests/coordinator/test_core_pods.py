@@ -42,3 +42,10 @@ def test_what_became_of_scaling_is_an_event() -> None:
     core = core_of()
     core.scaled("the Job has 5 workers now")
     assert "the Job has 5 workers now" in core.events
+
+
+def test_asking_for_the_same_number_of_workers_is_a_request_too() -> None:
+    core = core_of()
+    core.scale(4)
+    core.scale(4)
+    assert (core.workers_wanted, core.scale_requests) == (4, 2)

@@ -52,6 +52,33 @@ def test_shards_that_went_on_while_nobody_coordinated_count_as_they_are() -> Non
     assert core.shard_restarts == 0, "they were not started again: the coordinator was"
 
 
+def test_a_shard_that_died_just_before_the_coordinator_counts_as_started_again() -> None:
+    core = core_after(core_after(core_of()))  # whose first successor died before any shard spoke to it
+    announce(core, 0, 2)
+    announce(core, 0, 2)
+    announce(core, 1, 1)
+    assert core.shard_restarts == 1
+    assert core_after(core).shard_restarts == 1
+
+
+def test_a_run_that_was_started_again_as_a_whole_had_no_restarts() -> None:
+    core = core_after(core_of())
+    core.started_anew()
+    announce_all(core, [(0, 4)], [(0, 4)], incarnation=2)
+    assert core.shard_restarts == 0
+
+
+def test_lives_of_another_placement_are_other_shards() -> None:
+    core = core_after(core_of(), shards=3)
+    announce_all(core, [], [], [], incarnation=2)
+    assert core.shard_restarts == 0
+
+
+def test_a_shard_that_the_plan_does_not_have_is_refused() -> None:
+    with pytest.raises(WrongRun, match=r"shards 0\.\.1, found shard 2"):
+        announce(core_of(), 2)
+
+
 def test_its_views_are_greater_than_those_of_its_predecessor() -> None:  # P3
     earlier = core_of()
     for incarnation in range(2, 50):

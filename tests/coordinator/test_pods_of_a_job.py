@@ -12,11 +12,12 @@ from coordinator.pods.cluster import KubernetesCluster
 kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 
-def test_scaling_reaches_the_job_and_a_preemption_the_metrics():
+def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
     server = FakeApiServer()
     configuration = kubernetes.client.Configuration(host=server.url)
     configuration.retries = False
     cluster = KubernetesCluster(kubernetes.client.ApiClient(configuration), NAMESPACE, JOB)
+    server.lines.append(b"upstream connect error")
     core = core_of()
     try:
         with served(core) as it:
@@ -32,9 +33,12 @@ def test_scaling_reaches_the_job_and_a_preemption_the_metrics():
             server.wait_for_parallelism(5)
             watch.stop()
             collected = CoordinatorCollector(core, it.client.get_status).collect()
-            (ends,) = (family for family in collected if family.name == "parashard_coordinator_pod_ends")
+            families = {family.name: family for family in collected}
     finally:
         server.close()
-    assert {tuple(sample.labels.values()): sample.value for sample in ends.samples if sample.value} == {
+    ends = families["parashard_coordinator_pod_ends"].samples
+    (errors,) = families["parashard_coordinator_pod_watch_errors"].samples
+    assert errors.value == 1
+    assert {tuple(sample.labels.values()): sample.value for sample in ends if sample.value} == {
         ("worker", "preempted"): 1
     }

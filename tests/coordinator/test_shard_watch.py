@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from coordinator.membership import ShardLife
+from coordinator.shard_stubs import ShardStubs
 from coordinator.watch import ShardWatch
 from parashard.errors import Unreachable, WrongRun
 from parashard.rpc import Server
@@ -48,7 +49,7 @@ def start() -> Iterator[Starts]:
 
 def test_every_record_is_handed_on(start: Starts) -> None:
     lives, seen = [start(0), start(1)], []
-    watch = ShardWatch("run-1")
+    watch = ShardWatch("run-1", ShardStubs())
     assert watch.look(lives, seen.append, 0.0) == {}
     assert watch.look(lives, seen.append, 1.0) == {}
     assert [(record.shard, record.version) for record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
@@ -56,14 +57,14 @@ def test_every_record_is_handed_on(start: Starts) -> None:
 
 def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
     lives, seen = [ShardLife(1, "127.0.0.1:1", ""), start(1)], []
-    silence = ShardWatch("run-1").look(lives, seen.append, 0.0)[0]
+    silence = ShardWatch("run-1", ShardStubs()).look(lives, seen.append, 0.0)[0]
     assert isinstance(silence.error, Unreachable)
     assert silence.error.peer == "127.0.0.1:1"
     assert [record.shard for record in seen] == [1]
 
 
 def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
-    dead, alive, watch = ShardLife(1, "127.0.0.1:1", ""), start(0), ShardWatch("run-1")
+    dead, alive, watch = ShardLife(1, "127.0.0.1:1", ""), start(0), ShardWatch("run-1", ShardStubs())
     assert [watch.look([dead], pytest.fail, now_s)[0].silent_s for now_s in (5.0, 6.0, 9.0)] == [0.0, 1.0, 4.0]
     assert watch.look([alive], lambda record: None, 10.0) == {}
     assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
@@ -71,10 +72,10 @@ def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
 
 def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
     lives = [start(0), start(1)]
-    silent = ShardWatch("run-2").look(lives, pytest.fail, 0.0)
+    silent = ShardWatch("run-2", ShardStubs()).look(lives, pytest.fail, 0.0)
     assert [type(silent[shard].error) for shard in (0, 1)] == [WrongRun, WrongRun]
     assert [silent[shard].error.peer for shard in (0, 1)] == [life.address for life in lives]
 
 
 def test_no_shards_no_calls() -> None:
-    assert ShardWatch("run-1").look([], pytest.fail, 0.0) == {}
+    assert ShardWatch("run-1", ShardStubs()).look([], pytest.fail, 0.0) == {}

@@ -19,6 +19,7 @@ PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
 ANSWER_S = 5.0
 START_S = 20.0
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 needs_promtool = pytest.mark.skipif(
     not shutil.which("promtool"), reason="promtool is not installed (Debian: apt-get install prometheus): NOT CHECKED"
@@ -52,10 +53,9 @@ class PrometheusServer:
         (folder / "prometheus.yml").write_text(config)
         self._log = folder / "prometheus.log"
         command = ["prometheus", f"--config.file={folder / 'prometheus.yml'}", f"--storage.tsdb.path={folder / 'tsdb'}"]
-        dies_with_us = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
-                [*dies_with_us, *command, "--web.listen-address=127.0.0.1:0"], stderr=log, stdout=log
+                [*DIES_WITH_US, *command, "--web.listen-address=127.0.0.1:0"], stderr=log, stdout=log
             )
         self._address = eventually(self._listens, "Prometheus listens", START_S)
         eventually(self._ready, "Prometheus is ready", START_S)

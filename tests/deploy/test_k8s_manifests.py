@@ -1,24 +1,16 @@
 """deploy/k8s: it is what render writes, every schema takes it, and it says what the product needs and no more."""
 
-import functools
-import importlib
-import json
 import re
 from pathlib import Path
 
 import pytest
 import yaml
 from k8s_manifests import EXAMPLE, K8S, KUSTOMIZATIONS, kustomized, of_kind, pod_templates, pods
+from k8s_schemas import MONITORS, assert_valid
 from typer.testing import CliRunner
 
 from parashard.cli import app
 from parashard.process import ExitCode
-
-MINORS = 3
-JOBSET_FIELDS = {"successPolicy": {"operator", "targetReplicatedJobs"}, "failurePolicy": {"maxRestarts"}}
-"""Fields of a JobSet's spec that we use, as its API documents them; the jobs in it are checked as Jobs."""
-POD_MONITOR_FIELDS = {"selector", "podMetricsEndpoints"}
-ENDPOINT_FIELDS = {"port", "path", "interval", "relabelings"}
 
 
 @pytest.fixture(scope="module", params=KUSTOMIZATIONS)
@@ -42,36 +34,45 @@ def texts(folder: Path) -> dict[str, str]:
 
 
 def test_every_manifest_is_valid_for_the_last_minors_of_kubernetes(manifests):
-    validation = pytest.importorskip("kubernetes_validate", reason="needs the package kubernetes-validate")
-    major, newest, _ = validation.latest_version().split(".")
     for manifest in manifests:
-        for minor in range(int(newest) - MINORS + 1, int(newest) + 1):
-            for builtin in builtins(manifest):
-                check(json.dumps(builtin, sort_keys=True), f"{major}.{minor}")
+        assert_valid(manifest)
 
 
-@functools.cache
-def check(manifest: str, version: str) -> None:
-    """Raise unless a manifest, as JSON, is valid; most are the same in many folders, and a schema is slow to read."""
-    importlib.import_module("kubernetes_validate").validate(json.loads(manifest), version, strict=True)
+@pytest.mark.parametrize("flags", [["--certificates=secrets"], ["--set=cluster.insecure=true"]])
+def test_so_is_every_other_way_to_certificates(flags, tmp_path):
+    ran = CliRunner().invoke(app, ["render", "k8s", str(EXAMPLE), "--output", str(tmp_path), *flags])
+    assert ran.exit_code == 0, ran.output
+    for folder in ("base", "overlays/jobset"):
+        for manifest in kustomized(tmp_path / folder):
+            assert_valid(manifest)
 
 
-def builtins(manifest):
-    """Yield what Kubernetes' own schemas know: a manifest, or the Jobs inside a JobSet."""
-    if manifest["kind"] == "JobSet":
-        assert manifest["apiVersion"] == "jobset.x-k8s.io/v1alpha2"
-        assert set(manifest["spec"]) == {*JOBSET_FIELDS, "replicatedJobs"}
-        for field, allowed in JOBSET_FIELDS.items():
-            assert set(manifest["spec"][field]) == allowed
-        for job in manifest["spec"]["replicatedJobs"]:
-            assert set(job) == {"name", "replicas", "template"}
-            yield {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": job["name"]}, **job["template"]}
-    elif manifest["kind"] == "PodMonitor":
-        assert manifest["apiVersion"] == "monitoring.coreos.com/v1"
-        assert set(manifest["spec"]) == POD_MONITOR_FIELDS
-        assert all(set(endpoint) == ENDPOINT_FIELDS for endpoint in manifest["spec"]["podMetricsEndpoints"])
-    else:
-        yield manifest
+OBJECT_STORE = ("--set=checkpoint.url=s3://bucket/digits", "--store-secret=digits-s3", "--store-port=9000")
+
+
+def test_so_is_a_job_with_an_object_store(tmp_path):
+    ran = CliRunner().invoke(app, ["render", "k8s", str(EXAMPLE), "--output", str(tmp_path), *OBJECT_STORE])
+    assert ran.exit_code == 0, ran.output
+    for folder in ("base", "overlays/jobset"):
+        for manifest in kustomized(tmp_path / folder):
+            assert_valid(manifest)
+
+
+def test_so_is_the_documents_overlay_for_a_cloud_role_in_place_of_a_secret(tmp_path):
+    ran = CliRunner().invoke(app, ["render", "k8s", str(EXAMPLE), "--output", str(tmp_path), OBJECT_STORE[0]])
+    assert ran.exit_code == 0, ran.output
+    section = (K8S.parent.parent / "docs/kubernetes.md").read_text().partition("\n## An object store\n")[2]
+    overlay = section.partition("```yaml\n")[2].partition("```")[0]
+    (tmp_path / "overlays/role").mkdir()
+    (tmp_path / "overlays/role/kustomization.yaml").write_text(overlay)
+    manifests = kustomized(tmp_path / "overlays/role")
+    for manifest in manifests:
+        assert_valid(manifest)
+    (account,) = of_kind(manifests, "ServiceAccount")
+    assert list(account["metadata"]["annotations"]) == ["eks.amazonaws.com/role-arn"]
+    shard = pods(manifests)["shard"]
+    assert shard["serviceAccountName"] == account["metadata"]["name"]
+    assert shard["automountServiceAccountToken"] is False  # no key to the Kubernetes API
 
 
 # --- what binds all of them ---
@@ -91,7 +92,9 @@ def test_every_pod_is_restricted(manifests):
                 "readOnlyRootFilesystem": True,
                 "capabilities": {"drop": ["ALL"]},
             }
-        assert all(set(volume) & {"configMap", "emptyDir", "persistentVolumeClaim"} for volume in pod["volumes"])
+        assert all(
+            set(volume) & {"configMap", "emptyDir", "persistentVolumeClaim", "secret"} for volume in pod["volumes"]
+        )
 
 
 def test_every_container_has_a_memory_limit_and_no_cpu_limit(manifests):
@@ -113,19 +116,11 @@ def test_every_process_is_probed_on_its_http_port(manifests):
         assert paths["readinessProbe"] == {"path": "/readyz", "port": "http"}
 
 
-def test_that_nothing_is_encrypted_is_said_in_one_place(manifests):
-    said = [text for text in map(yaml.safe_dump, manifests) if "--insecure" in text]
-    assert len(said) == 1
-    assert yaml.safe_load(said[0])["data"] == {"flag": "--insecure"}
-    for pod in pods(manifests).values():
-        assert "$(SECURITY)" in pod["containers"][0]["args"]
-
-
 def test_every_variable_in_an_argument_is_given(manifests):
     for pod in pods(manifests).values():
         (container,) = pod["containers"]
         named = set(re.findall(r"\$\((\w+)\)", " ".join(container["args"])))
-        assert named == {variable["name"] for variable in container["env"]}
+        assert named == {variable["name"] for variable in container["env"] if "valueFrom" in variable}
 
 
 def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
@@ -224,6 +219,7 @@ def test_cpu_workers_take_no_card():
 def test_only_workers_go_to_spot_machines_and_they_leave_in_15_s(overlay):
     found = pods(kustomized(K8S / "overlays" / overlay))
     assert found["worker"]["terminationGracePeriodSeconds"] == 15
+    assert "--set=cluster.grace_s=10" in found["worker"]["containers"][0]["args"]
     wanted = labels_of(found["worker"])
     for state in ("coordinator", "shard"):
         assert labels_of(found[state]) == wanted
@@ -246,13 +242,43 @@ def labels_of(pod):
     return {expression["key"] for term in terms_of(pod) for expression in term["matchExpressions"]}
 
 
-def test_prometheus_is_told_of_every_pod_and_let_through_to_the_port_that_reads():
-    rendered = kustomized(K8S / "overlays/monitoring")
-    (monitor,) = of_kind(rendered, "PodMonitor")
-    selected = monitor["spec"]["selector"]["matchLabels"].items()
-    assert all(selected <= template["metadata"]["labels"].items() for template in pod_templates(rendered))
+@pytest.mark.parametrize(("overlay", "kind"), [("monitoring", "PodMonitor"), ("servicemonitor", "ServiceMonitor")])
+def test_prometheus_is_told_of_every_pod_and_let_through_to_the_port_that_reads(overlay, kind):
+    rendered = kustomized(K8S / "overlays" / overlay)
+    (monitor,) = of_kind(rendered, "PodMonitor") + of_kind(rendered, "ServiceMonitor")  # with both, all counts twice
+    assert monitor["kind"] == kind
+    selected, port = monitor["spec"]["selector"]["matchLabels"], "http"
+    if kind == "ServiceMonitor":
+        (service,) = (one for one in of_kind(rendered, "Service") if chosen(selected, one["metadata"]["labels"]))
+        selected, port = service["spec"]["selector"], service["spec"]["ports"][0]["targetPort"]
+        assert service["spec"]["clusterIP"] == "None"
+    assert all(chosen(selected, template["metadata"]["labels"]) for template in pod_templates(rendered))
+    (endpoint,) = monitor["spec"][MONITORS[kind]]
+    assert (endpoint["port"], port) == ("http", "http")
+    assert endpoint["relabelings"] == [
+        {"targetLabel": "job", "replacement": "parashard"},
+        {"targetLabel": "run", "sourceLabels": ["__meta_kubernetes_pod_label_app_kubernetes_io_instance"]},
+    ]
     (policy,) = (p["spec"] for p in of_kind(rendered, "NetworkPolicy") if p["metadata"]["name"] == "digits-metrics")
     assert policy["ingress"][0]["ports"] == [{"protocol": "TCP", "port": "http"}]
+
+
+def test_all_ways_to_scrape_give_series_the_same_job():
+    folder = K8S.parent / "prometheus"
+    by_hand = yaml.safe_load((folder / "podmonitor.yaml").read_text())
+    (rendered,) = of_kind(kustomized(K8S / "overlays" / "monitoring"), "PodMonitor")
+    (ours,), (theirs,) = (monitor["spec"]["podMetricsEndpoints"] for monitor in (by_hand, rendered))
+    assert ours == theirs
+    jobs = {
+        relabelling.get("replacement") for relabelling in ours["relabelings"] if relabelling["targetLabel"] == "job"
+    }
+    for name in ("prometheus.yml", "local.yml", "static.yml"):
+        jobs |= {scraped["job_name"] for scraped in yaml.safe_load((folder / name).read_text())["scrape_configs"]}
+    assert jobs == {"parashard"}
+
+
+def chosen(selector, labels):
+    return selector.items() <= labels.items()
 
 
 def test_a_job_set_replaces_what_it_holds_and_ends_with_the_workers():

@@ -5,64 +5,39 @@ Rules run sixty times faster than they are (`minutes_become_seconds`); nothing e
 
 from __future__ import annotations
 
-import os
 import re
-import signal
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
-from integration.cluster_run import ROOT, ClusterRun, eventually, sets
-from prometheus_server import RULES, PrometheusServer, needs_prometheus
+from certificates import Certificates
+from integration.cluster_run import ClusterRun, eventually, sets
+from prometheus_server import RULES, needs_prometheus
+from watched_run import FIRES_S, Watched, watch
 
 from deploy.grafana.contents import DASHBOARDS, GPU
 from deploy.grafana.layout import queries_of
-from deploy.prometheus.targets import follow
+from parashard.security.identity import Role
 
 pytestmark = [pytest.mark.xdist_group("clusters"), needs_prometheus]
 
 SHARDS, WORKERS = 2, 2
-FIRES_S = 60.0  # alone on a machine it takes a few seconds
 OF_GPUS = {where for where, _ in queries_of([GPU])}
 OF_ALERTS = "parashard-failures: Alerts"
 
 
-class Watched:
-    """A run, and the Prometheus that scrapes it."""
-
-    def __init__(self, run: ClusterRun, prometheus: PrometheusServer) -> None:
-        self.run = run
-        self.prometheus = prometheus
-
-    def evaluated(self, expr: str) -> list[object]:
-        """Return what a panel's expression has now."""
-        asked = expr.replace("$__rate_interval", "4s").replace("$run", ".+")
-        assert "$" not in asked
-        return self.prometheus.query(asked)
-
-    def expect_firing(self, *alerts: str) -> None:
-        eventually(lambda: set(alerts) <= self.prometheus.firing(), f"{alerts} fire", FIRES_S)
-
-    def expect_quiet(self, *alerts: str) -> None:
-        eventually(lambda: not set(alerts) & self.prometheus.firing(), f"{alerts} do not fire", FIRES_S)
-
-    @contextmanager
-    def stopped(self, module: str, label: str) -> Iterator[None]:
-        """Stop a process, as a machine that hangs does, and let it go on afterwards."""
-        self.run.kill(module, label, signal.SIGSTOP)
-        try:
-            yield
-        finally:
-            for pid in self.run.pids(module).values():
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGCONT)
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) -> Path:
+    """Return the folder of the run's certificates: within TLS, so that there are certificates to be watched."""
+    folder: Path = tmp_path_factory.mktemp("watched") / "tls"
+    certificates.renew(folder, list(Role), valid_days=30)
+    return folder
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
-    folder: Path = tmp_path_factory.mktemp("monitoring")
+def watched(tmp_path_factory: pytest.TempPathFactory, tls: Path) -> Iterator[Watched]:
+    folder = tmp_path_factory.mktemp("monitoring")
     settings = sets(
         job__epochs=1_000_000,
         cluster__shards=SHARDS,
@@ -74,17 +49,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
         checkpoint__durability="log",
         checkpoint__log_fsync=False,
     )
-    run = ClusterRun(folder / "run", ["examples/digits.toml", *settings], ROOT)
-    prometheus = None
-    try:
-        prometheus = PrometheusServer(folder)
-        run.wait_for_steps(1)
-        threading.Thread(target=follow, args=(run.dir, prometheus.targets), daemon=True).start()
-        yield Watched(run, prometheus)
-    finally:
-        run.clean_up()
-        if prometheus is not None:
-            prometheus.stop()
+    with watch(folder, ["examples/digits.toml", *settings], tls) as watched:
+        yield watched
 
 
 def until_all_have(evaluate: Callable[[str], object], expressions: dict[str, str]) -> None:
@@ -132,6 +98,22 @@ def test_every_recording_rule_has_data_and_every_series_that_an_alert_names(watc
     assert {rule["health"] for rule in watched.prometheus.rules()} == {"ok"}
 
 
+def test_a_certificate_that_ends_soon_raises_its_alert_until_it_is_renewed(
+    watched: Watched, tls: Path, certificates: Certificates
+) -> None:
+    (panel,) = (expr for where, expr in queries_of(DASHBOARDS) if where == "parashard-failures: Certificates")
+
+    def every_role_tells() -> bool:
+        return {series["metric"]["role"] for series in watched.evaluated(panel)} == {"coordinator", "shard", "worker"}
+
+    eventually(every_role_tells, "every role tells when its certificate ends")
+    watched.expect_quiet("ParashardCertificateExpiresSoon")
+    certificates.renew(tls, list(Role), valid_days=2)
+    watched.expect_firing("ParashardCertificateExpiresSoon")
+    certificates.renew(tls, list(Role), valid_days=30)
+    watched.expect_quiet("ParashardCertificateExpiresSoon")
+
+
 def test_killed_workers_raise_the_alert_of_restarts(watched: Watched) -> None:
     watched.expect_quiet("ParashardWorkersRestarting")
     for _ in range(3):  # over two for each worker
@@ -147,7 +129,7 @@ def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
 
     def kill_every_new_life() -> bool:
         for shard in killed:
-            if (present := life(watched, shard)) > killed[shard]:
+            if (present := watched.life(shard)) > killed[shard]:
                 watched.run.kill("ps_server", str(shard))
                 killed[shard] = present
         return "ParashardShardsRestarting" in watched.prometheus.firing()
@@ -170,10 +152,29 @@ def test_a_coordinator_that_hangs_is_missed(watched: Watched) -> None:
     watched.expect_quiet("ParashardCoordinatorDown")
 
 
-def life(watched: Watched, shard: int) -> int:
-    """Return a shard's incarnation, as it says itself; 0 while it does not answer."""
-    found = watched.prometheus.query(f'parashard_shard_incarnation{{shard="{shard}"}}')
-    return max((int(series["value"][1]) for series in found), default=0)
+def test_a_shard_that_can_store_nothing_says_so_of_its_checkpoints_and_of_its_log(watched: Watched) -> None:
+    expected = ("ParashardCheckpointsFailing", "ParashardCheckpointOld", "ParashardLogFailing")
+    watched.expect_quiet(*expected)
+    store = watched.run.dir / "checkpoints"
+    with file_in_the_place_of(watched, store / "shards"), file_in_the_place_of(watched, store / "log"):
+        watched.expect_firing(*expected)
+    watched.expect_quiet(*expected)
+
+
+@contextmanager
+def file_in_the_place_of(watched: Watched, parent: Path) -> Iterator[None]:
+    """Take shard 1's folder away and put a file there: that stops even root, whom no permission does."""
+    folder, aside = parent / "p0001" / "s0001", parent / "aside"
+    eventually(folder.exists, "there is a folder, since the first checkpoint")
+    with watched.stopped("ps_server", "1"):
+        folder.rename(aside)
+        folder.write_text("in the way")
+    try:
+        yield
+    finally:
+        with watched.stopped("ps_server", "1"):
+            folder.unlink()
+            aside.rename(folder)
 
 
 def kill_next_life(run: ClusterRun, module: str, label: str) -> None:

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from deploy.prometheus.targets import follow, replace, targets
+from deploy.prometheus.targets import find_started, follow, replace, targets
+from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ConfigurationError
 from protos import coordinator_pb2 as pb
 
@@ -37,6 +38,30 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
+def test_a_run_that_has_no_directory_yet_is_waited_for(tmp_path: Path) -> None:
+    run_dir, pauses = tmp_path / "runs" / "new", []
+
+    def start_meanwhile(pause_s: float) -> None:
+        pauses.append(pause_s)
+        run_dir.mkdir(parents=True)
+        (run_dir / ADDRESS_FILE).write_text(json.dumps({"address": "127.0.0.1:7100"}))
+
+    assert find_started(run_dir, 60.0, start_meanwhile) == "127.0.0.1:7100"
+    assert len(pauses) == 1
+
+
+def test_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="neither a run directory nor host:port"):
-        follow(tmp_path / "none", tmp_path / "targets.json")
+        find_started(tmp_path / "none", 0.0)
+
+
+def test_what_is_no_run_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="neither a run directory nor host:port"):
+        follow(tmp_path / "file", tmp_path / "targets.json")
+
+
+def test_a_file_that_there_can_be_none_of_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="its folder cannot be made: "):
+        follow(tmp_path, tmp_path / "file" / "targets.json")

@@ -1,4 +1,4 @@
-"""Processes that somebody else starts, as compose does: the coordinator ends by itself, with the job's exit code."""
+"""Processes that somebody else starts, as compose does: they end by themselves, with the job's exit code."""
 
 from __future__ import annotations
 
@@ -30,16 +30,17 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_a_coordinator_without_a_launcher_ends_when_others_have_heard_of_the_end(start, tmp_path):
+def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path):
     sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
         *("--linger-s", "1"),
     )
-    start("ps_server", "--connect", str(tmp_path), "--index", "0")
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
     worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
     assert worker.wait(DEADLINE_S) == 0
+    assert shard.wait(DEADLINE_S) == 0  # it has heard of the end, and nobody has to stop it
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")

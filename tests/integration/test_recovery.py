@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
 LEDGER = ["examples/ledger.toml", *OFTEN, *sets(job__epochs=4)]
-DIGITS = ["examples/digits.toml", "--consistency", "sync:4", *OFTEN, *sets(job__epochs=80, evaluation__every_epochs=20)]
+DIGITS = ["examples/digits.toml", "--consistency", "sync:4", *OFTEN]
+DIGITS += sets(job__epochs=120, evaluation__every_epochs=20)  # longer than it takes to start a command
 
 
 @pytest.fixture(scope="module")

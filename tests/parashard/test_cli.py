@@ -8,40 +8,15 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
+from command_line import Ran, run_command
+from small_job import SMALL_JOB
 
 from parashard import __version__, cli
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.process import ExitCode
 from parashard.run import Outcome
-
-JOB = """
-[job]
-name = "small"
-epochs = 2
-batch_size = 8
-
-[data]
-source = "synthetic"
-
-[model]
-kind = "softmax"
-
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
-"""
-
-
-class Ran(NamedTuple):
-    """How a command ended."""
-
-    exit_code: int
-    out: str
-    err: str
-
 
 Command = Callable[..., Ran]
 
@@ -51,14 +26,10 @@ def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     """Return a function that runs a command in a folder with `job.toml` in it."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    Path("job.toml").write_text(JOB)
+    Path("job.toml").write_text(SMALL_JOB)
 
     def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["parashard", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), said.out, said.err)
+        return run_command(monkeypatch, capsys, *arguments)
 
     return run
 
@@ -106,8 +77,8 @@ BAD_FILES: dict[str, tuple[bytes, list[str]]] = {
     "not TOML": (b"[job\nname = 3", ["not TOML"]),
     "binary": (b"\x89PNG\r\n\x1a\n\xff", ["0x89", "UTF-8"]),
     "empty": (b"", []),
-    "unknown key": (JOB.replace("epochs", "epochz").encode(), ["epochz"]),
-    "a table that is a number": (JOB.replace("[model]", "[modell]").encode(), ["modell"]),
+    "unknown key": (SMALL_JOB.replace("epochs", "epochz").encode(), ["epochz"]),
+    "a table that is a number": (SMALL_JOB.replace("[model]", "[modell]").encode(), ["modell"]),
 }
 
 
@@ -266,7 +237,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
         monkeypatch.setattr(
             cli,
             "run_job",
-            lambda loaded, folder, view, *, init, output, resume, from_checkpoint, tls_dir: Outcome(
+            lambda loaded, folder, view, *, init, output, resume, from_checkpoint, tls_dir, trace: Outcome(
                 exit_code, report, reason, folder
             ),
         )
@@ -307,3 +278,13 @@ def test_a_run_that_failed_says_why_and_where_the_logs_are(parashard, played, co
     assert ran.exit_code == code
     assert ran.err == "parashard: a shard ended: killed by SIGKILL; logs are in run/logs\n"
     assert json.loads(ran.out) == {"job": "small", "state": "failed"}
+
+
+@pytest.mark.parametrize("flags", [["--trace"], []])
+def test_a_worker_that_is_to_trace_is_told_so(
+    parashard: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    parashard("worker", "--connect", "host:1", *flags)
+    assert [[word for word in words if word == "--trace"] for words in started] == [flags]

@@ -1,8 +1,10 @@
 """`parashard certs`: an authority, a folder for a process, and one line for every mistake."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from cryptography import x509
 from typer.testing import CliRunner
 
 from parashard.cli import app
@@ -41,3 +43,48 @@ def test_a_second_authority_is_refused(tmp_path: Path) -> None:
     certs("init", tmp_path)
     with pytest.raises(ConfigurationError, match="has an authority already"):
         certs("init", tmp_path)
+
+
+def test_one_command_makes_what_a_cluster_needs_and_renews_it(tmp_path: Path) -> None:
+    command = ("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 2)
+    assert certs(*command).endswith("shard/shard-1, operator/operator, for 30 days\n")
+    authority = (tmp_path / "ca" / "ca.pem").read_bytes()
+    names = ["coordinator", "operator", "shard-0", "shard-1", "worker"]
+    assert sorted(folder.name for folder in (tmp_path / "tls").iterdir()) == names
+    assert [len(Credentials(tmp_path / "tls" / name).identities) for name in names] == [1] * 5
+    first = {name: (tmp_path / "tls" / name / "cert.pem").read_bytes() for name in names}
+    certs(*command)
+    assert (tmp_path / "ca" / "ca.pem").read_bytes() == authority
+    assert all((tmp_path / "tls" / name / "cert.pem").read_bytes() != first[name] for name in names)
+
+
+def test_who_is_connected_to_has_the_folders_name_as_its_host(tmp_path: Path) -> None:
+    certs("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
+    hosts = {
+        name: x509.load_pem_x509_certificate((tmp_path / "tls" / name / "cert.pem").read_bytes())
+        .extensions.get_extension_for_class(x509.SubjectAlternativeName)
+        .value.get_values_for_type(x509.DNSName)
+        for name in ("coordinator", "shard-0", "worker")
+    }
+    assert hosts == {"coordinator": ["localhost", "coordinator"], "shard-0": ["localhost", "shard-0"], "worker": []}
+
+
+def test_a_host_for_who_is_not_connected_to_is_refused(tmp_path: Path) -> None:
+    certs("init", tmp_path / "ca")
+    with pytest.raises(ConfigurationError, match=r"--host a: nobody connects to worker/worker; allowed for: .*shard"):
+        certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "worker", "--host", "a")
+    assert not (tmp_path / "tls").exists()
+
+
+def test_the_authority_of_a_cluster_lives_ten_years(tmp_path: Path) -> None:
+    certs("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
+    authority = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes())
+    assert (authority.not_valid_after_utc - datetime.now(UTC)).days in (3649, 3650)
+
+
+def test_a_cluster_keeps_the_authorities_that_it_trusted_if_asked(tmp_path: Path) -> None:
+    for authority in ("old", "new"):
+        certs("cluster", tmp_path / authority, tmp_path / "tls", "--shards", 1, "--keep-ca")
+    both = b"".join((tmp_path / authority / "ca.pem").read_bytes() for authority in ("new", "old"))
+    folders = list((tmp_path / "tls").iterdir())
+    assert [(folder / "ca.pem").read_bytes() for folder in folders] == [both] * 4

@@ -1,14 +1,15 @@
 """`parashard chaos`: what its flags mean, what it prints, and that a broken promise is a failure."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_command
+from small_job import SMALL_JOB
 
-from parashard import cli, cli_chaos
+from parashard import cli_chaos
 from parashard.chaos.runner import ChaosOptions
 from parashard.chaos.schedule import LENGTHS_S
 from parashard.cli_chaos import broken_promises
@@ -16,18 +17,7 @@ from parashard.job.load import LoadedJob
 from parashard.process import ExitCode
 from parashard.run import Outcome
 
-JOB = """
-[job]
-name = "small"
-epochs = 1
-batch_size = 8
-[data]
-source = "synthetic"
-[model]
-kind = "softmax"
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
+JOB = f"""{SMALL_JOB}
 [checkpoint]
 every_s = 60.0
 """
@@ -69,11 +59,7 @@ def chaos(
     Path("job.toml").write_text(JOB)
 
     def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["parashard", "chaos", "job.toml", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return int(ended.value.code or 0), said.out, said.err
+        return run_command(monkeypatch, capsys, "chaos", "job.toml", *arguments)
 
     return run
 

@@ -1,17 +1,17 @@
 """`parashard checkpoint`: lists, verifies and exports what lies in a store, whether the run is up or not."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 import pytest
 from checkpoint_cases import STEPS, model_of, write_drained, write_shard
+from command_line import Ran, run_command
 from safetensors.numpy import load_file
+from small_job import SMALL_JOB
 
-from parashard import cli, cli_checkpoint
+from parashard import cli_checkpoint
 from parashard.checkpoints.catalogue import RUN_NAME, CheckpointId
 from parashard.cli_checkpoint import write_model
 from parashard.coordinator_client import ADDRESS_FILE
@@ -19,31 +19,7 @@ from parashard.errors import ConfigurationError
 from parashard.process import ExitCode
 from parashard.store import Store, open_store
 
-JOB = """
-[job]
-name = "small"
-epochs = 1
-batch_size = 8
-
-[data]
-source = "synthetic"
-
-[model]
-kind = "softmax"
-
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
-"""
 NEWER = CheckpointId(1, 0, 2, 5)
-
-
-class Ran(NamedTuple):
-    """How a command ended."""
-
-    exit_code: int
-    out: str
-    err: str
 
 
 Command = Callable[..., Ran]
@@ -56,11 +32,7 @@ def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
     monkeypatch.setenv("COLUMNS", "300")
 
     def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["parashard", "checkpoint", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), said.out, said.err)
+        return run_command(monkeypatch, capsys, "checkpoint", *arguments)
 
     return run
 
@@ -69,7 +41,7 @@ def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def store(tmp_path: Path) -> Store:
     """Return the store of the run directory `run`, with a drained checkpoint and a newer one of shard 0."""
     (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "job.toml").write_text(JOB)
+    (tmp_path / "run" / "job.toml").write_text(SMALL_JOB)
     store = open_store(str(tmp_path / "run" / "checkpoints"))
     write_drained(store)
     write_shard(store, NEWER, round=4)
@@ -118,7 +90,7 @@ def test_ls_shows_what_is_damaged_and_goes_on(parashard, store):
 
 def test_ls_of_an_empty_store_is_empty(parashard, store, tmp_path):
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "job.toml").write_text(JOB)
+    (tmp_path / "new" / "job.toml").write_text(SMALL_JOB)
     assert json.loads(parashard("ls", "new", "--json").out) == []
 
 
@@ -142,7 +114,7 @@ def test_a_store_is_named_by_path_or_url(parashard, store, tmp_path):
 def test_a_run_says_where_its_store_is(parashard, store, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     url = f"file://{tmp_path / 'run' / 'checkpoints'}"
-    (tmp_path / "elsewhere" / "job.toml").write_text(f'{JOB}[checkpoint]\nurl = "{url}"\n')
+    (tmp_path / "elsewhere" / "job.toml").write_text(f'{SMALL_JOB}[checkpoint]\nurl = "{url}"\n')
     assert "j1" in parashard("ls", "elsewhere").out
 
 
@@ -218,7 +190,7 @@ def test_what_cannot_be_exported_is_the_users_to_fix(parashard, store, tmp_path)
     (tmp_path / "file").touch()
     assert refused(parashard("export", "run", "--output", "file/model.npz"), "cannot be written")
     (tmp_path / "new").mkdir()
-    (tmp_path / "new" / "job.toml").write_text(JOB)
+    (tmp_path / "new" / "job.toml").write_text(SMALL_JOB)
     assert refused(parashard("export", "new", "--output", "m.npz"), "there is no drained checkpoint")
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import http.server
 import socket
-import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import pytest
+from command_line import Ran, run_command
 
-from parashard import cli
 from parashard.errors import NotReady, Unreachable, WrongRun
 from parashard.health import REASON_BYTES_MAX, ask
 from parashard.process import ExitCode
@@ -106,24 +104,12 @@ def test_no_proxy_is_asked(service, nobody, monkeypatch):
     ask(service.port.address, live=False, timeout_s=DEADLINE_S)
 
 
-class Ran(NamedTuple):
-    """How a command ended."""
-
-    exit_code: int
-    out: str
-    err: str
-
-
 @pytest.fixture
 def health(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., Ran]:
     """Return a function that runs `parashard health`."""
 
     def run(*arguments: str) -> Ran:
-        monkeypatch.setattr(sys, "argv", ["parashard", "health", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        said = capsys.readouterr()
-        return Ran(int(ended.value.code or 0), said.out, said.err)
+        return run_command(monkeypatch, capsys, "health", *arguments)
 
     return run
 

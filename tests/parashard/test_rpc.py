@@ -23,9 +23,9 @@ Method = Callable[[bytes, grpc.ServicerContext], bytes]
 class Echo:
     """A server whose one method does what the test says, and a channel to it."""
 
-    def __init__(self) -> None:
+    def __init__(self, **options: int) -> None:
         self.answer: Method = lambda frame, context: frame
-        self.server = Server("127.0.0.1:0")
+        self.server = Server("127.0.0.1:0", **options)
         handlers = raw_handlers(SERVICE, {"Call": lambda *call: self.answer(*call)})  # noqa: PLW0108  # the present one
         self.server.grpc.add_generic_rpc_handlers((handlers,))
         self.server.start()
@@ -225,6 +225,19 @@ def test_a_message_over_the_limit_is_refused_whoever_sends_it(echo):
         echo.call()
     echo.answer = lambda frame, context: frame
     assert len(echo.call(bytes(wire.FRAME_BYTES_MAX))) == wire.FRAME_BYTES_MAX
+
+
+def test_a_server_of_small_messages_has_a_bound_of_its_own_for_what_it_is_sent():
+    small = Echo(request_bytes_max=1000)
+    try:
+        assert len(small.call(bytes(1000))) == 1000
+        with pytest.raises(errors.LimitExceeded, match=r"larger than max \(1001 vs\. 1000\)"):
+            small.call(bytes(1001))
+        small.answer = lambda frame, context: bytes(wire.FRAME_BYTES_MAX)
+        assert len(small.call()) == wire.FRAME_BYTES_MAX, "what it sends may be as large as ever"
+    finally:
+        small.channel.close()
+        small.server.stop(0.0)
 
 
 def test_a_call_to_a_dead_port_is_unreachable_within_its_deadline(dead_address):

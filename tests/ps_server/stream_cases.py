@@ -26,6 +26,7 @@ def echo(stream: Stream) -> None:
     while True:
         stream.wait()
         stream.receive(deadline_s=soon())
+        stream.greeted = True
         stream.send(Kind.WELCOME, stream_pb2.Welcome(elements=5), deadline_s=soon())
 
 

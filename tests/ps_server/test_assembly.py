@@ -199,3 +199,16 @@ def test_an_attempt_that_was_given_up_makes_room_for_the_next_attempt_at_its_ste
         assemblies.add(dataclasses.replace(other, step=1), SUPERSEDED_S + 0.1)
     assemblies.add(in_pieces(0, bytes(8), 4, attempt=2)[0], SUPERSEDED_S + 0.1)
     assert (len(assemblies), assemblies.held_bytes) == (1, 8)
+
+
+def test_a_peer_that_begins_pushes_and_does_not_end_them_leaves_room_to_others() -> None:
+    assemblies = Assemblies(160)
+    assemblies.add(dataclasses.replace(chunk(0, 0, b"abcd", 10), peer="worker/other"), 0.0)
+    for step in range(1, 12):
+        assemblies.add(dataclasses.replace(chunk(step, 0, b"abcd", 10), peer="worker/hog"), 0.0)
+    with pytest.raises(QueueFull, match="a push of 10 would pass the share of one peer in 160"):
+        assemblies.add(dataclasses.replace(chunk(12, 0, b"abcd", 10), peer="worker/hog"), 0.0)
+    assemblies.add(dataclasses.replace(chunk(13, 0, b"abcd", 10), peer="worker/other"), 0.0)
+    assert (assemblies.shares.of("worker/hog"), assemblies.shares.of("worker/other")) == (110, 20)
+    assemblies.drop_step(1)
+    assert assemblies.shares.of("worker/hog") == 100

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import resource
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ from stream_cases import DEADLINE_S, echo, serving, soon
 from tcp_cases import GREETING, push_of
 
 from parashard import rpc
-from parashard.errors import ParashardError
+from parashard.errors import QueueFull, Unreachable
 from parashard.rpc import our_errors, raw_handlers
 from parashard.security.identity import Role
 from parashard.security.roles import PULL, PUSH
@@ -25,6 +26,7 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
 from ps_server.rooms import Rooms
+from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
 
 IDLE = 1000
@@ -94,16 +96,71 @@ class TestStreams:
             greet(stream, GREETING, deadline_s=soon())
             return stream
 
-        with serving(echo, connections_max=2, tls=tls, calls=(PUSH, PULL)) as (server, connect):
+        with serving(echo, connections_max=3, tls=tls, calls=(PUSH, PULL)) as (server, connect):
             first = worker(connect)
-            with strangers(server.address, 1) as (stranger,):
+            with strangers(server.address, 1) as (oldest,):
                 second = worker(connect)
-                assert stranger.recv(1) == b""
-            with pytest.raises(ParashardError):
-                worker(connect)  # both are workers: nobody gives way
-            assert server.connections == 2
+                assert oldest.recv(1) == b""
+            all_but(server, 2)
+            with pytest.raises(QueueFull, match="worker/worker-0 has 2 connections here, of 2; 3 may be"):
+                worker(connect)  # the third place is for others, whoever they are
+            all_but(server, 2)
+            assert server.turned_away == 2
             first.close()
             second.close()
+
+
+def all_but(server: StreamServer, connections: int) -> None:
+    """Wait until so many are left."""
+    end_s = soon()
+    while server.connections != connections:
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.005)
+
+
+class TestHosts:
+    """Without TLS a peer is a host, and who has said no right HELLO is a stranger."""
+
+    def connected(self, address: str, host: str) -> Stream:
+        name, _, port = address.rpartition(":")
+        connection = socket.create_connection((name, int(port)), DEADLINE_S, source_address=(host, 0))
+        return Stream(connection, "shard:1")
+
+    def worker(self, address: str, host: str) -> Stream:
+        stream = self.connected(address, host)
+        greet(stream, GREETING, deadline_s=soon())
+        return stream
+
+    def test_one_host_leaves_room_for_others(self):
+        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=8) as (server, _):
+            hogs = [self.worker(server.address, "127.0.0.2") for _ in range(6)]
+            with pytest.raises(QueueFull, match=r"127\.0\.0\.2 has 6 connections here, of 6; 8 may be"):
+                self.worker(server.address, "127.0.0.2")
+            others = [self.worker(server.address, f"127.0.0.{host}") for host in (1, 3)]
+            assert server.turned_away == 1
+            for stream in hogs + others:
+                stream.close()
+
+    def test_a_host_that_has_said_nothing_makes_room_for_its_own_next(self):
+        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=8) as (server, _):
+            silent = [self.connected(server.address, "127.0.0.2") for _ in range(6)]
+            late = self.worker(server.address, "127.0.0.2")
+            with pytest.raises(Unreachable):
+                silent[0].receive(deadline_s=soon())
+            assert server.turned_away == 1
+            for stream in [*silent, late]:
+                stream.close()
+
+    def test_where_nobody_has_room_the_host_with_most_strangers_gives_way(self):
+        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=4) as (server, _):
+            few = self.connected(server.address, "127.0.0.3")
+            many = [self.connected(server.address, "127.0.0.2") for _ in range(2)]
+            other = self.connected(server.address, "127.0.0.4")
+            late = self.worker(server.address, "127.0.0.1")
+            with pytest.raises(Unreachable):
+                many[0].receive(deadline_s=soon())
+            for stream in (few, *many, other, late):
+                stream.close()
 
 
 class TestGrpc:

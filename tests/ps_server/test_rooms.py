@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull
+from parashard.security.shares import ALONE_S
 from ps_server.rooms import GRAIN_BYTES, Rooms
 
 MIB = 1 << 20
@@ -110,3 +111,21 @@ def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
         assert len(lent) == 1 or rooms.held_bytes <= budget
         assert sum(size for _, size in lent) <= rooms.held_bytes <= 2 * sum(s + GRAIN_BYTES for _, s in lent)
         assert rooms.held_bytes + rooms.kept_bytes <= max(budget, rooms.held_bytes)
+
+
+def test_a_peer_that_holds_rooms_it_does_not_use_leaves_some_to_others() -> None:
+    now_s = [0.0]
+    rooms = Rooms(16 * GRAIN_BYTES, clock=lambda: now_s[0])
+    with rooms.take(1, "worker/other"):
+        pass
+    held = [rooms.take(1, "worker/hog") for _ in range(12)]
+    with pytest.raises(QueueFull, match="one of 1 would pass the share of one peer in 1048576"):
+        rooms.take(1, "worker/hog")
+    with rooms.take(1, "worker/other"):
+        assert rooms.shares.of("worker/hog") == 12 * GRAIN_BYTES
+    now_s[0] = ALONE_S
+    held.append(rooms.take(1, "worker/hog"))  # nobody else has asked for long
+    for room in held:
+        with room:
+            pass
+    assert (rooms.held_bytes, rooms.shares.of("worker/hog"), rooms.shares.refused) == (0, 0, 1)

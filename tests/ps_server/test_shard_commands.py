@@ -119,7 +119,8 @@ def test_a_return_gives_the_new_incarnation(it: Commanded) -> None:  # P3, P12
         ({"coordinator_incarnation": 3}, Superseded, "obeys incarnation 4 of the coordinator, not 3"),
         ({"run_id": "run-7"}, WrongRun, "this shard is of run run-9, the call names run-7"),
         ({"run_id": ""}, WrongRun, r"\(none\)"),
-        ({"incarnation": 2}, StaleIncarnation, "the command names incarnation 2 of shard 0; this is 1"),
+        ({"incarnation": 2}, StaleIncarnation, "names incarnation 2 of shard 0; this is 1 of shard 0"),
+        ({"shard": 1}, StaleIncarnation, "names incarnation 1 of shard 1; this is 1 of shard 0"),
         ({"incarnation": 0}, StaleIncarnation, "the command names incarnation 0"),
     ],
 )

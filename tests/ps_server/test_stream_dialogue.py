@@ -10,7 +10,7 @@ from parashard import wire
 from parashard.errors import MalformedFrame, NonFiniteGradient, StaleIncarnation
 from parashard.messages import Target
 from parashard.rpc import data_deadline_s
-from parashard.transports.stream import Head, Kind
+from parashard.transports.stream import HEADER_BYTES_MAX, Head, Kind
 from protos import stream_pb2, tensor_pb2
 from ps_server.stream_dialogue import HEAD_DEADLINE_S, answer_to_push, greeted, left_s, requests
 
@@ -28,8 +28,9 @@ class Said:
     def wait(self) -> None:
         self.waits += 1
 
-    def receive(self, *, deadline_s: float) -> Head:
+    def receive(self, *, deadline_s: float, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
         self.deadlines_s.append(deadline_s)
+        self.header_bytes_max = header_bytes_max
         return next(self._heads)
 
 
@@ -46,6 +47,7 @@ def test_hello_says_who_it_is():
     stream = Said(hello())
     assert greeted(stream, FakePlane(2), deadline_s=7.0).worker == "worker-0"
     assert stream.deadlines_s == [7.0]
+    assert stream.header_bytes_max == 4096, "it may be a stranger"
 
 
 def test_hello_to_another_life_is_refused():  # P3

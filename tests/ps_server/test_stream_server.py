@@ -7,7 +7,7 @@ import pytest
 from stream_cases import DEADLINE_S, HELLO, all_left, echo, serving, soon
 from structlog.testing import capture_logs
 
-from parashard.errors import MalformedFrame, PeerFailed, QueueFull, Unreachable
+from parashard.errors import MalformedFrame, NotReady, PeerFailed, QueueFull, Unreachable
 from parashard.transports.stream import Kind, Refused, Stream, answer
 from ps_server.stream_server import StreamServer
 
@@ -50,7 +50,7 @@ def test_one_connection_too_many_is_refused_until_another_leaves():
         assert welcomed(first)
         error = refusal_of(connect())
         assert isinstance(error, QueueFull)
-        assert error.message == "1 connections are open already"
+        assert error.message == "127.0.0.1 has 1 connections here, of 1; 1 may be"
         first.close()
         assert left.wait(DEADLINE_S)
         all_left()
@@ -120,6 +120,14 @@ def test_stopping_ends_connections_that_wait_and_takes_no_more():
             waiting.receive(deadline_s=soon())
         with pytest.raises(OSError, match="refused"):
             connect()
+
+
+def test_who_comes_while_it_stops_is_told_so(monkeypatch):
+    with serving(echo) as (server, connect):
+        monkeypatch.setattr("ps_server.stream_server.tune", lambda connection: server._stopping.set())
+        error = refusal_of(connect())
+        assert isinstance(error, NotReady)
+        assert error.message == "the shard is stopping"
 
 
 def test_a_server_that_never_started_stops():

@@ -123,12 +123,41 @@ def test_a_shard_that_shows_a_workers_certificate_is_left(certificates, contexts
         stream.close()
 
 
+@pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD])
+def test_a_worker_talks_to_nobody_who_has_the_name_and_not_the_role_of_a_shard(certificates, contexts, role):
+    plane = FakePlane(5)
+    with serving(TcpService(plane, Rooms(1 << 20)).serve, tls=certificates.of(role).server_context) as (server, _):
+        transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=lambda: contexts[1])
+        push = Push(TARGET, "worker-0", 0, (Slice(Partition("w", 0, 5), 1),), False, None, Buffers([plane.weights]))
+        if role is Role.SHARD:
+            assert transport.push(push, DEADLINE_S).result().version == 1
+        else:
+            with pytest.raises(Unreachable, match=r"no shard: its certificate's roles are coordinator/coordinator-0"):
+                transport.push(push, DEADLINE_S).result()
+            assert plane.version == 0
+        transport.close()
+
+
 def test_a_client_that_does_not_know_the_server_goes_away(contexts):
     with serving(lambda stream: pytest.fail("it was served"), tls=contexts[0]) as (_, connect):
         stream = wrapped(connect(), ssl.create_default_context())
         with pytest.raises(Unreachable, match="certificate verify failed"):
             stream.handshake(deadline_s=soon())
         stream.close()
+
+
+def test_no_session_can_be_resumed_so_that_an_expired_certificate_is_seen(contexts):
+    def exchanged(session: ssl.SSLSession | None) -> tuple[ssl.SSLSession | None, bool]:
+        plain = connect()._connection
+        with contexts[1].wrap_socket(plain, server_hostname="127.0.0.1", session=session) as connection:
+            stream = Stream(connection, "shard:1")
+            assert greet(stream, GREETING, deadline_s=soon())  # a ticket would come with the answer
+            return connection.session, bool(connection.session_reused)
+
+    with serving(echo, tls=contexts[0]) as (_, connect):
+        session, _ = exchanged(None)
+        assert session is None or not session.has_ticket
+        assert exchanged(session)[1] is False
 
 
 def test_a_client_that_says_nothing_is_dropped(contexts, monkeypatch):

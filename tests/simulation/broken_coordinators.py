@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from coordinator.core import Core, Options
+from coordinator.calls import Options
+from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import Launcher
 from coordinator.leases import StepLeases

@@ -190,24 +190,24 @@ class CoordinatorProcess(Process):
         if not core.shards.all_registered:
             return
         lives = core.shards.lives()
-        returns = [(lives[shard], round_) for shard, round_ in core.rounds.strayed()]
         await self._command(
             [
                 (
-                    life,
+                    lives[shard],
                     shard_pb2.RollbackRequest(
                         run_id=RUN_ID,
-                        incarnation=life.incarnation,
+                        incarnation=lives[shard].incarnation,
                         coordinator_incarnation=self.incarnation,
                         round=round_,
+                        shard=shard,
                     ),
                 )
-                for life, round_ in returns
+                for shard, round_ in core.rounds.strayed()
             ]
         )
         round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
         if round_ is not None:
-            await self._command([(life, self._save_request(life, round_, ahead=True)) for life in lives])
+            await self._command(self._saves(round_, ahead=True))
             self.service.run(lambda core, _: core.rounds.cut_named())
 
     async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
@@ -222,14 +222,22 @@ class CoordinatorProcess(Process):
                 answers.append(error)
         return answers
 
-    def _save_request(self, life: ShardLife, round_: int | None, *, ahead: bool) -> shard_pb2.TakeCheckpointRequest:
-        return shard_pb2.TakeCheckpointRequest(
-            run_id=RUN_ID,
-            incarnation=life.incarnation,
-            coordinator_incarnation=self.incarnation,
-            round=round_,
-            ahead=ahead,
-        )
+    def _saves(self, round_: int | None, *, ahead: bool) -> list[tuple[ShardLife, shard_pb2.TakeCheckpointRequest]]:
+        """Return the order to save for every shard."""
+        return [
+            (
+                life,
+                shard_pb2.TakeCheckpointRequest(
+                    run_id=RUN_ID,
+                    incarnation=life.incarnation,
+                    coordinator_incarnation=self.incarnation,
+                    round=round_,
+                    ahead=ahead,
+                    shard=shard,
+                ),
+            )
+            for shard, life in enumerate(self.core.shards.lives())
+        ]
 
     async def _save_drained(self) -> None:
         target = self.core.drain_target or 0
@@ -249,8 +257,7 @@ class CoordinatorProcess(Process):
     async def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
         core = self.core
         round_ = core.policy.round_of(steps)
-        lives = core.shards.lives()
-        parts = await self._command([(life, self._save_request(life, round_, ahead=False)) for life in lives])
+        parts = await self._command(self._saves(round_, ahead=False))
         for part in parts:
             if isinstance(part, ParashardError):
                 raise part

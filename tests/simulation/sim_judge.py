@@ -16,7 +16,7 @@ from sim_settings import Setting
 from sim_shard import ShardProcess
 from sim_store import SimulatedStore
 
-from coordinator.core import JobState
+from coordinator.calls import JobState
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_model
 from parashard.claims import newest_claim

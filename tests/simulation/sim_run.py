@@ -23,7 +23,8 @@ from sim_visitors import Operator, Stray
 from sim_worker import Habits, WorkerProcess
 from sim_world import CALM, Process, Stuck, World
 
-from coordinator.core import Core, Options
+from coordinator.calls import Options
+from coordinator.core import Core
 from coordinator.evaluations import Evaluations, evaluation_steps
 from coordinator.launchers import ExternalLauncher, Launcher, LocalLauncher
 from coordinator.policies import leasing_policy

@@ -242,10 +242,18 @@ class ShardProcess(Process):
 
 
 class _NoLimit:
-    """A call's context without a deadline."""
+    """A call's context without a deadline and without TLS, from this host."""
 
     def time_remaining(self) -> None:
         """There is none."""
+
+    def auth_context(self) -> dict[str, list[bytes]]:
+        """Nobody shows a certificate."""
+        return {}
+
+    def peer(self) -> str:
+        """Every worker is the same peer."""
+        return "unix:"
 
 
 _NO_LIMIT = _NoLimit()

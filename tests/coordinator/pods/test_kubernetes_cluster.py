@@ -5,7 +5,14 @@ from collections.abc import Iterator
 import pytest
 from fake_api_server import JOB, NAMESPACE, FakeApiServer
 
-from coordinator.pods.cluster import Conflict, KubernetesCluster, StaleList, open_cluster
+from coordinator.pods.cluster import (
+    SAID_CHARACTERS_MAX,
+    Conflict,
+    KubernetesCluster,
+    StaleList,
+    Unreadable,
+    open_cluster,
+)
 from coordinator.pods.ledger import Pod
 from parashard.errors import ConfigurationError, RetryLater, Unreachable
 
@@ -109,6 +116,24 @@ def test_what_is_not_allowed_is_said(server, cluster, status):
 def test_a_server_that_hangs_up_is_unreachable(server, cluster):
     server.answers.append(0)
     with pytest.raises(Unreachable, match="the API server does not answer"):
+        cluster.list_pods()
+
+
+def test_what_the_client_stumbles_over_is_said_in_bounds(server, cluster):
+    server.lines.append(b'{"type": "' + b"x" * 10_000 + b'"}')
+    with pytest.raises(Unreadable, match="cannot watch the pods of team: the client cannot read the answer: KeyError"):
+        next(cluster.watch_pods("1"))
+    server.lines.append(
+        b'{"type": "ERROR", "object": {"code": "1", "reason": "r", "message": "' + b"x" * 10_000 + b'"}}'
+    )
+    with pytest.raises(Unreadable) as raised:
+        next(cluster.watch_pods("1"))
+    assert len(str(raised.value)) <= SAID_CHARACTERS_MAX
+
+
+def test_a_pod_that_the_client_does_not_understand_is_no_crash(server, cluster):
+    server.put("digits-worker-0", phase="Running", conditions=[{"type": "Ready"}])
+    with pytest.raises(Unreadable, match="cannot list the pods of team: the client cannot read the answer: ValueError"):
         cluster.list_pods()
 
 

@@ -1,17 +1,38 @@
 """PodWatch with the official client and an API server of ours: it follows through all that a server may do to it."""
 
+import json
 import queue
 from collections.abc import Iterator
 
 import pytest
 from fake_api_server import JOB, NAMESPACE, FakeApiServer
 
+from coordinator.pods import watching
 from coordinator.pods.cluster import KubernetesCluster
-from coordinator.pods.watching import CONFLICTS_MAX, PodWatch
+from coordinator.pods.watching import CONFLICTS_MAX, PodWatch, Wanted
 
 kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
 DEADLINE_S = 20.0
+
+UNREADABLE_LINES = {
+    "a blank line": b"",
+    "a proxy's words": b"upstream connect error or disconnect/reset before headers",
+    "JSON that is no event": b"[]",
+    "an event without an object": b'{"type": "ADDED"}',
+    "an object without metadata": b'{"type": "ADDED", "object": {}}',
+    "an error without a reason": b'{"type": "ERROR", "object": {"code": 410, "message": "too old"}}',
+    "an error whose code is no number": b'{"type": "ERROR", "object": {"code": "x", "reason": "r", "message": "m"}}',
+    "a condition without a status": json.dumps(
+        {
+            "type": "ADDED",
+            "object": {
+                "metadata": {"name": "w-9", "uid": "uid-w-9", "resourceVersion": "9"},
+                "status": {"phase": "Running", "conditions": [{"type": "Ready"}]},
+            },
+        }
+    ).encode(),
+}
 
 
 class Following:
@@ -21,7 +42,8 @@ class Following:
         self.server = FakeApiServer()
         self.ends: queue.Queue[str] = queue.Queue()
         self.scaled: queue.Queue[str] = queue.Queue()
-        self.wanted = 2
+        self.errors: queue.Queue[str] = queue.Queue()
+        self.wanted = Wanted(2, 0)
         configuration = kubernetes.client.Configuration(host=self.server.url)
         configuration.retries = False
         cluster = KubernetesCluster(kubernetes.client.ApiClient(configuration), NAMESPACE, JOB)
@@ -30,9 +52,17 @@ class Following:
             on_end=lambda end: self.ends.put(str(end)),
             wanted=lambda: self.wanted,
             on_scaled=self.scaled.put,
+            on_error=lambda: self.errors.put("error"),
             workers=2,
             pause_s=0.01,
+            look_s=0.01,
         )
+
+    def scale(self, workers: int) -> None:
+        self.wanted = Wanted(workers, self.wanted.request + 1)
+
+    def next_scaled(self) -> str:
+        return self.scaled.get(timeout=DEADLINE_S)
 
     def next_end(self) -> str:
         return self.ends.get(timeout=DEADLINE_S)
@@ -63,7 +93,7 @@ def test_after_410_it_lists_again_and_misses_nothing(following):
     following.server.wait_for_watch()
     following.server.put("w-0", phase="Failed")
     assert following.next_end() == "pod w-0 unseen"
-    assert [seen.split()[0] for seen in following.server.seen].count("list") == 2
+    assert following.server.count("list") == 2
 
 
 def test_what_went_while_nobody_could_watch_is_told_by_the_next_list(following):
@@ -88,37 +118,115 @@ def test_a_server_that_breaks_is_asked_again_with_pauses(following):
     assert following.next_end() == "pod w-0 unseen"
 
 
+@pytest.mark.parametrize("line", UNREADABLE_LINES.values(), ids=UNREADABLE_LINES)
+def test_after_a_line_that_nobody_can_read_it_lists_again_and_misses_nothing(following, line):
+    server = following.server
+    server.put("w-0", phase="Running")
+    server.lines.extend([line, line, line])
+    following.watch.start()
+    server.wait_for_watch()
+    server.put("w-0", phase="Failed")
+    assert following.next_end() == "pod w-0 unseen"
+    assert server.count("list") == 4
+    assert following.errors.qsize() == 3
+
+
+def test_a_list_that_nobody_can_read_is_asked_for_again(following):
+    following.server.put("w-9", phase="Running", conditions=[{"type": "Ready"}])
+    following.watch.start()
+    assert following.errors.get(timeout=DEADLINE_S) == "error"
+    assert following.errors.get(timeout=DEADLINE_S) == "error"
+    following.server.put("w-9", phase="Running")
+    following.server.wait_for_watch()
+
+
+def test_every_error_of_the_watch_counts_and_410_is_none(following):
+    following.server.answers.extend([500, 0, 403, 410])
+    following.watch.start()
+    following.server.wait_for_watch()
+    assert following.errors.qsize() == 3
+
+
 def test_the_job_is_scaled_when_another_number_is_wanted(following):
     following.watch.start()
-    following.wanted = 5
+    following.scale(5)
     following.server.wait_for_parallelism(5)
-    assert following.scaled.get(timeout=DEADLINE_S) == "the Job has 5 workers now"
+    assert following.next_scaled() == "the Job has 5 workers now"
     assert following.server.job["spec"]["completions"] == 5
 
 
 def test_a_conflict_is_tried_again_with_the_newest_job(following):
     following.server.conflicts = CONFLICTS_MAX - 1
     following.watch.start()
-    following.wanted = 3
+    following.scale(3)
     following.server.wait_for_parallelism(3)
 
 
 def test_conflicts_without_end_are_a_reason_to_pause_not_to_give_up(following):
     following.server.conflicts = CONFLICTS_MAX + 1
     following.watch.start()
-    following.wanted = 3
+    following.scale(3)
     following.server.wait_for_parallelism(3)
 
 
 def test_a_job_that_cannot_be_scaled_is_told_and_left(following):
     following.server.job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
     following.watch.start()
-    following.wanted = 3
-    assert (
-        following.scaled.get(timeout=DEADLINE_S)
-        == "not scaled: the Job team/digits-worker is over: it cannot be scaled"
-    )
+    following.scale(3)
+    assert following.next_scaled() == "not scaled: the Job team/digits-worker is over: it cannot be scaled"
     assert following.server.job["spec"]["parallelism"] == 2
+
+
+def test_a_refused_scaling_is_tried_again_by_itself_and_told_once(following):
+    following.server.refuses_patches = True
+    following.watch.start()
+    following.scale(4)
+    assert "answered 403" in following.next_scaled()
+    following.server.wait_for_requests("patch", 3)
+    following.server.refuses_patches = False
+    assert following.next_scaled() == "the Job has 4 workers now"
+    assert following.server.job["spec"]["parallelism"] == 4
+
+
+def test_asking_for_the_same_number_again_is_a_new_request(following, monkeypatch):
+    monkeypatch.setattr(watching, "REFUSED_LOOKS", 1 << 40)  # by itself: never
+    monkeypatch.setattr(watching, "REFUSED_LOOKS_MAX", 1 << 40)
+    following.server.refuses_patches = True
+    following.watch.start()
+    following.scale(4)
+    assert "answered 403" in following.next_scaled()
+    following.scale(4)
+    assert "answered 403" in following.next_scaled()
+    following.server.refuses_patches = False
+    following.scale(4)
+    assert following.next_scaled() == "the Job has 4 workers now"
+    assert following.server.count("patch") == 3
+
+
+def test_asking_for_what_the_job_has_ends_a_refused_scaling(following, monkeypatch):
+    monkeypatch.setattr(watching, "REFUSED_LOOKS", 1 << 40)
+    monkeypatch.setattr(watching, "REFUSED_LOOKS_MAX", 1 << 40)
+    following.server.refuses_patches = True
+    following.watch.start()
+    following.scale(4)
+    assert "answered 403" in following.next_scaled()
+    following.server.refuses_patches = False
+    following.scale(2)
+    following.server.put("w-0", phase="Running")
+    following.server.wait_for_watch()
+    assert following.server.count("patch") == 1
+    assert following.scaled.empty()
+
+
+def test_scaling_outlives_an_answer_that_nobody_can_read(following):
+    following.watch.start()
+    following.server.wait_for_watch()
+    following.server.job["spec"]["template"]["spec"]["containers"] = [{}]  # one without a name
+    reads = following.server.count("get")
+    following.scale(4)
+    following.server.wait_for_requests("get", reads + 2)
+    following.server.job["spec"]["template"]["spec"]["containers"] = [{"name": "worker"}]
+    assert following.next_scaled() == "the Job has 4 workers now"
 
 
 def test_nothing_is_changed_while_as_many_are_wanted_as_there_are(following):

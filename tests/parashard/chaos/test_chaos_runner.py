@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from small_job import SMALL_JOB
 
 from parashard.chaos import runner
 from parashard.chaos.proxied_cluster import ProxiedCluster
@@ -22,18 +23,7 @@ from parashard.live import JobView, NoView
 from parashard.run import Outcome
 
 DEADLINE_S = 20.0
-JOB = """
-[job]
-name = "small"
-epochs = 1
-batch_size = 8
-[data]
-source = "synthetic"
-[model]
-kind = "softmax"
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
+JOB = f"""{SMALL_JOB}
 [cluster]
 shards = 1
 workers = 1

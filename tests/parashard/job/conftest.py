@@ -6,29 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-MINIMAL = """
-[job]
-name = "small"
-epochs = 2
-batch_size = 8
-
-[data]
-source = "synthetic"
-
-[model]
-kind = "softmax"
-
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
-"""
+from small_job import SMALL_JOB
 
 
 @pytest.fixture
 def minimal() -> str:
     """Return the text of a job file with only what is required."""
-    return MINIMAL
+    return SMALL_JOB
 
 
 @pytest.fixture
@@ -36,7 +20,7 @@ def write_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str]
     """Return a function that writes `job.toml` into the working directory and returns its relative path."""
     monkeypatch.chdir(tmp_path)
 
-    def write(text: str = MINIMAL) -> Path:
+    def write(text: str = SMALL_JOB) -> Path:
         Path("job.toml").write_text(text)
         return Path("job.toml")
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.models.layers import ACTIVATIONS, _hashes, dropout_mask, softmax_cross_entropy
+from parashard.models.layers import ACTIVATIONS, dropout_mask, softmax_cross_entropy
 
 FORMULAS = {
     "relu": lambda z: max(z, 0.0),
@@ -48,12 +48,6 @@ def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes() -> None
     loss, gradient = softmax_cross_entropy(np.full((3, 8), 2.5), np.array([0, 4, 7]), np)
     assert float(loss) == pytest.approx(math.log(8), rel=1e-15)
     np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-15)
-
-
-def test_the_hash_is_splitmix64() -> None:
-    # First outputs of the authors' splitmix64.c from state 0, whose first counter is 1: hence the key.
-    first = _hashes(0x9E3779B97F4A7C15, 3, np)
-    assert [int(value) for value in first] == [0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]
 
 
 def test_a_mask_is_what_it_was() -> None:

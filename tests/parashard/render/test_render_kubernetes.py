@@ -1,27 +1,18 @@
 """render k8s: which of a job's values end in which manifest, and which jobs cannot run there."""
 
 import tomllib
+from typing import Any
 
 import pytest
+import yaml
+from small_job import SMALL_JOB
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, render_kubernetes
 
-JOB = """
-[job]
-name = "Digits_of.2026"
-epochs = 1
-batch_size = 8
-[data]
-source = "digits"
-[model]
-kind = "softmax"
-[optimizer]
-kind = "sgd"
-learning_rate = 0.1
-"""
+JOB = SMALL_JOB.replace('"small"', '"Digits_of.2026"').replace('"synthetic"', '"digits"')
 
 
 @pytest.fixture
@@ -37,7 +28,7 @@ def loaded(tmp_path):
     return load
 
 
-def rendered(job: LoadedJob, **options: str) -> dict[str, str]:
+def rendered(job: LoadedJob, **options: Any) -> dict[str, str]:
     return render_kubernetes(job, KubernetesOptions(**options))
 
 
@@ -67,6 +58,13 @@ def test_numbers_of_shards_and_workers_are_the_jobs(loaded):
     assert "backoffLimitPerIndex: 7\n" in files["base/workers.yaml"]
     assert "terminationGracePeriodSeconds: 17\n" in files["base/workers.yaml"]
     assert "value: 3}" in files["overlays/jobset/kustomization.yaml"]
+
+
+@pytest.mark.parametrize(("grace_s", "told"), [("40", "10"), ("10", "10"), ("2.5", "2.5")])
+def test_a_worker_on_a_spot_machine_is_told_how_long_it_has(loaded, grace_s, told):
+    files = rendered(loaded(f"cluster.grace_s={grace_s}"))
+    assert "terminationGracePeriodSeconds: 15\n" in files["components/spot/worker.yaml"]
+    assert f"value: --set=cluster.grace_s={told}\n" in files["components/spot/kustomization.yaml"]
 
 
 def test_a_job_without_workers_is_refused(loaded):
@@ -139,6 +137,51 @@ def test_checkpoints_in_an_object_store_need_no_claim_and_a_way_out(loaded):
     assert (
         files["base/network.yaml"].count("# The object store.\n    - ports:\n        - {protocol: TCP, port: 443}") == 2
     )
+
+
+def containers_of(files: dict[str, str], path: str) -> list[dict[str, Any]]:
+    manifests = [one for one in yaml.safe_load_all(files[path]) if "template" in one.get("spec", {})]
+    return [one for manifest in manifests for one in manifest["spec"]["template"]["spec"]["containers"]]
+
+
+def test_an_object_stores_credentials_are_a_secret_of_those_that_use_it(loaded):
+    files = rendered(loaded("checkpoint.url=s3://bucket/digits"), store_secret="123", store_port=9000)
+    for path in ("base/coordinator.yaml", "base/shards.yaml"):
+        (container,) = containers_of(files, path)
+        assert container["envFrom"] == [{"secretRef": {"name": "123"}}]
+    assert files["overlays/jobset/jobset.yaml"].count('secretRef: {name: "123"}') == 2
+    (worker,) = containers_of(files, "base/workers.yaml")
+    assert "envFrom" not in worker
+    policies = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(files["base/network.yaml"])}
+    for role, expected in (("coordinator", 1), ("shard", 1), ("worker", 0)):
+        egress = policies[f"digits-of-2026-{role}"]["egress"]
+        assert egress.count({"ports": [{"protocol": "TCP", "port": 9000}]}) == expected
+
+
+def test_without_a_secret_nothing_is_put_into_the_environment(loaded):
+    for sets in ((), ("checkpoint.url=s3://bucket/digits",)):
+        assert "envFrom" not in "".join(rendered(loaded(*sets)).values())
+
+
+@pytest.mark.parametrize(("options", "flag"), [({"store_secret": "x"}, "secret"), ({"store_port": 443}, "port")])
+def test_what_an_object_store_needs_is_refused_where_there_is_a_claim(loaded, options, flag):
+    with pytest.raises(ConfigurationError, match=f"flag --store-{flag}: found .*; allowed: only with an object store"):
+        rendered(loaded(), **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "flag"),
+    [
+        ({"store_secret": "a\nb: c"}, "secret"),
+        ({"store_secret": "Mine"}, "secret"),
+        ({"store_port": 0}, "port"),
+        ({"store_port": -1}, "port"),
+        ({"store_port": 65536}, "port"),
+    ],
+)
+def test_a_secret_or_a_port_that_is_none_is_refused(loaded, options, flag):
+    with pytest.raises(ConfigurationError, match=f"flag --store-{flag}: found .*; allowed: "):
+        rendered(loaded("checkpoint.url=s3://bucket/digits"), **options)
 
 
 def test_a_folder_of_this_machine_is_no_store(loaded):

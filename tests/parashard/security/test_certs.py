@@ -1,6 +1,7 @@
 """What certificates of our own authority say, and that keys are nobody else's to read."""
 
 import stat
+from datetime import UTC, datetime, timedelta
 
 import pytest
 from cryptography import x509
@@ -36,7 +37,7 @@ def usages(certificate: x509.Certificate) -> set[x509.ObjectIdentifier]:
 
 
 def test_a_worker_is_named_by_a_uri_and_cannot_serve(authority):
-    certificate = issued(authority, WORKER, hosts=["gpu-7.example"])
+    certificate = issued(authority, WORKER)
     assert names(certificate, x509.UniformResourceIdentifier) == ["parashard://worker/worker-7"]
     assert names(certificate, x509.DNSName) == []
     assert usages(certificate) == {ExtendedKeyUsageOID.CLIENT_AUTH}
@@ -75,15 +76,61 @@ def test_an_authority_is_not_replaced(authority):
     assert (authority / "ca-key.pem").read_bytes() == before
 
 
+class TestKeptAuthorities:
+    """What a folder trusts besides the issuer while the authority changes."""
+
+    @pytest.fixture
+    def other(self, tmp_path):
+        make_authority(tmp_path / "other", valid_days=1)
+        return tmp_path / "other"
+
+    def test_are_those_of_before_once_each_and_the_issuer_comes_first(self, authority, other):
+        issued(other, WORKER)
+        for _ in range(2):
+            issued(authority, WORKER, keep_ca=True)
+            expected = [(folder / "ca.pem").read_bytes() for folder in (authority, other)]
+            assert (authority.parent / "tls" / "ca.pem").read_bytes() == b"".join(expected)
+        issued(authority, WORKER)
+        assert (authority.parent / "tls" / "ca.pem").read_bytes() == expected[0]
+
+    def test_are_none_in_a_new_folder(self, authority):
+        issued(authority, WORKER, keep_ca=True)
+        assert (authority.parent / "tls" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
+
+    def test_are_dropped_once_they_have_expired(self, authority, other):
+        issued(other, WORKER)
+        issued(authority, WORKER, keep_ca=True, now=datetime.now(UTC) + timedelta(days=1.5))
+        assert (authority.parent / "tls" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
+
+    def test_that_cannot_be_read_are_named_and_nothing_is_written(self, authority):
+        issued(authority, WORKER)
+        before = (authority.parent / "tls" / "cert.pem").read_bytes()
+        (authority.parent / "tls" / "ca.pem").write_text("hello")
+        with pytest.raises(ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read"):
+            issued(authority, WORKER, keep_ca=True)
+        assert (authority.parent / "tls" / "cert.pem").read_bytes() == before
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])
 def test_a_name_that_could_be_read_as_another_is_refused(authority, name):
     with pytest.raises(ConfigurationError, match="allowed: up to 63 letters"):
         issued(authority, Identity(Role.WORKER, name))
 
 
-def test_what_is_no_host_is_refused(authority):
-    with pytest.raises(ConfigurationError, match="--host 'münchen' is neither an address nor a name"):
-        issued(authority, SHARD, hosts=["münchen"])
+NO_HOSTS = ["münchen", "shard-0:7000", "[::1]", "a..b", ".a", "a.", "-a", "a-", "a/b", "a,b", "a b", "a\n", ""]
+NO_HOSTS += ["300.1.1.1", "1", "*", "*.shards", "a.*.b.c", "w*.a.b", "*.*.a.b", "x" * 64, "a." * 126 + "ab"]
+
+
+@pytest.mark.parametrize("host", NO_HOSTS)
+def test_what_is_no_host_is_refused(authority, host):
+    with pytest.raises(ConfigurationError, match="is neither an address nor a name of DNS; allowed: labels"):
+        issued(authority, SHARD, hosts=[host])
+    assert not (authority.parent / "tls").exists()
+
+
+def test_names_of_one_label_and_of_many_and_wildcards_with_two_below_are_hosts(authority):
+    hosts = ["shard-0", "job_shard_1", "1.example", "*.shards.svc", "x" * 63, "a." * 126 + "a", "::2"]
+    assert names(issued(authority, SHARD, hosts=hosts), x509.DNSName) == ["localhost", *hosts[:-1]]
 
 
 def test_without_an_authority_it_says_how_to_get_one(tmp_path):
@@ -91,6 +138,14 @@ def test_without_an_authority_it_says_how_to_get_one(tmp_path):
         ConfigurationError, match=r"ca\.pem: No such file or directory; `parashard certs init` makes it"
     ):
         issue(tmp_path, tmp_path / "tls", [WORKER], valid_days=1)
+
+
+def test_an_authority_that_has_expired_issues_nothing(authority):
+    with pytest.raises(
+        ConfigurationError, match=r"ca/ca\.pem expired at .* UTC, .*; make an authority in another folder"
+    ):
+        issued(authority, WORKER, now=datetime.now(UTC) + timedelta(days=3))
+    assert not (authority.parent / "tls").exists()
 
 
 def test_a_damaged_authority_is_named(authority):

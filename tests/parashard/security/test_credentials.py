@@ -5,11 +5,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+import structlog
 from certificates import EXPIRED, Certificates
+from structlog.testing import capture_logs
 
 from parashard.errors import ConfigurationError
-from parashard.security.credentials import LOOK_S, Credentials, load
-from parashard.security.identity import Role
+from parashard.security import credentials
+from parashard.security.certs import issue, make_authority
+from parashard.security.credentials import LOOK_S, WARN_EVERY_S, Credentials, load
+from parashard.security.identity import Identity, Role
 
 NOW_S = 100.0
 
@@ -57,7 +61,9 @@ class TestFaults:
     def test_a_certificate_that_expired(self, certificates):
         folder = certificates.folder(Role.WORKER, EXPIRED)
         assert fault_of(folder).startswith("tls/cert.pem expired at ")
-        assert fault_of(folder).endswith(" UTC; issue a new one")
+        assert fault_of(folder).endswith(
+            " UTC; renew it, such as by `parashard certs issue CA_DIR tls` with the --role and --host of before"
+        )
 
     def test_an_authority_that_expired(self, certificates, folder):
         certificates.renew(folder, [Role.WORKER], valid_days=1000)
@@ -83,6 +89,19 @@ class TestFaults:
     def test_a_file_that_is_no_certificate(self, folder, name):
         (folder / name).write_text("hello")
         assert fault_of(folder).startswith(f"tls/{name} has no certificate that can be read")
+
+    @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+    def test_a_file_that_vanishes_once_it_was_read(self, folder, name, monkeypatch):
+        read = credentials._content
+
+        def read_last(path: Path) -> object:
+            content = read(path)
+            if path.name == "key.pem":
+                (folder / name).unlink()
+            return content
+
+        monkeypatch.setattr(credentials, "_content", read_last)
+        assert fault_of(folder) == "tls: No such file or directory"
 
     def test_the_role_of_another_process(self, folder):
         Credentials(folder).require(Role.WORKER)
@@ -115,6 +134,15 @@ class TestRenewal:
         clock[0] += LOOK_S
         assert credentials.current() is before
 
+    def test_of_a_mode_is_a_change_too(self, folder, credentials, clock):
+        before = credentials.current()
+        (folder / "key.pem").chmod(0o644)
+        clock[0] += LOOK_S
+        with capture_logs() as logs:
+            assert credentials.current() is before
+        said = [entry["why"] for entry in logs if entry["event"] == "credentials-not-renewed"]
+        assert ["its mode is 0644" in why for why in said] == [True]
+
     def test_half_of_it_is_not_used_and_the_other_half_completes_it(self, certificates, folder, credentials, clock):
         before, fresh = credentials.current(), folder.parent / "fresh"
         certificates.renew(fresh, [Role.WORKER])
@@ -130,3 +158,66 @@ class TestRenewal:
         shutil.rmtree(folder)
         clock[0] += LOOK_S
         assert credentials.current() is before
+
+    def test_of_a_volume_of_kubernetes_is_one_renamed_link(self, certificates, tmp_path, clock):
+        # The kubelet's atomic writer: each file is a link through ..data, and ..data is replaced.
+        volume = tmp_path / "volume"
+        for number in (1, 2):
+            certificates.renew(volume / f"..{number}", [Role.WORKER])
+            (volume / f"..{number}" / "key.pem").chmod(0o440)
+            (volume / "..data_tmp").symlink_to(f"..{number}")
+            if number == 1:
+                (volume / "..data_tmp").rename(volume / "..data")
+        for name in ("ca.pem", "cert.pem", "key.pem"):
+            (volume / name).symlink_to(f"..data/{name}")
+        credentials = Credentials(volume, clock=lambda: clock[0])
+        first = credentials.current()
+        (volume / "..data_tmp").rename(volume / "..data")
+        shutil.rmtree(volume / "..1")
+        clock[0] += LOOK_S
+        assert credentials.current().chain == (volume / "..2" / "cert.pem").read_bytes() != first.chain
+
+
+class TestExpiry:
+    """Is that of whatever ends first, and is told while there is time."""
+
+    WORKER = (Identity(Role.WORKER, "worker-0"),)
+
+    @pytest.mark.parametrize(("own", "authority"), [(2, 9), (9, 2)])
+    def test_is_that_of_the_certificate_or_of_the_authority(self, tmp_path, own, authority):
+        make_authority(tmp_path / "ca", valid_days=authority)
+        issue(tmp_path / "ca", tmp_path / "tls", self.WORKER, valid_days=own)
+        assert timedelta(days=1.9) < load(tmp_path / "tls").expires - datetime.now(UTC) < timedelta(days=2)
+
+    def test_is_that_of_a_certificate_between_them(self, certificates, folder):
+        make_authority(folder.parent / "between", valid_days=1)
+        certificates.renew(folder, [Role.WORKER], valid_days=9)
+        with (folder / "cert.pem").open("ab") as chain:
+            chain.write((folder.parent / "between" / "ca.pem").read_bytes())
+        assert load(folder).expires - datetime.now(UTC) < timedelta(days=1)
+
+    @pytest.mark.parametrize(("days", "lines"), [(2, 1), (4, 0)])
+    def test_is_told_at_the_start_if_it_is_near(self, certificates, folder, days, lines):
+        certificates.renew(folder, [Role.WORKER], valid_days=days)
+        with capture_logs() as logs:
+            Credentials(folder)
+        assert [(line["event"], line["log_level"]) for line in logs] == [("credentials-expire-soon", "warning")] * lines
+
+    def test_is_told_once_a_day_until_there_is_a_new_one(self, certificates, folder):
+        now_s = [NOW_S]
+        certificates.renew(folder, [Role.WORKER], valid_days=2)
+        with capture_logs() as logs:
+            credentials = Credentials(folder, clock=lambda: now_s[0])
+            for _ in range(50):  # two days, in hours
+                now_s[0] += WARN_EVERY_S / 24
+                credentials.current()
+            certificates.renew(folder, [Role.WORKER], valid_days=30)
+            now_s[0] += WARN_EVERY_S
+            credentials.current()
+        assert [line["event"] for line in logs] == ["credentials-expire-soon"] * 3 + ["credentials-renewed"]
+
+    def test_is_not_told_on_the_standard_output_of_a_command(self, certificates, folder, monkeypatch, capsys):
+        monkeypatch.setattr(structlog, "is_configured", lambda: False)
+        certificates.renew(folder, [Role.WORKER], valid_days=2)
+        Credentials(folder)
+        assert capsys.readouterr().out == ""

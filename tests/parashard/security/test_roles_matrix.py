@@ -39,7 +39,7 @@ MATRIX = {
     "parashard.v1.ShardData/Pull": {W},
     "grpc.health.v1.Health/Check": {S, W, C, O},
     "grpc.health.v1.Health/List": set(),
-    "grpc.health.v1.Health/Watch": {S, W, C, O},
+    "grpc.health.v1.Health/Watch": set(),
 }
 CONTRACTS = (coordinator_pb2, shard_pb2, health_pb2)
 
@@ -78,12 +78,7 @@ class Guarded:
     def call(self, method: str, role: Role, kind: str) -> None:
         channel = self._channels.get((role, kind)) or self._channels.setdefault((role, kind), self._channel(role, kind))
         with our_errors(self.server.address):
-            if method.endswith("/Watch"):
-                watching = channel.unary_stream(f"/{method}")(b"", timeout=DEADLINE_S)
-                next(watching)
-                watching.cancel()
-            else:
-                channel.unary_unary(f"/{method}")(b"", timeout=DEADLINE_S)
+            channel.unary_unary(f"/{method}")(b"", timeout=DEADLINE_S)
 
     def _channel(self, role: Role, kind: str) -> grpc.Channel:
         folder = self.certificates.folder(role, RIGHT if kind == NONE else kind)

@@ -4,14 +4,19 @@ import socket
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
 
 import pytest
+from certificates import Certificates
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from parashard import __version__
 from parashard.errors import ConfigurationError
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.security.credentials import LOOK_S, Credentials
+from parashard.security.identity import Role
+from parashard.telemetry.http import REQUEST_BYTES_MAX, HttpPort, new_registry
 
 DEADLINE_S = 10.0
 
@@ -128,3 +133,39 @@ def test_silent_connections_keep_nobody_out(monkeypatch):
     for connection in silent:
         connection.close()
     served.port.stop()
+
+
+@pytest.mark.parametrize("headers", [1, 99])
+def test_of_a_request_only_so_much_is_kept(served, headers):
+    host, _, port = served.port.address.rpartition(":")
+    line = b"X: " + bytes([97]) * (2 * REQUEST_BYTES_MAX // headers) + b"\r\n"
+    with socket.create_connection((host, int(port)), DEADLINE_S) as connection:
+        connection.sendall(b"GET /livez HTTP/1.1\r\n" + line * headers)  # it does not end
+        assert connection.recv(4096).startswith(b"HTTP/1.0 431 ")
+    assert served.get("/livez")[0] == 200
+
+
+def test_a_request_that_is_nearly_too_long_is_answered(served):
+    padding = "x" * (REQUEST_BYTES_MAX // 2)
+    request = urllib.request.Request(f"http://{served.port.address}/livez", headers={"X-Padding": padding})
+    with urllib.request.urlopen(request, timeout=DEADLINE_S) as answer:
+        assert answer.read() == b"ok\n"
+
+
+def test_metrics_tell_when_the_certificate_expires_and_see_a_new_one(
+    certificates: Certificates, tmp_path: Path
+) -> None:
+    name, now_s = "parashard_certificate_expires_timestamp_seconds", [0.0]
+    certificates.renew(tmp_path, [Role.SHARD], valid_days=2)
+    credentials = Credentials(tmp_path, clock=lambda: now_s[0])
+    registry = new_registry("shard", credentials)
+    first_s = registry.get_sample_value(name)
+    assert first_s == credentials.current().expires.timestamp()
+    certificates.renew(tmp_path, [Role.SHARD], valid_days=9)
+    now_s[0] += LOOK_S
+    assert registry.get_sample_value(name) - first_s == pytest.approx(7 * 86_400, abs=120)
+    assert datetime.fromtimestamp(first_s) > datetime.now()
+
+
+def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
+    assert "certificate" not in str(list(new_registry("shard").collect()))

@@ -59,8 +59,9 @@ def talk(start: Callable[[list[int]], Talk]) -> Talk:
 @pytest.fixture
 def dying(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Transport, subprocess.Popen[str]]]:
     """Return a transport to a peer in a process of its own, which answers nobody, and that process."""
+    folder = tmp_path_factory.mktemp("s")
     process = subprocess.Popen(
-        [sys.executable, transport_peers.__file__, kind, str(tmp_path_factory.mktemp("s"))],
+        [sys.executable, transport_peers.__file__, kind, str(folder)],
         stdout=subprocess.PIPE,
         text=True,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -69,7 +70,7 @@ def dying(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         assert process.stdout is not None
         address, data_address, local_path = json.loads(process.stdout.readline())
         where = ShardAddress(address, TARGET.incarnation, data_address, local_path)
-        transport = PEERS[kind].connect(where, GREETING)
+        transport = PEERS[kind].connecting(folder)(where, GREETING)
         yield transport, process
         transport.close()
     finally:

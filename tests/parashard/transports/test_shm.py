@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ class TestPushAndPull:
 
     def test_pieces_are_gathered_and_scattered(self, shard, transport) -> None:
         whole, pieces = push_of(GRADIENT), Buffers([GRADIENT[:10], GRADIENT[10:10], GRADIENT[10:]])
-        transport.push(type(whole)(*[getattr(whole, f) for f in whole.__slots__[:-1]], pieces), DEADLINE_S).result()
+        transport.push(replace(whole, payload=pieces), DEADLINE_S).result()
         into = np.empty(ELEMENTS, np.float32)
         assert transport.pull(pull_of(), Buffers([into[:999], into[999:]]), DEADLINE_S).result() == 1
         assert np.array_equal(into, GRADIENT)

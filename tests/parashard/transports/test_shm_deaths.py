@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -59,26 +59,19 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Return a function that starts a process, which does not outlive the test."""
-    processes: list[subprocess.Popen[str]] = []
+def started(popen: Callable[..., subprocess.Popen[str]]) -> Callable[..., subprocess.Popen[str]]:
+    """Return a function that starts a process with a program."""
 
     def start(program: str, *arguments: str) -> subprocess.Popen[str]:
         paths = [str(Path(__file__).parents[2]), str(Path(__file__).parents[3])]
-        process = subprocess.Popen(
+        return popen(
             [sys.executable, "-c", program, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
         )
-        processes.append(process)
-        return process
 
-    yield start
-    for process in processes:
-        process.kill()
-        process.communicate()
+    return start
 
 
 def test_a_worker_killed_in_a_push_leaves_nothing(shard, started) -> None:

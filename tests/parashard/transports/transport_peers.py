@@ -10,14 +10,20 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
+from parashard import rpc
 from parashard.errors import StaleIncarnation
 from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Run, Target, Weights
 from parashard.rpc import Server
+from parashard.security.certs import issue, make_authority
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Identity, Role
+from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import Connect, Greeting, ShardAddress
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import SharedWeights
@@ -126,22 +132,29 @@ class Peer(Protocol):
     address: str  # which errors name
     connect: Connect
 
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        """Return what makes transports to a peer that has this folder."""
+
     def stop(self) -> None: ...
 
 
 class GrpcPeer:
     """A shard's gRPC server."""
 
-    connect = GrpcTransport
-
-    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+    def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
+        self.connect = self.connecting(folder)
         self.plane = FakePlane(offsets, shared=False)
-        self._server = Server("127.0.0.1:0")
+        self._server = Server("127.0.0.1:0", credentials)
         nobody: Any = None  # who serves commands
         ShardService(self.plane, nobody, nobody, nobody).add_to(self._server)  # type: ignore[arg-type]
         self._server.start()
         self.address = self._server.address
         self.where = ShardAddress(self.address, TARGET.incarnation)
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return GrpcTransport
 
     def stop(self) -> None:
         self._server.stop(0.0)
@@ -150,28 +163,71 @@ class GrpcPeer:
 class TcpPeer:
     """A shard's stream server on TCP."""
 
-    connect = TcpTransport
-
-    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+    def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
+        self.connect = self.connecting(folder)
         self.plane = FakePlane(offsets, shared=False)
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
         self.where = ShardAddress("nobody:1", TARGET.incarnation, data_address=self.address)
         service = TcpService(self.plane, Rooms(BUDGET_BYTES))
-        self._server = StreamServer(listening, service.serve, connections_max=64, name="tcp-peer")
+        self._server = StreamServer(
+            listening,
+            service.serve,
+            connections_max=64,
+            name="tcp-peer",
+            tls=credentials.server_context if credentials else None,
+            calls=(PUSH, PULL),
+        )
         self._server.start()
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return TcpTransport
 
     def stop(self) -> None:
         self._server.stop()
 
 
+class GrpcTlsPeer(GrpcPeer):
+    """The same inside TLS: both sides show certificates, and only a worker's may call."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        super().__init__(offsets, folder, credentials_in(folder, Role.SHARD))
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        worker = credentials_in(folder, Role.WORKER)
+        return partial(GrpcTransport, connect=partial(rpc.connect, credentials=worker))
+
+
+class TcpTlsPeer(TcpPeer):
+    """The same inside TLS."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        super().__init__(offsets, folder, credentials_in(folder, Role.SHARD))
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return partial(TcpTransport, tls=credentials_in(folder, Role.WORKER).client_context)
+
+
+def credentials_in(folder: Path, role: Role) -> Credentials:
+    """Return a role's credentials in a folder, which gets an authority and them unless they are there."""
+    authority, mine = folder / "authority", folder / role
+    if not authority.exists():
+        make_authority(authority, valid_days=1)
+    if not mine.exists():
+        issue(authority, mine, [Identity(role, f"{role}-0")], valid_days=1)
+    return Credentials(mine)
+
+
 class ShmPeer:
     """A shard's stream server on a Unix socket, with shared memory."""
 
-    connect = ShmTransport
     direct = True
 
     def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        self.connect = self.connecting(folder)
         self.plane = FakePlane(offsets, shared=True)
         self._socket = LocalSocket("r", 0, TARGET.incarnation, root=folder)
         self.address = self._socket.path
@@ -181,6 +237,10 @@ class ShmPeer:
         service = ShmService(self.plane, lambda: weights, Slots(BUDGET_BYTES), direct=self.direct)
         self._server = StreamServer(self._socket.listening, service.serve, connections_max=64, name="shm-peer")
         self._server.start()
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return ShmTransport
 
     def stop(self) -> None:
         self._socket.close()
@@ -195,7 +255,9 @@ class SlotPeer(ShmPeer):
 
 PEERS: dict[str, Any] = {  # class of Peer, from the offsets of its partitions and a folder
     "grpc": GrpcPeer,
+    "grpc-tls": GrpcTlsPeer,
     "tcp": TcpPeer,
+    "tcp-tls": TcpTlsPeer,
     "shm": ShmPeer,
     "shm-in-slot": SlotPeer,
 }

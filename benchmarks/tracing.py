@@ -1,0 +1,120 @@
+"""What tracing costs a step where it is off, and where it is on: `python -m benchmarks.tracing --write`.
+
+Off, all that is left of it is a field of two headers, which is looked at on both sides: a header's way with and without
+these looks takes turns, and their difference is the cost. On, spans are made and put into OpenTelemetry's queue by the
+classes that the services use; its thread takes them out meanwhile, and sends them nowhere.
+All of it is processor time of the calling thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+import timeit
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from opentelemetry.sdk.resources import Resource
+from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+from benchmarks.tables import spread, table, write
+from parashard.messages import PullRun, Target
+from parashard.telemetry.tracer import Tracer, sender, traceparent
+from protos import coordinator_pb2, tensor_pb2
+from worker.traced import StepSpans
+
+ROUNDS = 15
+CALLS_OFF = 50_000
+CALLS_ON = 300
+CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+FIELDS = {"worker": "worker-0", "step": 7, "total_bytes": 1 << 20, "pulled": True, "pulled_version": 5}
+
+
+class Nowhere(SpanExporter):
+    """Takes spans and drops them."""
+
+    def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+        """Drop them."""
+        return SpanExportResult.SUCCESS
+
+
+def header_of(request: PullRun | None) -> Callable[[], None]:
+    """Return a header's way, from its making to its reading; with a request, as that says (`parashard.wire`)."""
+    kind = tensor_pb2.PushHeader
+
+    def without() -> None:
+        kind.FromString(kind(**FIELDS).SerializeToString())  # type: ignore[arg-type]
+
+    def with_it() -> None:
+        header = kind(**FIELDS)  # type: ignore[arg-type]
+        if request.traceparent:  # type: ignore[union-attr]
+            header.traceparent = request.traceparent  # type: ignore[union-attr]
+        _ = kind.FromString(header.SerializeToString()).traceparent
+
+    return without if request is None else with_it
+
+
+def ns(call: Callable[[], object], calls: int) -> float:
+    """Return nanoseconds of this thread's processor time for a call."""
+    return 1e9 * timeit.timeit(call, number=calls, timer=time.thread_time) / calls
+
+
+def off() -> dict[str, list[float]]:
+    """Return nanoseconds of a header without the field, with the field empty, and with a context in it."""
+    run = PullRun(Target("run", "digest", 1, 0, 1), None, 7, 0, 1 << 20)
+    plain, empty, carrying = header_of(None), header_of(run), header_of(replace(run, traceparent=CONTEXT))
+    found: dict[str, list[float]] = {"without the field": [], "field empty (off)": [], "with a context (on)": []}
+    for _ in range(ROUNDS):
+        for name, call in zip(found, (plain, empty, carrying), strict=True):
+            found[name].append(ns(call, CALLS_OFF))
+    return found
+
+
+def on() -> dict[str, list[float]]:
+    """Return nanoseconds of a worker's spans of a step, and of a shard's of a push."""
+    found: dict[str, list[float]] = {"worker: step, pull, compute, push": [], "shard: push, apply": []}
+    for _ in range(ROUNDS):
+        tracer = Tracer(Resource({}), [BatchSpanProcessor(Nowhere())])
+        spans, grant = StepSpans(tracer, "run", "worker-0"), coordinator_pb2.Grant(step=7, traceparent=CONTEXT)
+
+        def step(spans: StepSpans = spans, grant: coordinator_pb2.Grant = grant) -> None:
+            spans.begin(grant)
+            for phase in ("pull", "compute", "push"):
+                with spans.phase(phase, 7):
+                    traceparent()
+            spans.end(7, "completed", loss=0.5, examples=32)
+
+        def push(tracer: Tracer = tracer) -> None:
+            parent = sender(CONTEXT)
+            assert parent is not None
+            with tracer.within("push", parent, attributes={"parashard.step": 7, "parashard.shard": 0}):
+                tracer.past("apply", 1, 2, {"parashard.step": 7})
+
+        for name, call in zip(found, (step, push), strict=True):
+            found[name].append(ns(call, CALLS_ON))
+        tracer.close()
+    return found
+
+
+def main() -> None:
+    """Measure, print, and write where asked to."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracing.json and tracing.md")
+    arguments = parser.parse_args()
+    headers, spans = off(), on()
+    plain, empty = (statistics.median(headers[name]) for name in ("without the field", "field empty (off)"))
+    rows = [[name, spread([value / 1000 for value in values])] for name, values in headers.items()]
+    text = table(["a request's header: make, write, parse, read", "us"], rows)
+    text += f"\n\nOff costs {empty - plain:.0f} ns a request, {100 * (empty / plain - 1):.0f} % of the header alone."
+    traced = table(
+        ["spans", "us"], [[name, spread([value / 1000 for value in values])] for name, values in spans.items()]
+    )
+    print(f"{text}\n\n{traced}")
+    if arguments.write:
+        write("tracing", {"Off": text, "On": traced}, {"rounds": ROUNDS, "headers_ns": headers, "spans_ns": spans})
+
+
+if __name__ == "__main__":
+    main()

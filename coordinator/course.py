@@ -1,0 +1,208 @@
+"""Course: how a job goes: its parts, its state and the reason, its events, and what a later coordinator must be told.
+
+Pure. Knows no call: what calls do to a job is `coordinator.core`'s, which builds on this. `coordinator.status`,
+`coordinator.report` and `coordinator.metrics` read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+
+from coordinator.calls import JobState, Options
+from coordinator.draining import Draining
+from coordinator.evaluations import Evaluations
+from coordinator.launchers import Launcher
+from coordinator.leases import StepLeases
+from coordinator.membership import Shards, Workers
+from coordinator.peer_texts import EVENT_BYTES_MAX, readable
+from coordinator.policies import LeasingPolicy
+from coordinator.progress import Progress
+from coordinator.rounds import RoundBook
+from coordinator.saved import Saved
+from coordinator.supervision import Supervision
+from parashard.errors import WrongRun
+
+EVENTS_KEPT = 50
+
+
+class Course:
+    """One job's course.
+
+    Parameters
+    ----------
+    options : Options
+        From the job file.
+    policy : LeasingPolicy
+        The job's consistency.
+    evaluations : Evaluations
+        When the held-out examples are judged.
+    launcher : Launcher
+        Who starts and stops processes.
+    rounds : RoundBook
+        Where the shards stand, in jobs with rounds.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        policy: LeasingPolicy,
+        evaluations: Evaluations,
+        launcher: Launcher,
+        rounds: RoundBook,
+    ) -> None:
+        self.options = options
+        self.policy = policy
+        self.leases = StepLeases(
+            options.steps_total,
+            options.shards,
+            policy,
+            speculate_after=options.speculate_after,
+            max_attempts=options.max_attempts,
+        )
+        self.workers = Workers(
+            options.lease_ttl_s,
+            same_arithmetic=options.same_arithmetic,
+            coordinator_incarnation=options.incarnation,
+        )
+        self.shards = Shards(options.shards, first_view=options.incarnation - 1 << 32)
+        self.rounds = rounds
+        self.draining = Draining()
+        self.decisions = 0
+        """Rises with every decision that has to be stored before it acts (P7)."""
+        self.evaluations = evaluations
+        self.progress = Progress()
+        self.workers_wanted = options.workers
+        self.scale_requests = 0  # of this process: one that asks for the same number again is a request too
+        self.state = JobState.STARTING if options.shards else JobState.RUNNING
+        self.reason = "waiting for the shards" if options.shards else ""
+        self.early_stop = ""
+        self.supervision = Supervision(launcher, options.silence_s)
+        self.shard_restarts = 0
+        self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
+        self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
+        self.events_total = 0
+        self.new_events: list[str] = []
+        self.staleness_p95 = 0  # as the shards last told
+        self._silent_shards: set[int] = set()  # of which a warning was given
+        self._shard_seen_s: dict[int, float] = {}
+        self._acted_s = self._awake_since_s = -math.inf
+
+    # --- how it stands ---
+
+    @property
+    def over(self) -> bool:
+        """The job is done or has failed."""
+        return self.state in (JobState.DONE, JobState.FAILED)
+
+    @property
+    def complete(self) -> bool:
+        """Every step and every evaluation is in: the last checkpoint and the report can be written."""
+        in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
+        return in_ and self.rounds.returning_to is None and not self.over
+
+    @property
+    def drain_target(self) -> int | None:
+        """The first step that is not leased for a drain; None while nothing is drained.
+
+        It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
+        """
+        asked = self.draining.target
+        return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
+
+    @property
+    def drained(self) -> bool:
+        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken (P8)."""
+        target = self.drain_target
+        steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
+        return target is not None and steady and self.leases.lowest_incomplete >= target
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that are complete as empty pushes (P6)."""
+        return sum(step in self.leases.complete for step in self.leases.skips)
+
+    @property
+    def shards_live(self) -> int:
+        """How many shards have registered and are not known to be silent."""
+        registered = {shard for shard in range(self.options.shards) if self.shards.life(shard) is not None}
+        return len(registered - self._silent_shards)
+
+    def done(self) -> None:
+        """Record that the report is written."""
+        self._become(JobState.DONE, self.early_stop or "every step is in")
+
+    def fail(self, reason: str) -> None:
+        """Stop the job; the first reason stays."""
+        if not self.over:
+            self._become(JobState.FAILED, reason)
+
+    def check_run(self, run_id: str, job_digest: str | None = None) -> None:
+        """Refuse a call that is meant for another run or another job (P2)."""
+        if run_id != self.options.run_id:
+            raise WrongRun(f"this coordinator runs {self.options.run_id}, the call names {run_id or '(none)'}")
+        if job_digest is not None and job_digest != self.options.job_digest:
+            raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
+
+    # --- what outlives this process ---
+
+    def saved(self) -> Saved:
+        """Return what a later coordinator cannot learn from the shards."""
+        return Saved(
+            target=self.leases.target,
+            early_stop=self.early_stop,
+            evaluations={
+                str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+                for after_step, metrics in self.evaluations.results().items()
+            },
+            skips=tuple(sorted(self.leases.skips)),
+            worker_restarts=self.supervision.worker_restarts,
+            shard_restarts=self.shard_restarts,
+            shard_lives=tuple(self._last_life(shard) for shard in range(self.options.shards)),
+            rollbacks=self.rounds.rollbacks,
+            workers_wanted=self.workers_wanted,
+            examples=self.progress.examples,
+            training_s=self.progress.training_s(),
+            fingerprint=self.workers.fingerprint,
+        )
+
+    def resume(self, saved: Saved) -> None:
+        """Take over what an earlier coordinator decided and counted; before any call."""
+        if saved.early_stop:
+            self.early_stop = saved.early_stop
+            self.leases.stop_at(saved.target)
+            self.evaluations.stop_at(saved.target)
+        for after_step, metrics in saved.evaluations.items():
+            known = {name: math.nan if value is None else value for name, value in metrics.items()}
+            self.evaluations.known(int(after_step), known)
+        self.leases.skips.update(saved.skips)
+        self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
+        if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
+            self._earlier_lives = list(saved.shard_lives)
+        self.rounds.rollbacks = saved.rollbacks
+        self.workers_wanted = saved.workers_wanted
+        self.workers.fingerprint = saved.fingerprint
+        self.progress.resume(saved.examples, saved.training_s)
+
+    def started_anew(self) -> None:
+        """Forget the lives that an earlier coordinator knew of: somebody has started the whole run again."""
+        self._earlier_lives = [0] * self.options.shards
+
+    # --- inside, and for the core ---
+
+    def _last_life(self, shard: int) -> int:
+        """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
+        if shard not in range(self.options.shards):
+            return 0
+        life = self.shards.life(shard)
+        return self._earlier_lives[shard] if life is None else life.incarnation
+
+    def _become(self, state: JobState, reason: str) -> None:
+        self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
+        self._event(f"{state.name.lower()}: {reason}")
+
+    def _event(self, text: str) -> None:
+        text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
+        self.events.append(text)
+        self.events_total += 1
+        self.new_events.append(text)

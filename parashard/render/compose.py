@@ -1,0 +1,152 @@
+"""A job as a compose file: a service for each shard, one for the workers, and certificates for all of them.
+
+Owns what of a job decides a line of the file, and what a job file must not say when it is to run in containers of one
+machine. The file itself is templates beside this one. Writes nothing; called by `parashard.cli_render`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from parashard.errors import ConfigurationError
+from parashard.job.load import LoadedJob
+from parashard.render.common import checked_image, leave_s
+from parashard.render.templates import filled, template
+
+SHARDS_MAX = 32
+"""The image has so many folders for shards' certificates."""
+DOCKERFILE = "deploy/docker/Dockerfile"
+OWN_KEYS = frozenset({"cluster.launcher", "cluster.shards", "cluster.workers"})
+"""Keys of the job file that the compose file sets."""
+_PATH = re.compile(r"[\w./+@ =,~-]+")
+INSECURE, SECURE = "--insecure", "--tls-dir=/tls"
+
+
+@dataclass(frozen=True)
+class ComposeOptions:
+    """What a compose file needs and no job file knows.
+
+    Parameters
+    ----------
+    folder : Path
+        Where the file will be; what it names is relative to that.
+    image, cuda_image : str
+        References of the images.
+    source : Path, optional
+        The source tree, to build the images from and for the profile `monitoring`; None: neither is there.
+    sets : sequence of str
+        KEY=VALUE, over the job file.
+    """
+
+    folder: Path
+    image: str = "parashard"
+    cuda_image: str = "parashard-cuda"
+    source: Path | None = None
+    sets: Sequence[str] = ()
+
+
+def source_tree() -> Path | None:
+    """Return the source tree that this package is in, if it is in one."""
+    root = Path(__file__).resolve().parent.parent.parent
+    return root if (root / DOCKERFILE).is_file() else None
+
+
+def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
+    """Return the compose file of a job.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, without this process's environment: containers do not have it.
+    options : ComposeOptions
+        What no job file knows.
+
+    Raises
+    ------
+    ConfigurationError
+        If the job or the options cannot be run so; the message names the key or the flag.
+    """
+    _check(loaded)
+    cluster, folder = loaded.job.cluster, options.folder
+    secure = not cluster.insecure
+    sets = [text for text in options.sets if text.partition("=")[0].strip() not in OWN_KEYS]
+    names = ["coordinator", "operator", "worker", *(f"shard-{index}" for index in range(cluster.shards))]
+    values = {
+        "build_flag": " --build" if options.source else "",
+        "credentials": SECURE if secure else f"{INSECURE} # open to all who reach the network below",
+        "image": checked_image("--image", options.image),
+        "cuda_image": checked_image("--cuda-image", options.cuda_image),
+        "build": "",
+        "build_cuda": "",
+        "monitoring": "",
+        "metrics_volume": "",
+        "grace_s": str(leave_s(loaded.job)),
+        "job_folder": _seen_from(folder, loaded.path.parent),
+        "job_file": loaded.path.name,
+        "shards": str(cluster.shards),
+        "workers": str(cluster.workers),
+        "sets": "".join(f"- {json.dumps(f'--set={text}').replace('$', '$$')}\n" for text in sets),
+        "worker_tls": _tls("worker") if secure else "",
+        "coordinator_tls": _tls("coordinator") + "- tls-operator:/operator:ro" if secure else "",
+        "certificates": template("compose/certificates.yaml") if secure else "",
+        "certificate_volumes": "".join(f"- tls-{name}:/tls/{name}\n" for name in names),
+        "tls_volumes": "".join(f"{name}: {{}}\n" for name in ["authority", *(f"tls-{name}" for name in names)])
+        if secure
+        else "",
+        "operator_environment": template("compose/operator_environment.yaml") if secure else "",
+        "after_certificates": template("compose/after_certificates.yaml") if secure else "",
+    }
+    if options.source:
+        source = {"source": _seen_from(folder, options.source)}
+        for key, target in (("build", "cpu"), ("build_cuda", "cuda")):
+            values[key] = filled(template("compose/build.yaml"), source | {"target": target})
+        values["monitoring"] = filled(template("compose/monitoring.yaml"), source)
+        values["metrics_volume"] = "metrics: {}"
+    shard = template("compose/shard.yaml")
+    values["shard_services"] = "".join(
+        filled(shard, {"index": str(index), "shard_tls": _tls(f"shard-{index}") if secure else ""})
+        for index in range(cluster.shards)
+    )
+    return filled(template("compose/compose.yaml"), values)
+
+
+def _tls(name: str) -> str:
+    return f"- tls-{name}:/tls:ro\n"
+
+
+def _seen_from(folder: Path, path: Path) -> str:
+    """Return a path relative to the compose file, as compose takes it: one that begins with a dot."""
+    relative = os.path.relpath(path, folder)
+    return relative if relative.startswith(".") else f"./{relative}"
+
+
+def _check(loaded: LoadedJob) -> None:
+    """Refuse what containers that have only the job file's folder cannot do."""
+    job, origins, here = loaded.job, loaded.origins, loaded.path.parent
+    if not 1 <= job.cluster.shards <= SHARDS_MAX:
+        raise ConfigurationError(
+            f"{origins['cluster.shards']}: cluster.shards: found {job.cluster.shards}; allowed in a compose file: "
+            f"1 to {SHARDS_MAX}"
+        )
+    url = job.checkpoint.url
+    if url and "://" not in url:
+        raise ConfigurationError(
+            f"{origins['checkpoint.url']}: checkpoint.url: found {url}, a folder of this machine; allowed in a compose "
+            'file: "" (a volume), or the URL of an object store'
+        )
+    if not _PATH.fullmatch(str(loaded.path)):
+        raise ConfigurationError(
+            f"job file {str(loaded.path)!r}: a compose file cannot name it; allowed: letters, digits, spaces, ./+@=,~_-"
+        )
+    for key in ("data.path", "data.held_out_path"):
+        path = getattr(job.data, key.partition(".")[2], None)
+        if isinstance(path, Path) and not path.is_relative_to(here):
+            raise ConfigurationError(
+                f"{origins[key]}: {key}: found {path}, which the containers do not have; allowed in a compose file: a "
+                f"path in the job file's folder, {here}, relative to it"
+            )

@@ -1,0 +1,234 @@
+"""Running: a run in progress: its coordinator kept alive, its processes as the coordinator asks, how it goes shown.
+
+Owns when a coordinator is started again, killed or given up. Decides nothing about shards and workers: the coordinator
+does. Knows no signal and no end: `parashard.run`, which calls it, does.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import time
+from pathlib import Path
+
+from parashard.backoff import backoff_s
+from parashard.coordinator_client import CoordinatorClient
+from parashard.errors import ConfigurationError, JobFailed, ParashardError, RetryLater
+from parashard.job.load import LoadedJob
+from parashard.live import JobView
+from parashard.local_cluster import Ended, LocalCluster
+from parashard.process import ExitCode
+from parashard.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
+from parashard.run_folders import coordinator_in
+from parashard.security.credentials import Credentials
+from protos import coordinator_pb2 as pb
+
+START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is noticed at once
+SUPERVISE_S = 0.05
+SHOW_S = 0.25
+
+
+class Running:
+    """One run in progress.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, and where its file lies.
+    run_dir : Path
+        Where the job's files are.
+    cluster : LocalCluster
+        Who starts and ends processes.
+    view : JobView
+        Where to show how it goes.
+    credentials : Credentials, optional
+        Of all processes.
+    trace : bool
+        True: all processes send spans.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        run_dir: Path,
+        cluster: LocalCluster,
+        view: JobView,
+        credentials: Credentials | None,
+        *,
+        trace: bool,
+    ) -> None:
+        self._credentials = credentials
+        self._trace = trace
+        self._cluster_options = loaded.job.cluster
+        self._model_folder = loaded.path.parent
+        self._run_dir = run_dir
+        self._cluster = cluster
+        self._view = view
+        self._client: CoordinatorClient | None = None
+        self._run_id = ""
+        self._arguments: list[str] = []
+        self._coordinator_exits = 0  # in a row, without a step completed in between
+        self._coordinator_due_s: float | None = None  # when to start it again
+        self._steps_complete = 0
+        self._heard_s = 0.0
+        self._asked_to_end: set[tuple[str, int]] = set()
+        self.failure_code = ExitCode.FAILED
+        self.accepted = False
+        """The coordinator has taken the job: until then an earlier run's files are as they were."""
+
+    def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
+        """Start the coordinator and wait until it serves."""
+        self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
+        if init is not None:
+            self._arguments += ["--init", str(init.absolute())]
+        first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
+        first += ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
+        self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+        deadline_s = time.monotonic() + START_DEADLINE_S
+        while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
+            for child in self._cluster.reap():
+                self._coordinator_ended(child)
+                if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
+                    raise JobFailed(f"the coordinator ended: {child.reason}")
+            self._start_coordinator_again(first)
+            if time.monotonic() > deadline_s:
+                raise JobFailed(f"the coordinator did not serve within {START_DEADLINE_S:.0f} s")
+            time.sleep(SUPERVISE_S)
+        self.accepted = True
+        (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
+        os.replace(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
+        self._run_id = str(where["run_id"])
+        self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
+        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
+
+    def until_over(self) -> tuple[pb.JobState, str]:
+        """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
+        unheard: list[Ended] = []
+        next_show_s = 0.0
+        self._heard_s = time.monotonic()
+        while True:
+            for child in self._cluster.reap():
+                if child.name == "coordinator":
+                    self._coordinator_ended(child)
+                else:
+                    unheard.append(child)
+            self._start_coordinator_again([])
+            try:
+                orders = self._supervise(unheard)
+            except RetryLater:
+                self._check_silence()
+                time.sleep(SUPERVISE_S)
+                continue
+            self._heard_s = time.monotonic()
+            for child in unheard:
+                if child.exit_code == ExitCode.CONFIGURATION:
+                    self.failure_code = ExitCode.CONFIGURATION
+            unheard = []
+            if time.monotonic() >= next_show_s:
+                next_show_s = time.monotonic() + SHOW_S
+                self._show()
+            if orders.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
+                self._wait_for_report(orders.state)
+                return orders.state, orders.reason
+            self._obey(orders)
+            time.sleep(SUPERVISE_S)
+
+    def _coordinator_ended(self, child: Ended) -> None:
+        """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
+        self._check_exit(child)
+        options = self._cluster_options
+        self._coordinator_due_s = time.monotonic() + backoff_s(options.restart_backoff_s, self._coordinator_exits)
+        self._view.say(f"the coordinator ended: {child.reason}; it is started again")
+
+    def _start_coordinator_again(self, first: list[str]) -> None:
+        if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
+            self._coordinator_due_s = None
+            self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+
+    def _check_exit(self, child: Ended) -> None:
+        """Give up where to start the coordinator again would not help."""
+        if child.exit_code == ExitCode.CONFIGURATION:
+            self.failure_code = ExitCode.CONFIGURATION
+            raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
+        self._coordinator_exits += 1
+        if self._coordinator_exits > self._cluster_options.max_restarts:
+            raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
+
+    def _check_silence(self) -> None:
+        """Kill a coordinator that serves and does not answer; one that is starting has more time."""
+        silent_s = time.monotonic() - self._heard_s
+        serves = coordinator_in(self._run_dir).get("pid") == self._coordinator_pid()
+        if silent_s > (self._cluster_options.silence_s if serves else START_DEADLINE_S):
+            self._view.say(f"the coordinator has not answered for {silent_s:.0f} s; it is killed")
+            self._cluster.kill("coordinator")
+            self._heard_s = time.monotonic()
+
+    def _coordinator_pid(self) -> int:
+        return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1
+
+    def tell_stop(self, reason: str) -> None:
+        """Let the coordinator write its report before it is ended, if it still answers."""
+        if self._client is None:
+            return
+        try:
+            self._client.supervise(pb.SuperviseRequest(run_id=self._run_id, stop_reason=reason), deadline_s=2.0)
+            self._wait_for_report(pb.JOB_STATE_FAILED)
+        except ParashardError:
+            return
+
+    def _supervise(self, ended: list[Ended]) -> pb.SuperviseReply:
+        assert self._client is not None
+        exits = [
+            pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason, number=e.number)
+            for e in ended
+        ]
+        running = [_process(name) for name in self._cluster.running if name != "coordinator"]
+        return self._client.supervise(
+            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=5.0
+        )
+
+    def _obey(self, orders: pb.SuperviseReply) -> None:
+        for process in orders.start:
+            name = f"{process.role}-{process.index}"
+            common = ["--connect", str(self._run_dir), *self._common()]
+            if process.role == "shard":
+                self._cluster.start(name, "ps_server", [*common, "--index", str(process.index)])
+            else:
+                self._cluster.start(name, "worker", [*common, "--name", name])
+        for process in orders.stop:
+            name = f"{process.role}-{process.index}"
+            if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
+                self._asked_to_end.add((name, self._cluster.pid(name)))
+                self._cluster.ask_to_end(name)
+        for process in orders.kill:
+            self._cluster.kill(f"{process.role}-{process.index}")
+
+    def _common(self) -> list[str]:
+        insecure = ["--insecure"] if self._cluster_options.insecure else []
+        tls = ["--tls-dir", str(self._credentials.folder.absolute())] if self._credentials else []
+        return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._trace else [])]
+
+    def _show(self) -> None:
+        assert self._client is not None
+        try:
+            status = self._client.get_status()
+        except RetryLater:
+            return  # the next look comes soon; `until_over` counts how long nobody answers
+        self._view.show(status)
+        if status.steps_complete > self._steps_complete:
+            self._coordinator_exits = 0  # it makes progress, however often it is killed
+        self._steps_complete = status.steps_complete
+
+    def _wait_for_report(self, state: pb.JobState) -> None:
+        """A failed job's report is written just after its end; a done job's just before."""
+        deadline_s = time.monotonic() + 5.0
+        while not (self._run_dir / REPORT_FILE).exists() and time.monotonic() < deadline_s:
+            time.sleep(SUPERVISE_S)
+        if state == pb.JOB_STATE_DONE:
+            self._show()
+
+
+def _process(name: str) -> pb.ProcessName:
+    role, _, index = name.rpartition("-")
+    return pb.ProcessName(role=role, index=int(index))

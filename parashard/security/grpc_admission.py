@@ -1,0 +1,190 @@
+"""gRPC's calls, peer by peer: how many may be under way, and how long a peer may take to send and to read.
+
+Owns the count and the two deadlines, and decodes the message. gRPC's own bounds are for all peers together; its
+threads would wait for ever for a message that does not come, and it would keep for ever an answer that nobody reads.
+Does not know roles nor errors' statuses: those interceptors come first. Called by `parashard.rpc`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from typing import Any
+
+import grpc
+from google.protobuf.message import DecodeError
+
+from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
+from parashard.security.grpc_tls import uris_of
+from parashard.security.peers import host_in_grpc, peer_of_certificate, peer_of_host
+from parashard.security.shares import Shares
+
+MESSAGE_DEADLINE_S = 20.0  # for a call's message, at most 4 MiB and a little, once its headers are here
+ANSWER_DEADLINE_S = 20.0  # for the peer to take its answer, as large
+METADATA_BYTES_MAX = 16 << 10  # of one call
+LOOK_S = 1.0
+
+
+class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Lets a call begin within its peer's share, before its message is received; ends the slow.
+
+    Calls that answer with a stream are not served: each would hold a thread for as long as its caller likes.
+
+    Parameters
+    ----------
+    serving_max : int
+        How many calls are served at once: the server's threads.
+    under_way_max : int
+        How many there are with those whose answer is not read yet.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(self, serving_max: int, under_way_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._serving = Shares(serving_max)
+        self._under_way = Shares(under_way_max)
+        self.slow = 0
+        """Calls that were ended because their peer did not send its message, or did not read its answer."""
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._until_s: dict[_Call, float] = {}  # calls that wait for their peer
+        self._stopping = threading.Event()
+        self._looking = threading.Thread(target=self._look_again, name="rpc-slow", daemon=True)
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        """Return a handler that is called before the message is there, and asks for it within a deadline."""
+        handler = continuation(handler_call_details)
+        if handler is None or handler.request_streaming:
+            return None
+        serve = _not_served if handler.response_streaming else handler.unary_unary
+        decode = handler.request_deserializer or _as_it_is
+
+        def admitted(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
+            call = self._begin(context)
+            try:
+                return serve(_decoded(decode, self._first(messages, call)), context)
+            finally:
+                self._served(call)
+
+        # Bytes: where gRPC itself decodes, a message that is none is answered as a fault of ours, and logged as one.
+        return grpc.stream_unary_rpc_method_handler(admitted, response_serializer=handler.response_serializer)
+
+    def start(self) -> None:
+        """Begin to end calls whose peers are slow."""
+        self._looking.start()
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._stopping.set()
+        if self._looking.is_alive():
+            self._looking.join()
+
+    def look(self) -> None:
+        """End the calls whose time is over."""
+        now_s = self._clock()
+        with self._lock:
+            late = [call for call, until_s in self._until_s.items() if now_s >= until_s]
+            for call in late:
+                del self._until_s[call]
+            self.slow += len(late)
+        for call in late:
+            call.context.cancel()
+
+    def _look_again(self) -> None:
+        while not self._stopping.wait(LOOK_S):
+            self.look()
+
+    @property
+    def refused(self) -> int:
+        """Calls that were refused because their peer's share was used up."""
+        return self._serving.refused + self._under_way.refused
+
+    def _begin(self, context: grpc.ServicerContext) -> _Call:
+        metadata_bytes = sum(len(key) + len(value) for key, value in context.invocation_metadata())
+        # gRPC's own bound counts each frame by itself, so that much more passes.
+        if metadata_bytes > METADATA_BYTES_MAX:
+            raise LimitExceeded(f"{metadata_bytes} bytes of metadata; allowed are {METADATA_BYTES_MAX}")
+        call = _Call(context, peer_of_call(context), self._clock())
+        with self._lock:
+            admitted = self._taken(call)
+            mine, everybodys = self._under_way.of(call.peer), self._under_way.held
+        if not admitted:
+            raise QueueFull(
+                f"{call.peer or 'this host'} has {mine} calls under way here, of {everybodys}: others come first"
+            )
+        if not context.add_callback(lambda: self._end(call)):
+            self._end(call)  # it is over already; what is raised next reaches nobody
+        return call
+
+    def _taken(self, call: _Call) -> bool:
+        if not self._serving.take(call.peer, 1, call.began_s):
+            return False
+        if not self._under_way.take(call.peer, 1, call.began_s):
+            self._serving.give_back(call.peer, 1)
+            return False
+        return True
+
+    def _first(self, messages: Iterator[bytes], call: _Call) -> bytes:
+        self._expect(call, MESSAGE_DEADLINE_S)
+        try:
+            message = next(messages)
+        except StopIteration:
+            raise MalformedFrame("a call brings one message, this one none") from None
+        except grpc.RpcError:  # the peer left, or was too slow
+            raise Unreachable("the call ended before its message was here") from None
+        with self._lock:
+            self._until_s.pop(call, None)
+        return message
+
+    def _served(self, call: _Call) -> None:
+        with self._lock:
+            self._serving.give_back(call.peer, 1)
+        self._expect(call, ANSWER_DEADLINE_S)
+
+    def _expect(self, call: _Call, within_s: float) -> None:
+        with self._lock:
+            if not call.ended:
+                self._until_s[call] = self._clock() + within_s
+
+    def _end(self, call: _Call) -> None:
+        with self._lock:
+            call.ended = True
+            self._until_s.pop(call, None)
+            self._under_way.give_back(call.peer, 1)
+
+
+class _Call:
+    """A call under way, and whose it is."""
+
+    def __init__(self, context: grpc.ServicerContext, peer: str, began_s: float) -> None:
+        self.context = context
+        self.peer = peer
+        self.began_s = began_s
+        self.ended = False
+
+
+def _as_it_is(message: bytes) -> bytes:
+    return message
+
+
+def _decoded(decode: Callable[[bytes], Any], message: bytes) -> Any:
+    try:
+        return decode(message)
+    except DecodeError:
+        raise MalformedFrame(f"{len(message)} bytes are not the message that this call brings") from None
+
+
+def _not_served(message: Any, context: grpc.ServicerContext) -> Any:
+    raise NotAllowed("calls that are answered with a stream are not served")
+
+
+def peer_of_call(context: grpc.ServicerContext) -> str:
+    """Return whose share a call counts in: its certificate's, without TLS its host's."""
+    return peer_of_certificate(uris_of(context)) or _peer_in_grpc(context.peer())
+
+
+@lru_cache(maxsize=1024)  # a connection's name is the same at every call
+def _peer_in_grpc(name: str) -> str:
+    return peer_of_host(host_in_grpc(name))

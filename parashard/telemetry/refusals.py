@@ -1,0 +1,32 @@
+"""RefusedPeers: the metric of what was refused to single peers, by reason.
+
+Knows no limit: each owner of one counts, and is asked when the metrics are scraped. Called by the services that serve
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+
+from prometheus_client.core import CounterMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class RefusedPeers(Collector):
+    """Reads counters.
+
+    Parameters
+    ----------
+    counts : mapping
+        Reason -> returns how often it was one. Reasons are few and say nothing of who it was.
+    """
+
+    def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:
+        self._counts = counts
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the one family."""
+        family = CounterMetricFamily("parashard_refused_peers", "Refused to a peer, by reason.", labels=["reason"])
+        for reason, count in self._counts.items():
+            family.add_metric([reason], count())
+        yield family

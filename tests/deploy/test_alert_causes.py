@@ -1,0 +1,109 @@
+"""Jobs in trouble under a real Prometheus: the alerts of slow workers, bad steps, wasted pushes and a failed job fire.
+
+`troubled_model.py` makes the trouble; `test_monitored_run.py` has the alerts of a job whose processes are at fault.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from integration.cluster_run import DEADLINE_S, ROOT, eventually, sets
+from prometheus_server import DIES_WITH_US, PrometheusServer, needs_prometheus
+from troubled_model import NOT_FINITE
+from watched_run import FIRES_S, watch
+
+from deploy.prometheus.targets import follow
+
+pytestmark = [pytest.mark.xdist_group("clusters"), needs_prometheus]
+
+JOB = "tests/deploy/troubled.toml"
+LOST_STEPS = 100
+LINGER_S = 2.0  # a coordinator stays so long after its job: compose gives it five seconds and looks every two
+
+
+def test_three_slow_workers_of_four_push_stale_gradients_and_bad_steps_are_skipped(tmp_path: Path) -> None:
+    # Of 43 pushes the slow ones do three, which miss the fast one's 40: over 8 for each of four workers.
+    troubles = sets(model__folder=str(tmp_path), model__lag_steps=40, model__bad_every=50)
+    with watch(tmp_path, [JOB, *troubles, *sets(job__on_bad_step="skip", cluster__workers=4)]) as watched:
+        watched.expect_firing("ParashardStalenessHigh", "ParashardStepsSkipped")
+
+
+def test_what_a_shard_loses_again_and_again_reaches_the_other_one_twice(tmp_path: Path) -> None:
+    # No checkpoint is ever due: a shard that is killed begins at 0, and the steps it lacks are pushed to both.
+    settings = sets(model__folder=str(tmp_path), cluster__shards=2, cluster__max_restarts=1000, checkpoint__every_s=0)
+    partitioner = 'cluster.partitioner={ kind = "fixed-shards" }'  # else the small variable is one shard's
+    with watch(tmp_path, [JOB, *settings, "--set", partitioner, "--set", "cluster.restart_backoff_s=0"]) as watched:
+        killed = 0
+
+        def kill_once_more() -> bool:
+            nonlocal killed
+            present = watched.life(0)
+            if present > killed and watched.prometheus.query(
+                f'parashard_shard_steps_applied{{shard="0"}} > {LOST_STEPS}'
+            ):
+                watched.run.kill("ps_server", "0")
+                killed = present
+            return "ParashardPushesWasted" in watched.prometheus.firing()
+
+        eventually(kill_once_more, "ParashardPushesWasted fires", FIRES_S)
+
+
+def test_a_failed_job_is_told_of_after_its_coordinator_has_gone(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    settings = sets(model__folder=str(tmp_path), cluster__launcher="external", cluster__workers=1)
+    joined = ("--connect", str(run_dir))
+    with ended(tmp_path) as start:
+        prometheus = start.prometheus()
+        of_job = ("--job", JOB, "--model-folder", str(Path(JOB).parent), *settings)
+        coordinator = start("coordinator", *of_job, "--run-dir", str(run_dir), "--linger-s", str(LINGER_S))
+        start("ps_server", *joined, "--index", "0")
+        start("worker", *joined, "--host", "localhost")
+        threading.Thread(target=follow, args=(run_dir, prometheus.targets), daemon=True).start()
+        eventually(lambda: prometheus.query("parashard_coordinator_job_state == 2"), "the job is watched", FIRES_S)
+        (tmp_path / NOT_FINITE).touch()
+        assert coordinator.wait(DEADLINE_S) == 1
+        eventually(lambda: not prometheus.query("parashard_coordinator_job_state"), "its series is stale", FIRES_S)
+        eventually(lambda: "ParashardJobFailed" in prometheus.firing(), "ParashardJobFailed fires", FIRES_S)
+
+
+class Starter:
+    """Starts services as `python -m MODULE` does, and a Prometheus."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._servers: list[PrometheusServer] = []
+
+    def __call__(self, module: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{module}.log").open("w") as log:
+            command = [*DIES_WITH_US, sys.executable, "-m", module, *arguments]
+            self._processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
+        return self._processes[-1]
+
+    def prometheus(self) -> PrometheusServer:
+        self._servers.append(PrometheusServer(self._folder))
+        return self._servers[-1]
+
+    def end(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.wait()
+        for server in self._servers:
+            server.stop()
+
+
+@contextmanager
+def ended(folder: Path) -> Iterator[Starter]:
+    """Yield what starts processes; they end with the block."""
+    starter = Starter(folder)
+    try:
+        yield starter
+    finally:
+        starter.end()

@@ -1,0 +1,204 @@
+"""gRPC's calls by peer: each has its share, and who is slow to send or to read is ended."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+from certificates import Certificates
+from http2_frames import (
+    CONTINUATION,
+    DEADLINE_S,
+    END_HEADERS,
+    HEADERS,
+    begun,
+    frame,
+    received,
+    request_headers,
+    text_literal,
+)
+
+from parashard import rpc
+from parashard.errors import MalformedFrame, NotAllowed, QueueFull
+from parashard.rpc import our_errors, raw_handlers
+from parashard.security import grpc_admission
+from parashard.security.grpc_admission import METADATA_BYTES_MAX
+from parashard.security.identity import Role
+from parashard.security.roles import PULL, PUSH
+
+ANSWER = bytes(4 << 20)
+
+
+class Served:
+    """A server whose pushes wait until they may end, and whose pulls have a large answer."""
+
+    def __init__(self, credentials=None) -> None:
+        self.server = rpc.Server("127.0.0.1:0", credentials)
+        self.may_end = threading.Event()
+        self.began = threading.Semaphore(0)
+        handlers = {"Push": self.push, "Pull": lambda frame, context: ANSWER}
+        self.server.grpc.add_generic_rpc_handlers((raw_handlers("parashard.v1.ShardData", handlers),))
+        self.server.start()
+        self.open: list[socket.socket] = []
+
+    def push(self, frame: bytes, context: object) -> bytes:
+        self.began.release()
+        assert self.may_end.wait(DEADLINE_S)
+        return frame
+
+    def connected(self, host: str) -> socket.socket:
+        """Return a connection from a host that has begun with HTTP/2."""
+        name, _, port = self.server.address.rpartition(":")
+        self.open.append(socket.create_connection((name, int(port)), DEADLINE_S, source_address=(host, 0)))
+        return begun(self.open[-1])
+
+    def begin(self, connection: socket.socket, count: int, method: str = PUSH) -> None:
+        """Begin calls and send no message."""
+        for number in range(count):
+            connection.sendall(frame(HEADERS, END_HEADERS, 2 * number + 1, request_headers(method)))
+
+    def close(self) -> None:
+        self.may_end.set()
+        for connection in self.open:
+            connection.close()
+        self.server.stop(0.0)
+
+
+@pytest.fixture
+def served() -> Iterator[Served]:
+    served = Served()
+    yield served
+    served.close()
+
+
+def until(condition) -> None:
+    end_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end_s
+        threading.Event().wait(0.005)
+
+
+class TestShares:
+    """Of the threads that serve, one peer has at most three quarters while there are others."""
+
+    def test_calls_without_a_message_leave_threads_for_others(self, served):
+        channel = rpc.connect(served.server.address)
+        served.may_end.set()
+        push = channel.unary_unary(PUSH)
+        assert push(b"gradient", timeout=DEADLINE_S) == b"gradient"
+        hog = served.connected("127.0.0.2")
+        served.begin(hog, rpc.STREAMS_MAX)
+        assert b"queue-full" in received(hog, b"queue-full")
+        until(lambda: served.server.admission.refused == rpc.STREAMS_MAX - 3 * rpc.SERVER_THREADS // 4)
+        assert push(b"gradient", timeout=DEADLINE_S) == b"gradient"
+        channel.close()
+
+    def test_who_is_alone_has_every_thread(self, served):
+        channel = rpc.connect(served.server.address)
+        calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
+        for _ in calls:
+            assert served.began.acquire(timeout=DEADLINE_S)
+        served.may_end.set()
+        assert [call.result() for call in calls] == [b"gradient"] * rpc.SERVER_THREADS
+        assert served.server.admission.refused == 0
+        channel.close()
+
+    def test_the_refused_hear_that_they_may_come_again(self, served):
+        channel = rpc.connect(served.server.address)
+        served.begin(served.connected("127.0.0.2"), 1)
+        calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
+        until(lambda: any(call.done() for call in calls))
+        with pytest.raises(QueueFull, match=r"127\.0\.0\.1 has \d+ calls under way here"), our_errors("it"):
+            next(call for call in calls if call.done()).result()
+        channel.close()
+
+    def test_with_tls_the_certificate_counts_and_its_role_comes_before_the_message(self, certificates: Certificates):
+        served = Served(certificates.of(Role.SHARD))
+        channel = rpc.connect(served.server.address, certificates.of(Role.OPERATOR))
+        with pytest.raises(NotAllowed), our_errors("it"):
+            channel.unary_unary(PUSH)(b"gradient", timeout=DEADLINE_S)
+        channel.close()
+        channel = rpc.connect(served.server.address, certificates.of(Role.WORKER))
+        call = channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S)
+        assert served.began.acquire(timeout=DEADLINE_S)
+        assert served.server.admission._under_way.of("worker/worker-0") == 1
+        assert served.server.admission._under_way.held == 1
+        served.may_end.set()
+        call.result()
+        until(lambda: served.server.admission._under_way.held == 0)
+        channel.close()
+        served.close()
+
+
+class TestSlow:
+    """A call waits for its peer until a deadline."""
+
+    @pytest.fixture(autouse=True)
+    def impatient(self, monkeypatch) -> None:
+        monkeypatch.setattr(grpc_admission, "LOOK_S", 0.01)
+        monkeypatch.setattr(grpc_admission, "MESSAGE_DEADLINE_S", 0.05)
+        monkeypatch.setattr(grpc_admission, "ANSWER_DEADLINE_S", 0.05)
+
+    def test_for_a_message_that_does_not_come(self):
+        served = Served()
+        served.begin(served.connected("127.0.0.2"), 10)
+        until(lambda: served.server.admission.slow == 10)
+        until(lambda: served.server.admission._under_way.held == 0)
+        until(lambda: served.server.admission._serving.held == 0)
+        served.close()
+
+    def test_for_an_answer_that_nobody_reads(self):
+        served = Served()
+        connection = served.connected("127.0.0.2")
+        message = frame(0x0, 0x1, 1, bytes(5))
+        connection.sendall(frame(HEADERS, END_HEADERS, 1, request_headers(PULL)) + message)
+        until(lambda: served.server.admission.slow == 1)
+        until(lambda: served.server.admission._under_way.held == 0)
+        served.close()
+
+    def test_but_not_for_what_the_server_itself_takes(self):
+        served = Served()
+        channel = rpc.connect(served.server.address)
+        call = channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S)
+        assert served.began.acquire(timeout=DEADLINE_S)
+        assert not served.server.admission._until_s
+        served.may_end.set()
+        assert call.result() == b"gradient"
+        assert served.server.admission.slow == 0
+        channel.close()
+        served.close()
+
+
+def test_metadata_is_counted_over_all_its_frames(served):
+    connection = served.connected("127.0.0.2")
+    connection.sendall(frame(HEADERS, 0, 1, request_headers(PUSH)))
+    for number in range(4):  # of which gRPC's own bound lets each pass
+        pair = b"\x00" + text_literal(f"x-{number}") + text_literal("x" * (METADATA_BYTES_MAX // 4))
+        connection.sendall(frame(CONTINUATION, END_HEADERS if number == 3 else 0, 1, pair))
+    assert b"allowed are 16384" in received(connection, b"allowed are 16384")
+    assert served.server.admission._under_way.held == 0
+
+
+def test_what_is_answered_with_a_stream_is_not_served(served):
+    channel = rpc.connect(served.server.address)
+    with pytest.raises(NotAllowed, match="answered with a stream"), our_errors("it"):
+        channel.unary_unary("/grpc.health.v1.Health/Watch")(b"", timeout=DEADLINE_S)
+    channel.close()
+
+
+def test_a_message_that_is_none_is_its_caller_s_fault_and_fills_no_log(served, caplog, capfd):
+    channel = rpc.connect(served.server.address)
+    check = channel.unary_unary("/grpc.health.v1.Health/Check")
+    with caplog.at_level(logging.DEBUG):
+        for garbage in (b"\xff" * 100, b"\x0a\x02\xc3\x28", b"\x0a\x05abc"):  # no field, no UTF-8, too short
+            with pytest.raises(MalformedFrame, match=f"^{len(garbage)} bytes are not the message"), our_errors("it"):
+                check(garbage, timeout=DEADLINE_S)
+    assert check(b"", timeout=DEADLINE_S) == b"\x08\x01", "it serves"
+    until(lambda: served.server.admission._under_way.held == 0)
+    assert not served.server.admission._serving.held
+    assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
+    channel.close()
