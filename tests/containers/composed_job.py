@@ -200,7 +200,7 @@ def longer(job: str, folder: Path, *, epochs: int) -> Path:
 
 
 def eventually(condition: Callable[[], bool], what: str, told: Callable[[], str] = str) -> None:
-    """Return once a condition holds that another process makes true; fail after the deadline, with what is told then."""
+    """Return once a condition holds that another process makes true; fail after the deadline with what is told then."""
     end_s = time.monotonic() + DEADLINE_S
     while not condition():
         if time.monotonic() > end_s:
