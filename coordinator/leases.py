@@ -6,7 +6,6 @@ loses a step, and granting one twice never counts it twice, because the shards k
 
 from __future__ import annotations
 
-import heapq
 import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
@@ -39,9 +38,8 @@ class _Step:
 class StepLeases:
     """The steps of a job and their leases.
 
-    Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is
-    complete, held, or in `_returned` (where steps may lie twice, or be held or complete by now); no complete step has a
-    holder; `_granted_s` has an entry for each holder of each step, the oldest first.
+    Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is either
+    complete, held, or in `_returned`; `_granted_s` has an entry for each holder of each step, the oldest first.
 
     Parameters
     ----------
@@ -76,7 +74,7 @@ class StepLeases:
         self._max_attempts = max_attempts
         self._acknowledged = [IntervalSet() for _ in range(shards)]
         self._frontier = 0
-        self._returned: list[int] = []
+        self._returned = IntervalSet()  # ranges: a worker may list a step far ahead
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
@@ -109,8 +107,8 @@ class StepLeases:
         leasable = len(self._returned) + max(0, limit - self._frontier)
         granted: list[int] = []
         for _ in range(min(want, self.policy.share(leasable, workers))):
-            step = self._take_lowest(limit)
-            if step is None:
+            step = self._returned.lowest(default=self._frontier)
+            if step >= limit:
                 break
             self._hold(worker, step, now_s)
             granted.append(step)
@@ -151,7 +149,6 @@ class StepLeases:
             self._release(worker, step)
         revoked = [step for step in held if step in self.complete or step >= self.target]
         for step in listed.difference(revoked) - self._held.get(worker, set()):
-            self.reach(step)
             self._hold(worker, step, now_s)
         return revoked
 
@@ -193,14 +190,13 @@ class StepLeases:
             complete = complete.intersection(acknowledged)
         for _, stop in complete.intervals():
             self._frontier = max(self._frontier, stop)
-        for start, stop in complete.missing(0, self._frontier):
-            for step in range(start, stop):
-                if not self._steps.get(step, _NOBODY).holders:
-                    heapq.heappush(self._returned, step)
         self.complete = complete
         self.lowest_incomplete = complete.lowest_missing()
         for step in [step for step in self._steps if step in complete]:
             self._forget(step)
+        self._returned = IntervalSet(complete.missing(0, self._frontier))
+        for step, _ in self._granted_s:
+            self._returned.discard(step)
         return lost
 
     def held_by_shard(self, shard: int) -> IntervalSet:
@@ -222,20 +218,9 @@ class StepLeases:
 
     def reach(self, step: int) -> None:
         """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
-        while self._frontier <= step:
-            heapq.heappush(self._returned, self._frontier)
-            self._frontier += 1
-
-    def _take_lowest(self, limit: int) -> int | None:
-        """Take the lowest step below `limit` that is neither complete nor held, or None."""
-        while self._returned and self._returned[0] < limit:
-            step = heapq.heappop(self._returned)
-            if step not in self.complete and not self._steps.get(step, _NOBODY).holders:
-                return step
-        if self._frontier >= limit:
-            return None
-        self._frontier += 1
-        return self._frontier - 1
+        if self._frontier <= step:
+            self._returned.add_range(self._frontier, step + 1)
+            self._frontier = step + 1
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.
@@ -257,6 +242,8 @@ class StepLeases:
         return None
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
+        self.reach(step)
+        self._returned.discard(step)
         self._steps.setdefault(step, _Step()).holders.add(worker)
         self._granted_s[step, worker] = now_s
         self._held.setdefault(worker, set()).add(step)
@@ -270,12 +257,13 @@ class StepLeases:
         state.holders.discard(worker)
         if not state.holders:
             if step not in self.complete:
-                heapq.heappush(self._returned, step)
+                self._returned.add(step)
             if not state.failures:
                 del self._steps[step]
 
     def _complete(self, step: int) -> None:
         self.complete.add(step)
+        self._returned.discard(step)
         self._forget(step)
         if step == self.lowest_incomplete:
             self.lowest_incomplete = self.complete.lowest_missing()

@@ -84,6 +84,22 @@ class IntervalSet:
         self._stops[left:right] = [stop]
         self._size += stop - start - swallowed
 
+    def discard(self, value: int) -> None:
+        """Take one integer out, if it is there."""
+        i = bisect_right(self._starts, value) - 1
+        if i < 0 or value >= self._stops[i]:
+            return
+        start, stop = self._starts[i], self._stops[i]
+        left = [(start, value)] if start < value else []
+        right = [(value + 1, stop)] if value + 1 < stop else []
+        self._starts[i : i + 1] = [first for first, _ in left + right]
+        self._stops[i : i + 1] = [last for _, last in left + right]
+        self._size -= 1
+
+    def lowest(self, default: int) -> int:
+        """Return the lowest integer of the set, or `default` if it is empty."""
+        return self._starts[0] if self._starts else default
+
     def lowest_missing(self) -> int:
         """Return the lowest integer >= 0 that is not in the set."""
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from coordinator.leases import HOLDERS_MAX, SPECULATION_MIN_S, Grant, StepLeases
 from coordinator.policies import Async, LeasingPolicy, Ssp, Sync
@@ -67,7 +69,7 @@ def test_a_receipt_counts_whatever_became_of_the_lease() -> None:  # P5
 
 
 def test_a_receipt_for_a_step_that_was_never_granted_completes_it() -> None:  # an earlier coordinator's lease
-    leases = leases_of(6)
+    leases = leases_of(7)
     assert leases.acknowledge("a", 3, ALL, 0.0)
     assert grant(leases, "a", 3) == [0, 1, 2]
     assert grant(leases, "b") == [4]
@@ -115,6 +117,55 @@ def test_a_listed_step_past_the_frontier_leaves_no_hole() -> None:
     leases = leases_of(4, Sync(4))
     leases.renew("a", [2], 0.0)
     assert grant(leases, "b", 4) == [0, 1, 3]
+
+
+def test_a_listed_step_far_ahead_costs_no_memory_for_each_step_before_it() -> None:
+    steps = 10**12
+    leases = leases_of(steps)
+    leases.renew("a", [steps - 1], 1.0)
+    assert grant(leases, "b", 3) == [0, 1, 2]
+    leases.shard_registered(0, IntervalSet([(0, 2)]))
+    leases.shard_registered(1, IntervalSet([(0, steps // 2)]))
+    assert grant(leases, "b", 2) == [3, 4]
+
+
+names = st.sampled_from(["a", "b"])
+numbers = st.integers(0, 9)
+changes = st.one_of(
+    st.tuples(st.just("grant"), names, numbers),
+    st.tuples(st.just("renew"), names, st.lists(numbers, unique=True)),
+    st.tuples(st.just("acknowledge"), names, numbers, st.lists(st.sampled_from(ALL), unique=True)),
+    st.tuples(st.just("fail"), names, numbers),
+    st.tuples(st.just("end"), names),
+    st.tuples(st.just("register"), st.sampled_from(ALL), st.lists(numbers)),
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(changes, max_size=25))
+def test_after_any_history_what_is_not_complete_is_granted_and_nothing_else(history) -> None:  # P5
+    leases = leases_of(10, max_attempts=100, speculate_after=0)
+    for what, *arguments in history:
+        match what, *arguments:
+            case "grant", worker, want:
+                leases.grant(worker, want, 1, 0.0, FREE)
+            case "renew", worker, held:
+                leases.renew(worker, held, 0.0)
+            case "acknowledge", worker, step, shards:
+                leases.acknowledge(worker, step, shards, 0.0)
+            case "fail", worker, step:
+                leases.fail(worker, step, "so", skip=False)
+            case "end", worker:
+                leases.end(worker)
+            case "register", shard, applied:
+                leases.shard_registered(shard, IntervalSet((step, step + 1) for step in applied))
+    held = leases.held_by("a") | leases.held_by("b")
+    assert not any(step in leases.complete for step in held)
+    due = [step for step in range(10) if step not in leases.complete and step not in held]
+    granted: list[int] = []
+    while more := grant(leases, "c", 10):
+        granted += more
+    assert granted == due
 
 
 def test_the_end_of_a_worker_frees_all_it_held() -> None:

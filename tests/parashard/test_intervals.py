@@ -51,6 +51,18 @@ def test_adding_in_any_order_is_a_set(changes):
     assert steps.lowest_missing() == next(value for value in range(BOUND + 2) if value not in model)
 
 
+@settings(deadline=None, max_examples=200)
+@given(range_lists, st.lists(st.integers(0, BOUND), max_size=20))
+def test_discarding_in_any_order_is_a_set(pieces, discarded):
+    steps, model = IntervalSet(pieces), model_of(pieces)
+    for value in discarded:
+        steps.discard(value)
+        model.discard(value)
+        assert_sound(steps)
+        assert members(steps) == model
+        assert steps.lowest(default=-1) == min(model, default=-1)
+
+
 @settings(deadline=None, max_examples=100)
 @given(range_lists, st.integers(0, BOUND + 5), st.integers(0, BOUND + 5))
 def test_missing_is_the_complement_within_a_window(pieces, start, stop):
