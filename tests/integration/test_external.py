@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT
+from cluster_run import ROOT
+from waiting import DEADLINE_S
 
 Start = Callable[..., "subprocess.Popen[str]"]
 

@@ -1,0 +1,35 @@
+"""Waiting for what others do: it ends with the state, and where a deadline passes the failure tells what was seen last.
+
+Deadlines are for what hangs, not for what is slow: they cost nothing where the state comes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+DEADLINE_S = 120.0
+POLL_S = 0.02
+
+
+def eventually(
+    condition: Callable[[], Any],
+    what: str,
+    deadline_s: float = DEADLINE_S,
+    *,
+    told: Callable[[], object] | None = None,
+    poll_s: float = POLL_S,
+) -> Any:
+    """Return the first true value of a condition; fail after the deadline with what is told then.
+
+    Without `told` that is the condition's last value.
+    """
+    end_s = time.monotonic() + deadline_s
+    while not (value := condition()):
+        if time.monotonic() > end_s:
+            pytest.fail(f"not within {deadline_s:.0f} s: {what}; seen last: {told() if told else value!r}")
+        time.sleep(poll_s)
+    return value
