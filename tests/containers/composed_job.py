@@ -73,7 +73,11 @@ class ComposedJob:
         assert self.container(f"{FIRST}_1")["State"]["ExitCode"] == 0, self.log(f"{FIRST}_1")
         self._start(SECOND)
         health = ("parashard", "health", "--live", "coordinator:9100")
-        eventually(lambda: self.ask(f"{SECOND}_1", *health).returncode == 0, "the coordinator is healthy")
+        eventually(
+            lambda: self.ask(f"{SECOND}_1", *health).returncode == 0,
+            "the coordinator is healthy",
+            told=lambda: self.log(f"{SECOND}_1"),
+        )
         self._start(*self._others)
 
     def kill(self, service: str) -> None:
@@ -109,7 +113,7 @@ class ComposedJob:
             now = self.container(name)
             return now["RestartCount"] > before["RestartCount"] and now["State"]["Running"]
 
-        eventually(restarted, f"{name} is started again")
+        eventually(restarted, f"{name} is started again", told=lambda: self.container(name)["State"])
 
     def stop(self, name: str) -> None:
         """Ask a container to end, as `docker stop` does, and give it the time that it has."""
@@ -153,7 +157,11 @@ class ComposedJob:
 
     def report(self) -> dict[str, Any]:
         """Wait for the coordinator's end, which must be a success, and return the report in the volume."""
-        eventually(lambda: self.container("coordinator_1")["State"]["Status"] == "exited", "the job is over")
+        eventually(
+            lambda: self.container("coordinator_1")["State"]["Status"] == "exited",
+            "the job is over",
+            told=lambda: self.log("coordinator_1"),
+        )
         assert self.container("coordinator_1")["State"]["ExitCode"] == 0, self.log("coordinator_1")
         volume = f"{self.project}_run:/stored:ro"
         report: dict[str, Any] = json.loads(

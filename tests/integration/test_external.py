@@ -36,7 +36,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
-        *("--linger-s", "1"),
+        *("--linger-s", "10"),  # in which the shard, that asks once a second, hears of the end
     )
     shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
     worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")

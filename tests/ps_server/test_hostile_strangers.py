@@ -69,7 +69,8 @@ def worker_at(address: str, certificates: Certificates) -> TcpTransport:
 class TestStreams:
     """Of the port for tensors."""
 
-    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, certificates):
+    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, monkeypatch, certificates):
+        monkeypatch.setattr("ps_server.stream_server.HELLO_DEADLINE_S", DEADLINE_S)  # all are there at once
         plane, tls = FakePlane(1000), certificates.of(Role.SHARD).server_context
         service = TcpService(plane, Rooms(1 << 20))
         with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
