@@ -53,6 +53,6 @@ def ledger(spec: DataSpec) -> LongLedger:
     return LongLedger(spec)
 
 
-def mlp(spec: DataSpec, *, hidden: list[int]) -> LongPerceptron:
+def mlp(spec: DataSpec, **options: Any) -> LongPerceptron:
     """Return the model of `digits.toml`, in which nothing is drawn at random in a step."""
-    return LongPerceptron(MlpOptions(hidden=tuple(hidden)), spec, seed=0)
+    return LongPerceptron(MlpOptions(**options), spec, seed=0)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from cluster_run import ROOT, ClusterRun
 
-TIMEOUT_S = 400
+TIMEOUT_S = 900
 
 
 @pytest.fixture

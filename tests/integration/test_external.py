@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from cluster_run import ROOT
-from waiting import DEADLINE_S
+from waiting import DEADLINE_S, eventually
+
+from parashard.coordinator_client import ADDRESS_FILE
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -38,6 +40,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
         *(word for text in sets for word in ("--set", text)),
         *("--linger-s", "10"),  # in which the shard, that asks once a second, hears of the end
     )
+    eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")  # others wait for it, but not for ever
     shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
     worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
     assert worker.wait(DEADLINE_S) == 0
