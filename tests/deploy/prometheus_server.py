@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.cluster_run import ROOT
-from waiting import DEADLINE_S, eventually
+from integration.cluster_run import DEADLINE_S, ROOT, eventually
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))

@@ -13,10 +13,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from integration.cluster_run import ROOT, sets
+from integration.cluster_run import DEADLINE_S, ROOT, eventually, sets
 from prometheus_server import DIES_WITH_US, PrometheusServer, needs_prometheus
 from troubled_model import NOT_FINITE
-from waiting import DEADLINE_S, eventually
 from watched_run import watch
 
 from deploy.prometheus.targets import follow

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import yaml
+from integration.cluster_run import DEADLINE_S, eventually
 from issued_secrets import Issuing, mount, secret_volumes
 from k8s_manifests import EXAMPLE, ROOT, pods
 from long_job import LongJob
 from typer.testing import CliRunner
-from waiting import DEADLINE_S, eventually
 
 from parashard.cli import app
 

@@ -12,9 +12,8 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
-from integration.cluster_run import ENDLESS, ClusterRun, sets
+from integration.cluster_run import ENDLESS, ClusterRun, eventually, sets
 from prometheus_server import RULES, needs_prometheus
-from waiting import eventually
 from watched_run import Watched, watch
 
 from deploy.grafana.contents import DASHBOARDS, GPU

@@ -14,9 +14,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from integration.cluster_run import ROOT, ClusterRun
+from integration.cluster_run import ROOT, ClusterRun, eventually
 from prometheus_server import PrometheusServer
-from waiting import eventually
 
 from deploy.prometheus.targets import follow
 from parashard.security.credentials import Credentials

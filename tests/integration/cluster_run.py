@@ -9,17 +9,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from waiting import DEADLINE_S, eventually
+from waiting import eventually
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import ParashardError, RetryLater
 from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 
+DEADLINE_S = 300.0  # a command that starts in a second takes minutes where twenty others run
+eventually = partial(eventually, deadline_s=DEADLINE_S)
 ENDLESS = 1_000_000  # epochs of the digits: over long after any test
 TOLD_S = 5.0  # for a failure's own look at the job
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -97,7 +100,7 @@ class ClusterRun:
         """Return how the job goes."""
         client = self.client(deadline_s)
         try:
-            return eventually(lambda: _asked(client), "the coordinator answers", deadline_s)
+            return eventually(lambda: _asked(client), "the coordinator answers", deadline_s=deadline_s)
         finally:
             client.close()
 

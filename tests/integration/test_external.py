@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT
-from waiting import DEADLINE_S, eventually
+from cluster_run import DEADLINE_S, ROOT, eventually
 
 from parashard.coordinator_client import ADDRESS_FILE
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import ENDLESS, ROOT, ClusterRun, sets
+from cluster_run import DEADLINE_S, ENDLESS, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
-from waiting import DEADLINE_S, eventually
 
 from protos import coordinator_pb2 as pb
 

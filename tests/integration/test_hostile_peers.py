@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
-from cluster_run import ClusterRun, sets
+from cluster_run import DEADLINE_S, ClusterRun, eventually, sets
 from hostile_peers import Hostile, ended
 from long_job import LongJob
-from waiting import DEADLINE_S, eventually
 
 from parashard.coordinator_client import find_coordinator
 from parashard.messages import Target

@@ -12,10 +12,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT, ClusterRun, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
 from safetensors.numpy import load_file
-from waiting import DEADLINE_S, eventually
 
 from protos import coordinator_pb2 as pb
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 from certificates import WRONG_CA, Certificates
-from cluster_run import ROOT, ClusterRun, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
-from waiting import DEADLINE_S, eventually
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import NotAllowed, ParashardError

@@ -11,10 +11,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_run import ENDLESS, ROOT, ClusterRun, sets
+from cluster_run import DEADLINE_S, ENDLESS, ROOT, ClusterRun, eventually, sets
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file
-from waiting import DEADLINE_S, eventually
 
 Start = Callable[..., ClusterRun]
 
