@@ -24,7 +24,7 @@ from parashard.cli import app
 MODULES = {"coordinator": "coordinator", "shard": "ps_server", "worker": "worker"}
 WITH_NAMES = Path(__file__).parent / "named_hosts.py"
 SHARDS = 2
-QUICK_STEPS = 200  # of 1080: the job is not over before a command that asks for its status has started
+QUICK_STEPS = 200  # of 1350: the job is not over before a command that asks for its status has started
 
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
 

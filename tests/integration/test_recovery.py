@@ -21,9 +21,9 @@ from protos import coordinator_pb2 as pb
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
 LEDGER = [*OFTEN, *sets(job__epochs=4)]
-DIGITS = ["--consistency", "sync:4", *OFTEN, *sets(job__epochs=30, evaluation__every_epochs=5)]
+DIGITS = ["--consistency", "sync:4", *OFTEN, *sets(job__epochs=60, evaluation__every_epochs=10)]
 QUICK_LEDGER = 2000  # steps of 4096
-QUICK_DIGITS = 800  # steps of 1080
+QUICK_DIGITS = 800  # steps of 2700
 
 
 @pytest.fixture
