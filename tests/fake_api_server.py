@@ -110,12 +110,12 @@ class FakeApiServer:
             if not quietly:
                 self._changed.notify_all()
 
-    def wait_for_watch(self, deadline_s: float = 20.0) -> None:
+    def wait_for_watch(self, deadline_s: float = 60.0) -> None:
         """Wait until somebody watches from the newest version on."""
         with self._changed:
             assert self._changed.wait_for(lambda: self._version in self._watches, deadline_s), "nobody watches"
 
-    def wait_for_requests(self, verb: str, count: int, deadline_s: float = 20.0) -> None:
+    def wait_for_requests(self, verb: str, count: int, deadline_s: float = 60.0) -> None:
         """Wait until there have been so many requests of a kind."""
         with self._changed:
             enough = self._changed.wait_for(lambda: self.count(verb) >= count, deadline_s)
@@ -181,7 +181,7 @@ class FakeApiServer:
             self._answer(request, 200, self.job)
             self._changed.notify_all()
 
-    def wait_for_parallelism(self, workers: int, deadline_s: float = 20.0) -> None:
+    def wait_for_parallelism(self, workers: int, deadline_s: float = 60.0) -> None:
         """Wait until the Job is scaled so."""
         with self._changed:
             reached = self._changed.wait_for(lambda: self.job["spec"]["parallelism"] == workers, deadline_s)

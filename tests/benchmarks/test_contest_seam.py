@@ -20,6 +20,8 @@ from parashard.errors import ConfigurationError, JobFailed
 
 ROOT = Path(__file__).parent.parent.parent
 SMALL = {"size_bytes": 4096, "repeats": 5}
+ENDLESS_S = 3600
+DEADLINE_S = 60.0  # of what hangs
 
 
 class Fake(seam.PushPull):
@@ -128,12 +130,12 @@ def program(body: str) -> Contestant:
 HELLO = 'print(\'{"versions": {"fake": "1"}}\', flush=True)'
 ECHO = f"{HELLO}\nfor line in sys.stdin: print(line, end='', flush=True)"
 
-FORKED = """
+FORKED = f"""
 import os, sys, time
 child = os.fork()
 if child:
-    print(f'{{"versions": {{"pid": "{child}"}}}}', flush=True)
-time.sleep(60)
+    print(f'{{{{"versions": {{{{"pid": "{{child}}"}}}}}}}}', flush=True)
+time.sleep({ENDLESS_S})
 """
 
 
@@ -169,7 +171,8 @@ class TestRunning:
     def test_a_server_dies_with_its_contestant(self) -> None:
         body = (
             "import sys, time; from benchmarks.peers import seam\n"
-            "print(seam.start([sys.executable, '-c', 'import time; time.sleep(60)']).pid, flush=True); time.sleep(60)"
+            f"started = seam.start([sys.executable, '-c', 'import time; time.sleep({ENDLESS_S})'])\n"
+            f"print(started.pid, flush=True); time.sleep({ENDLESS_S})"
         )
         parent = subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert parent.stdout is not None
@@ -183,7 +186,7 @@ class TestRunning:
         body = (
             "import sys, time; from benchmarks.races.contestants import Contestant, Running\n"
             f"running = Running(Contestant('fake', (sys.executable, '-c', {FORKED!r})))\n"
-            "print(running.versions['pid'], flush=True); time.sleep(60)"
+            f"print(running.versions['pid'], flush=True); time.sleep({ENDLESS_S})"
         )
         race = subprocess.Popen([sys.executable, "-c", body], stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert race.stdout is not None
@@ -202,7 +205,7 @@ def runs(pid: int) -> bool:
     if descriptor is None:
         return False
     with os.fdopen(descriptor) as process:
-        ended = bool(select.select([process], [], [], 5.0)[0])
+        ended = bool(select.select([process], [], [], DEADLINE_S)[0])
     if not ended:
         os.kill(pid, signal.SIGKILL)
     return not ended

@@ -14,20 +14,19 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import pytest
 from container_engine import PROBE_DEADLINE_S, ROOT, run
+from long_job import EXAMPLES, LongJob
+from waiting import eventually
 
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
 FIRST, SECOND, OTHERS = "certificates", "coordinator", ("shard-0", "shard-1", "worker")
-EXAMPLES = ROOT / "examples"
 DEADLINE_S = 240.0
-ENDLESS = 10_000  # epochs: over long after any test
-POLL_S = 0.2
+EPOCHS = {"ledger.toml": 16, "digits.toml": 150}  # 16,384 and 5,400 steps
+eventually = partial(eventually, deadline_s=DEADLINE_S, poll_s=0.2)
 
 
 class ComposedJob:
@@ -37,24 +36,24 @@ class ComposedJob:
     ----------
     image : str
         Runs as every service.
-    job : str
-        Name of a job file.
+    job : LongJob
+        In a folder of its own.
     workers : int
         How many.
-    folder : Path
-        Where the job file is.
     prometheus : str
         Runs as Prometheus beside the job; empty: none does.
     """
 
-    def __init__(self, image: str, job: str, *, workers: int, folder: Path, prometheus: str = "") -> None:
+    def __init__(self, image: str, job: LongJob, *, workers: int, prometheus: str = "") -> None:
         self._image = image
-        self.project = f"parashard-test-{Path(job).stem}"
+        self.let_end = job.let_end
+        file = Path(job.file)
+        self.project = f"parashard-test-{file.stem}"
         self._environment = {
             **os.environ,
             "PARASHARD_IMAGE": image,
-            "PARASHARD_JOB": job,
-            "PARASHARD_JOB_FOLDER": str(folder),
+            "PARASHARD_JOB": file.name,
+            "PARASHARD_JOB_FOLDER": str(file.parent),
             "PARASHARD_WORKERS": str(workers),
             "PARASHARD_STATUS_PORT": "",  # whatever is free
             "PROMETHEUS_PORT": "",
@@ -74,7 +73,11 @@ class ComposedJob:
         assert self.container(f"{FIRST}_1")["State"]["ExitCode"] == 0, self.log(f"{FIRST}_1")
         self._start(SECOND)
         health = ("parashard", "health", "--live", "coordinator:9100")
-        eventually(lambda: self.ask(f"{SECOND}_1", *health).returncode == 0, "the coordinator is healthy")
+        eventually(
+            lambda: self.ask(f"{SECOND}_1", *health).returncode == 0,
+            "the coordinator is healthy",
+            told=lambda: self.log(f"{SECOND}_1"),
+        )
         self._start(*self._others)
 
     def kill(self, service: str) -> None:
@@ -110,7 +113,7 @@ class ComposedJob:
             now = self.container(name)
             return now["RestartCount"] > before["RestartCount"] and now["State"]["Running"]
 
-        eventually(restarted, f"{name} is started again")
+        eventually(restarted, f"{name} is started again", told=lambda: self.container(name)["State"])
 
     def stop(self, name: str) -> None:
         """Ask a container to end, as `docker stop` does, and give it the time that it has."""
@@ -139,20 +142,26 @@ class ComposedJob:
 
     def wait_for_steps(self, steps: int) -> None:
         """Wait until so many steps are complete; the job must not be over by then."""
+        said = [""]
 
         def so_many() -> bool:
             asked = self.ask("coordinator_1", "parashard", "status", "coordinator:7100", "--json")
+            said[:] = [asked.stdout + asked.stderr]
             if asked.returncode != 0:
                 return False  # it is starting, or the machine is busy
             status = json.loads(asked.stdout)
             assert status["state"] != "JOB_STATE_DONE", "the job was over before the fault"
             return int(status["steps_complete"]) >= steps
 
-        eventually(so_many, f"{steps} steps are complete")
+        eventually(so_many, f"{steps} steps are complete", told=lambda: said[-1])
 
     def report(self) -> dict[str, Any]:
         """Wait for the coordinator's end, which must be a success, and return the report in the volume."""
-        eventually(lambda: self.container("coordinator_1")["State"]["Status"] == "exited", "the job is over")
+        eventually(
+            lambda: self.container("coordinator_1")["State"]["Status"] == "exited",
+            "the job is over",
+            told=lambda: self.log("coordinator_1"),
+        )
         assert self.container("coordinator_1")["State"]["ExitCode"] == 0, self.log("coordinator_1")
         volume = f"{self.project}_run:/stored:ro"
         report: dict[str, Any] = json.loads(
@@ -190,19 +199,10 @@ class ComposedJob:
         assert done.returncode == 0, f"podman-compose {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
 
 
-def longer(job: str, folder: Path, *, epochs: int) -> Path:
-    """Put a longer example into a folder for the containers, and return it."""
-    text, found = re.subn(r"^epochs = \d+", f"epochs = {epochs}", (EXAMPLES / job).read_text(), flags=re.M)
+def longer(example: str, folder: Path, *, quick_until: int) -> LongJob:
+    """Put an example into a folder for the containers, with more steps than there are seconds for a test."""
+    text = (EXAMPLES / example).read_text()
+    text, found = re.subn(r"^epochs = \d+", f"epochs = {EPOCHS[example]}", text, flags=re.M)
     assert found == 1
     folder.chmod(0o755)  # the containers' user reads it
-    (folder / job).write_text(text)
-    return folder
-
-
-def eventually(condition: Callable[[], bool], what: str, told: Callable[[], str] = str) -> None:
-    """Return once a condition holds that another process makes true; fail after the deadline with what is told then."""
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        if time.monotonic() > end_s:
-            pytest.fail(f"not within {DEADLINE_S} s: {what} {told()}")
-        time.sleep(POLL_S)
+    return LongJob(folder, example, quick_until, text)

@@ -28,12 +28,15 @@ def image() -> str:
 
 @pytest.fixture
 def compose(image: str, tmp_path: Path) -> Iterator[Callable[..., ComposedJob]]:
-    """Return a function that brings a job of so many epochs up by the compose file; it goes down with the test."""
+    """Return a function that brings an example up by the compose file; it goes down with the test.
+
+    It is not over before the test lets it end.
+    """
     jobs: list[ComposedJob] = []
 
-    def up(job: str, *, epochs: int, workers: int, prometheus: str = "") -> ComposedJob:
-        folder = longer(job, tmp_path, epochs=epochs)
-        jobs.append(ComposedJob(image, job, workers=workers, folder=folder, prometheus=prometheus))
+    def up(example: str, *, workers: int, quick_until: int = 1, prometheus: str = "") -> ComposedJob:
+        job = longer(example, tmp_path, quick_until=quick_until)
+        jobs.append(ComposedJob(image, job, workers=workers, prometheus=prometheus))
         jobs[-1].up()
         return jobs[-1]
 

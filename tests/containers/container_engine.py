@@ -30,7 +30,7 @@ ENTRYPOINT ["prometheus"]
 """
 SETTINGS = Path(__file__).with_name("containers.conf")
 BUILD_DEADLINE_S = 1500.0
-PROBE_DEADLINE_S = 60.0
+PROBE_DEADLINE_S = 300.0
 os.environ.setdefault("CONTAINERS_CONF", str(SETTINGS))  # podman's own variable, read by every podman started here
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from composed_job import ENDLESS, eventually
+from composed_job import eventually
 
-LEDGER_EPOCHS = 48  # 1,024 steps each: it is not over while podman works at the faults
 LEDGER_STEPS = (500, 2500, 4500, 6500)  # after each something is killed
+QUICK_STEPS = 7000
 KILLED = 137
-DIGITS_EPOCHS = 150  # long enough that the slowest worker to start has something to do
 ENDED = {"Status": "exited", "ExitCode": 0}
 ROLES = {"certificates_1", "coordinator_1", "shard-0_1", "shard-1_1", "worker_1", "worker_2", "worker_3"}
 
 
 def test_digits_train_in_six_containers_that_may_do_little(compose):
-    job = compose("digits.toml", epochs=DIGITS_EPOCHS, workers=3)
+    job = compose("digits.toml", workers=3)
     containers = job.containers()
     assert set(containers) == ROLES
     for name, container in containers.items():
@@ -25,20 +24,23 @@ def test_digits_train_in_six_containers_that_may_do_little(compose):
         assert "no-new-privileges" in host["SecurityOpt"], name
         assert host["Memory"] > 0, name
         assert host["RestartPolicy"]["Name"] == ("no" if name == "certificates_1" else "on-failure"), name
+    for worker in ("worker_1", "worker_2", "worker_3"):  # each has something to do, at an address of its own
+        eventually(lambda name=worker: "kind=tcp" in job.log(name), worker, told=lambda name=worker: job.log(name))
+    job.let_end()
     report = job.report()
     assert report["accuracy"] >= 0.95
     assert (report["shards"], report["steps_applied"]) == (2, [report["steps_total"]] * 2)
-    for worker in ("worker_1", "worker_2", "worker_3"):
-        assert "kind=tcp" in job.log(worker), job.log(worker)  # each was there, at an address of its own
-    eventually(lambda: all(ended(container) for container in job.containers().values()), "every container ended well")
+    eventually(lambda: not others(job), "every container ended well", told=lambda: others(job))
 
 
-def ended(container):
-    return {key: container["State"][key] for key in ENDED} == ENDED
+def others(job):
+    """Return the state of every container that has not ended well."""
+    states = {name: container["State"] for name, container in job.containers().items()}
+    return {name: state for name, state in states.items() if {key: state[key] for key in ENDED} != ENDED}
 
 
 def test_nobody_is_served_without_a_certificate_or_with_another_roles(compose):
-    job = compose("ledger.toml", epochs=ENDLESS, workers=1)
+    job = compose("ledger.toml", workers=1)
     job.wait_for_steps(1)
     for name, container in job.containers().items():
         assert "--insecure" not in container["Config"]["Cmd"], name
@@ -54,7 +56,7 @@ def test_nobody_is_served_without_a_certificate_or_with_another_roles(compose):
 
 
 def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothing_in_the_ledger(compose):
-    job = compose("ledger.toml", epochs=LEDGER_EPOCHS, workers=3)
+    job = compose("ledger.toml", workers=3, quick_until=QUICK_STEPS)
     for steps, victim in zip(LEDGER_STEPS, ("worker_2", "shard-1_1", "coordinator_1"), strict=False):
         job.wait_for_steps(steps)
         job.crash(victim)
@@ -62,6 +64,7 @@ def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothin
     job.kill("worker")
     ends = [job.container(f"worker_{number}")["State"] for number in (1, 2, 3)]
     assert [(end["Running"], end["ExitCode"]) for end in ends] == [(False, KILLED)] * 3, "in the middle of the job"
+    job.let_end()
     job.up_again()
     report = job.report()
     assert report["coordinator_restarts"] == 1, job.log("coordinator_1")
@@ -71,7 +74,7 @@ def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothin
 
 
 def test_health_checks_are_the_products_own_and_a_stopped_shard_has_saved(compose):
-    job = compose("ledger.toml", epochs=ENDLESS, workers=1)
+    job = compose("ledger.toml", workers=1)
     job.wait_for_steps(1)
     for name, address in (("coordinator_1", "coordinator:9100"), ("shard-0_1", "auto:9100"), ("worker_1", "auto:9100")):
         asked = job.ask(name, "parashard", "health", address)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from composed_job import ENDLESS, eventually
+from composed_job import eventually
 from container_engine import prometheus_image
 
 ASK = "import urllib.request as r; print(r.urlopen('http://prometheus:9090/api/v1/targets', timeout=5).read().decode())"
@@ -18,7 +18,7 @@ def prometheus(image: str) -> str:
 
 
 def test_prometheus_scrapes_the_coordinator_both_shards_and_every_worker(compose, prometheus):
-    job = compose("ledger.toml", epochs=ENDLESS, workers=2, prometheus=prometheus)
+    job = compose("ledger.toml", workers=2, prometheus=prometheus)
     up: list[str] = []
     answers: list[str] = [""]
 

@@ -21,7 +21,7 @@ from parashard.rpc import SERVER_THREADS
 from protos import coordinator_pb2 as pb
 
 Asks = Callable[..., "Future[pb.LeaseReply]"]
-WAIT_S = 5.0
+WAIT_S = DEADLINE_S  # longer than a test that does not hang
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def it() -> Iterator[Served]:
 @contextmanager
 def asking(it: Served) -> Iterator[Asks]:
     """Call Lease on threads of their own; whatever still waits at the end is woken."""
-    with ThreadPoolExecutor(4) as threads:
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(4) as threads:
+        patch.setattr(coordinator.service, "WAIT_MAX_S", WAIT_S)
         try:
             yield lambda **request: threads.submit(it.client.lease, lease_request(want=1, wait_s=WAIT_S, **request))
         finally:

@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration.cluster_run import ROOT, eventually
+from integration.cluster_run import DEADLINE_S, ROOT, eventually
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
-ANSWER_S = 5.0
-START_S = 20.0
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 needs_promtool = pytest.mark.skipif(
@@ -57,8 +55,8 @@ class PrometheusServer:
             self._process = subprocess.Popen(
                 [*DIES_WITH_US, *command, "--web.listen-address=127.0.0.1:0"], stderr=log, stdout=log
             )
-        self._address = eventually(self._listens, "Prometheus listens", START_S)
-        eventually(self._ready, "Prometheus is ready", START_S)
+        self._address = eventually(self._listens, "Prometheus listens", told=self._log.read_text)
+        eventually(self._ready, "Prometheus is ready", told=self._log.read_text)
 
     def query(self, expr: str) -> list[dict[str, Any]]:
         """Return the series that an expression has now; an expression that is none fails the test."""
@@ -73,6 +71,10 @@ class PrometheusServer:
         """Return every rule, with its health."""
         groups = json.loads(self._get("/api/v1/rules"))["data"]["groups"]
         return [rule for group in groups for rule in group["rules"]]
+
+    def told(self) -> str:
+        """Return the state of every alert, for a failure."""
+        return str([(series["metric"], series["value"]) for series in self.query("ALERTS")])
 
     def firing(self) -> set[str]:
         """Return the names of the alerts that fire."""
@@ -95,5 +97,5 @@ class PrometheusServer:
             return False
 
     def _get(self, path: str) -> str:
-        with urllib.request.urlopen(f"http://{self._address}{path}", timeout=ANSWER_S) as answer:
+        with urllib.request.urlopen(f"http://{self._address}{path}", timeout=DEADLINE_S) as answer:
             return str(answer.read().decode())

@@ -8,31 +8,32 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import yaml
+from integration.cluster_run import DEADLINE_S, eventually
 from issued_secrets import Issuing, mount, secret_volumes
 from k8s_manifests import EXAMPLE, ROOT, pods
+from long_job import LongJob
 from typer.testing import CliRunner
 
 from parashard.cli import app
 
 MODULES = {"coordinator": "coordinator", "shard": "ps_server", "worker": "worker"}
 WITH_NAMES = Path(__file__).parent / "named_hosts.py"
-DEADLINE_S = 60.0
-POLL_S = 0.02
 SHARDS = 2
+QUICK_STEPS = 200  # of 1350: the job is not over before a command that asks for its status has started
 
-pytestmark = pytest.mark.xdist_group("clusters")
+pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
 
 
 class Pods:
     """Runs what the containers run, each at an address of its own; all of them end with this process."""
 
-    def __init__(self, folder: Path, rendered: Path) -> None:
+    def __init__(self, folder: Path, rendered: Path, job: LongJob) -> None:
+        self.job = job
         self._folder = folder
         self._lifeline, self.held_open = os.pipe()
         self._network = f"127.{os.getpid() % 200 + 20}.{os.getpid() // 200 % 250}"
@@ -72,6 +73,7 @@ class Pods:
                 [*self._python(MODULES[role]), *arguments, f"--lifeline={self._lifeline}"],
                 cwd=ROOT,
                 stderr=said,
+                env=os.environ | {"PYTHONPATH": str(self._folder)},  # where the job's model is
                 pass_fds=[self._lifeline],
             )
         self._processes.append(process)
@@ -102,10 +104,7 @@ class Pods:
 
     def heard(self, word: str, role: str, index: int = 0) -> None:
         """Wait until a process says a word."""
-        deadline_s = time.monotonic() + DEADLINE_S
-        while word not in self.log(role, index):
-            assert time.monotonic() < deadline_s, self.log(role, index)
-            time.sleep(POLL_S)
+        eventually(lambda: word in self.log(role, index), f"{role} {index}: {word}", told=lambda: self.log(role, index))
 
     def stop(self) -> None:
         """End what still runs."""
@@ -134,15 +133,13 @@ class Pods:
 def started(request, tmp_path) -> Iterator[Pods]:
     rendered = tmp_path / "rendered"
     # Pods have no memory in common, and shared memory shows no certificate.
-    # And the job is not over before a command that asks for its status has started.
-    sets = [word for key in (request.param, "cluster.transport=tcp", "job.epochs=150") for word in ("--set", key)]
+    sets = [word for key in (request.param, "cluster.transport=tcp") for word in ("--set", key)]
     ran = CliRunner().invoke(app, ["render", "k8s", str(EXAMPLE), "--output", str(rendered), *sets])
     assert ran.exit_code == 0, ran.output
     job = (rendered / "base" / "job.toml").read_text().replace("/var/lib/parashard", str(tmp_path))
     assert 'launcher = "kubernetes"' in job
     job = job.replace('launcher = "kubernetes"', 'launcher = "external"')  # there is no API server to ask
-    (tmp_path / "job.toml").write_text(job)
-    running = Pods(tmp_path, rendered)
+    running = Pods(tmp_path, rendered, LongJob(tmp_path, "job.toml", QUICK_STEPS, job))
     yield running
     running.stop()
 
@@ -156,6 +153,7 @@ def test_the_pods_train_the_example_though_a_worker_leaves_and_a_shard_dies(star
     assert "workers" in started.run_in("coordinator", "parashard", "status", "/var/lib/parashard", "--json")
 
     shards[0].kill()  # the job cannot end without it
+    started.job.let_end()
     shards[0].wait(DEADLINE_S)
     started.heard("joined", "worker", 1)
     workers[1].send_signal(signal.SIGTERM)

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from certificates import Certificates
-from integration.cluster_run import ClusterRun, eventually, sets
+from integration.cluster_run import ENDLESS, ClusterRun, eventually, sets
 from prometheus_server import RULES, needs_prometheus
-from watched_run import FIRES_S, Watched, watch
+from watched_run import Watched, watch
 
 from deploy.grafana.contents import DASHBOARDS, GPU
 from deploy.grafana.layout import queries_of
 from parashard.security.identity import Role
 
-pytestmark = [pytest.mark.xdist_group("clusters"), needs_prometheus]
+pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900), needs_prometheus]
 
 SHARDS, WORKERS = 2, 2
 OF_GPUS = {where for where, _ in queries_of([GPU])}
@@ -39,7 +39,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory, certificates: Certificates) ->
 def watched(tmp_path_factory: pytest.TempPathFactory, tls: Path) -> Iterator[Watched]:
     folder = tmp_path_factory.mktemp("monitoring")
     settings = sets(
-        job__epochs=1_000_000,
+        job__epochs=ENDLESS,
         cluster__shards=SHARDS,
         cluster__workers=WORKERS,
         cluster__lease_ttl_s=1.0,
@@ -63,9 +63,7 @@ def until_all_have(evaluate: Callable[[str], object], expressions: dict[str, str
                 del silent[name]
         return not silent
 
-    with suppress(pytest.fail.Exception):
-        eventually(look, "data", FIRES_S)
-    assert silent == {}
+    eventually(look, "every expression has data", told=lambda: silent)
 
 
 def test_every_panel_has_data_but_the_gpus(watched: Watched) -> None:
@@ -106,7 +104,7 @@ def test_a_certificate_that_ends_soon_raises_its_alert_until_it_is_renewed(
     def every_role_tells() -> bool:
         return {series["metric"]["role"] for series in watched.evaluated(panel)} == {"coordinator", "shard", "worker"}
 
-    eventually(every_role_tells, "every role tells when its certificate ends")
+    watched.until(every_role_tells, "every role tells when its certificate ends")
     watched.expect_quiet("ParashardCertificateExpiresSoon")
     certificates.renew(tls, list(Role), valid_days=2)
     watched.expect_firing("ParashardCertificateExpiresSoon")
@@ -116,10 +114,13 @@ def test_a_certificate_that_ends_soon_raises_its_alert_until_it_is_renewed(
 
 def test_killed_workers_raise_the_alert_of_restarts(watched: Watched) -> None:
     watched.expect_quiet("ParashardWorkersRestarting")
-    for _ in range(3):  # over two for each worker
+
+    def kill_every_new_life() -> bool:  # over two for each worker, within the time that the rule looks back
         for index in range(WORKERS):
             kill_next_life(watched.run, "worker", f"worker-{index}")
-    watched.expect_firing("ParashardWorkersRestarting")
+        return "ParashardWorkersRestarting" in watched.prometheus.firing()
+
+    watched.until(kill_every_new_life, "ParashardWorkersRestarting fires")
     until_all_have(watched.evaluated, {where: expr for where, expr in queries_of(DASHBOARDS) if where == OF_ALERTS})
 
 
@@ -134,7 +135,7 @@ def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
                 killed[shard] = present
         return "ParashardShardsRestarting" in watched.prometheus.firing()
 
-    eventually(kill_every_new_life, "ParashardShardsRestarting fires", FIRES_S)
+    watched.until(kill_every_new_life, "ParashardShardsRestarting fires")
 
 
 def test_a_shard_and_a_worker_that_hang_are_missed_and_the_job_stands_still(watched: Watched) -> None:
@@ -179,6 +180,6 @@ def file_in_the_place_of(watched: Watched, parent: Path) -> Iterator[None]:
 
 def kill_next_life(run: ClusterRun, module: str, label: str) -> None:
     """Kill a process and wait until another has its place."""
-    before = eventually(lambda: run.pids(module).get(label), f"{label} runs")
+    before = eventually(lambda: run.pids(module).get(label), f"{label} runs", told=run.told)
     run.kill(module, label)
-    eventually(lambda: run.pids(module).get(label, before) != before, f"{label} runs again")
+    eventually(lambda: run.pids(module).get(label, before) != before, f"{label} runs again", told=run.told)

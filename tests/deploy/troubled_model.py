@@ -20,7 +20,7 @@ from parashard.variables import Variable
 NOT_FINITE = "not-finite"
 SHAPE = (64, 8)
 POLL_S = 0.002
-WAIT_S = 10.0  # if the fast worker is gone
+WAIT_S = 60.0  # if the fast worker is gone
 
 
 class Troubled:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -19,8 +19,6 @@ from prometheus_server import PrometheusServer
 
 from deploy.prometheus.targets import follow
 from parashard.security.credentials import Credentials
-
-FIRES_S = 60.0  # alone on a machine it takes a few seconds
 
 
 class Watched:
@@ -37,12 +35,22 @@ class Watched:
         return self.prometheus.query(asked)
 
     def expect_firing(self, *alerts: str) -> None:
-        """Wait until all of these fire together."""
-        eventually(lambda: set(alerts) <= self.prometheus.firing(), f"{alerts} fire", FIRES_S)
+        """Wait until all of these have fired, each at some moment."""
+        missing = set(alerts)
+
+        def look() -> bool:
+            missing.difference_update(self.prometheus.firing())
+            return not missing
+
+        self.until(look, f"{alerts} fire")
 
     def expect_quiet(self, *alerts: str) -> None:
         """Wait until none of these fires."""
-        eventually(lambda: not set(alerts) & self.prometheus.firing(), f"{alerts} do not fire", FIRES_S)
+        self.until(lambda: not set(alerts) & self.prometheus.firing(), f"{alerts} do not fire")
+
+    def until(self, condition: Callable[[], object], what: str) -> None:
+        """Wait until something is so; what did not come is told with the alerts' states."""
+        eventually(condition, what, told=self.prometheus.told)
 
     def life(self, shard: int) -> int:
         """Return a shard's incarnation, as it says itself; 0 while it does not answer."""

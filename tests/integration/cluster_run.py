@@ -7,33 +7,25 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from waiting import eventually
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
-from parashard.errors import RetryLater
+from parashard.errors import ParashardError, RetryLater
 from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 
-DEADLINE_S = 60.0
-POLL_S = 0.02
+DEADLINE_S = 300.0  # a command that starts in a second takes minutes where twenty others run
+eventually = partial(eventually, deadline_s=DEADLINE_S)
+ENDLESS = 1_000_000  # epochs of the digits: over long after any test
+TOLD_S = 5.0  # for a failure's own look at the job
 ROOT = Path(__file__).resolve().parent.parent.parent
-
-
-def eventually(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Return the first true value of a condition that another process makes true; fail after the deadline."""
-    end_s = time.monotonic() + deadline_s
-    while time.monotonic() < end_s:
-        value = condition()
-        if value:
-            return value
-        time.sleep(POLL_S)
-    pytest.fail(f"not within {deadline_s} s: {what}")
 
 
 class ClusterRun:
@@ -56,7 +48,21 @@ class ClusterRun:
 
     def wait(self, deadline_s: float = DEADLINE_S) -> str:
         """Wait for the end and return standard output."""
-        return self.process.communicate(timeout=deadline_s)[0]
+        try:
+            return self.process.communicate(timeout=deadline_s)[0]
+        except subprocess.TimeoutExpired:
+            pytest.fail(f"the run has not ended within {deadline_s:.0f} s; seen last: {self.told()}")
+
+    def told(self) -> str:
+        """Return what can be said of the run when something has not come, for a failure."""
+        try:
+            status = self.status(deadline_s=TOLD_S)
+            for shard in status.shards:
+                shard.record.ClearField("staleness")
+            how = str(status)
+        except (ParashardError, pytest.fail.Exception) as error:
+            how = str(error)
+        return f"{how}\nprocesses: {self.left_over()}\nstandard error: {self.complaint()}"
 
     def complaint(self) -> str:
         """Return what went to standard error."""
@@ -75,7 +81,7 @@ class ClusterRun:
 
     def kill(self, module: str, label: str, number: int = signal.SIGKILL) -> None:
         """Send a signal to one process, waiting until it is there."""
-        pid = eventually(lambda: self.pids(module).get(label), f"{module} {label} runs")
+        pid = eventually(lambda: self.pids(module).get(label), f"{module} {label} runs", told=self.told)
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
@@ -85,34 +91,45 @@ class ClusterRun:
             words for pid, words in _command_lines() if str(self.dir) in " ".join(words) and pid != self.process.pid
         ]
 
-    def client(self) -> CoordinatorClient:
+    def client(self, deadline_s: float = DEADLINE_S) -> CoordinatorClient:
         """Return a client of the run's coordinator, once it serves."""
-        address = find_coordinator(str(self.dir), wait_s=DEADLINE_S)
+        address = find_coordinator(str(self.dir), wait_s=deadline_s)
         return CoordinatorClient(address, where=str(self.dir), credentials=self.credentials)
 
-    def status(self) -> pb.GetStatusReply:
+    def status(self, deadline_s: float = DEADLINE_S) -> pb.GetStatusReply:
         """Return how the job goes."""
-        client = self.client()
+        client = self.client(deadline_s)
         try:
-            return eventually(lambda: self._asked(client), "the coordinator answers")
+            return eventually(lambda: _asked(client), "the coordinator answers", deadline_s=deadline_s)
+        finally:
+            client.close()
+
+    def until(self, condition: Callable[[pb.GetStatusReply], Any], what: str) -> pb.GetStatusReply:
+        """Wait until the status of the job, which must not be over by then, is so; return it."""
+        eventually((self.dir / "coordinator.json").exists, "the coordinator serves", told=self.complaint)
+        client = self.client()
+
+        def met() -> pb.GetStatusReply | None:
+            assert self.process.poll() is None, f"the run has ended before {what}: {self.complaint()}"
+            status = _asked(client)
+            return status if status is not None and condition(status) else None
+
+        try:
+            return eventually(met, what, told=self.told)
         finally:
             client.close()
 
     def wait_for_steps(self, steps: int) -> None:
-        """Wait until so many steps are complete."""
-        eventually((self.dir / "coordinator.json").exists, "the coordinator serves")
-        client = self.client()
-        try:
-            eventually(lambda: self._asked(client, steps), f"{steps} steps are complete")
-        finally:
-            client.close()
+        """Wait until so many steps are complete; the job must not be over by then."""
+        self.until(lambda status: status.steps_complete >= steps, f"{steps} steps are complete")
 
-    def _asked(self, client: CoordinatorClient, steps: int = 0) -> pb.GetStatusReply | None:
-        try:
-            status = client.get_status()
-        except RetryLater:  # a busy machine
-            return None
-        return status if status.steps_complete >= steps else None
+    def wait_for_event(self, text: str) -> None:
+        """Wait until one of the coordinator's latest events has a text in it."""
+        self.until(lambda status: any(text in event for event in status.events), f"event: {text}")
+
+    def wait_for_nobody(self) -> None:
+        """Wait until no process of the run is left."""
+        eventually(lambda: not self.left_over(), "every process has noticed", told=self.left_over)
 
     def clean_up(self) -> None:
         """Kill whatever is left."""
@@ -123,6 +140,13 @@ class ClusterRun:
                 with suppress(ProcessLookupError):  # it may have noticed by itself that its parent is gone
                     os.kill(pid, signal.SIGKILL)
         self._err.close()
+
+
+def _asked(client: CoordinatorClient) -> pb.GetStatusReply | None:
+    try:
+        return client.get_status()
+    except RetryLater:  # a busy machine
+        return None
 
 
 def _command_lines() -> list[tuple[int, list[str]]]:

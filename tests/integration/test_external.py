@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT
+from cluster_run import DEADLINE_S, ROOT, eventually
+
+from parashard.coordinator_client import ADDRESS_FILE
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -35,8 +37,9 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
-        *("--linger-s", "1"),
+        *("--linger-s", "10"),  # in which the shard, that asks once a second, hears of the end
     )
+    eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")  # others wait for it, but not for ever
     shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
     worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
     assert worker.wait(DEADLINE_S) == 0

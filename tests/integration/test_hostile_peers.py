@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
-from cluster_run import ClusterRun, eventually, sets
+from cluster_run import DEADLINE_S, ClusterRun, eventually, sets
 from hostile_peers import Hostile, ended
+from long_job import LongJob
 
 from parashard.coordinator_client import find_coordinator
 from parashard.messages import Target
@@ -27,6 +28,7 @@ CALLS = 100
 HTTP_MAX = 64
 METADATA_BYTES = 8 << 20
 STEPS = 300  # under attack
+QUICK_STEPS = 2000  # while the attack is prepared; then as many more, of 9216
 EPOCHS = 9
 FILES_AT_START = 1024  # what most systems give a process
 QUEUE_BYTES = 1 << 20
@@ -55,7 +57,7 @@ def peak_bytes(pid: int) -> int:
 
 def metrics(address: str) -> str:
     """Return what a process says of itself."""
-    with urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as reply:
+    with urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S) as reply:
         return str(reply.read(), "utf-8")
 
 
@@ -89,12 +91,13 @@ def shards_of(run: ClusterRun) -> list[tuple[pb.ShardAddress, Target]]:
 
 @pytest.mark.parametrize("secured", [True, False], ids=["tls", "plain"])
 def test_a_job_trains_on_and_its_memory_stays_under_the_cap(
-    start_run: Start, certificates: Certificates, files: Callable[[int], None], secured: bool
+    start_run: Start, certificates: Certificates, files: Callable[[int], None], tmp_path: Path, secured: bool
 ) -> None:
+    job = LongJob(tmp_path, "ledger.toml", QUICK_STEPS)
     folder = certificates.folder(list(Role)) if secured else None
     files(FILES_AT_START)
     options = sets(job__epochs=EPOCHS, cluster__workers=2, cluster__transport="tcp", cluster__queue_bytes=QUEUE_BYTES)
-    run = start_run("examples/ledger.toml", *(("--tls-dir", str(folder)) if folder else ()), *options)
+    run = start_run(job.file, *(("--tls-dir", str(folder)) if folder else ()), *options)
     files(8 * SILENT)
     run.credentials = Credentials(folder) if folder else None
     run.wait_for_steps(50)
@@ -119,15 +122,17 @@ def test_a_job_trains_on_and_its_memory_stays_under_the_cap(
         silent += [connection for address in http for connection in hostile.silent(address, 2 * HTTP_MAX)]
         hostile.slow(ports, SLOW)
         steps = steps_complete(status.http_address)
-        eventually(lambda: steps_complete(status.http_address) >= steps + STEPS, "it trains on")
-        eventually(lambda: refused(status.shards[0].http_address)["connections"], "connections beyond the share")
+        job.quick_until(2 * QUICK_STEPS)
+        eventually(lambda: steps_complete(status.http_address) >= steps + STEPS, "it trains on", told=run.told)
+        first = status.shards[0].http_address
+        eventually(lambda: refused(first)["connections"], "connections beyond the share", told=lambda: refused(first))
+        eventually(lambda: ended(silent) >= len(http) * HTTP_MAX, "silent connections end", told=lambda: ended(silent))
         counts = [refused(shard.http_address) for shard in status.shards]
         after = {name: peak_bytes(pid) for name, pid in pids.items()}
-        gone = ended(silent)
+    job.let_end()
     for count in counts:
         assert count["bytes"] > 0
         assert count["calls"] > 0
-    assert gone >= len(http) * HTTP_MAX
     cost = {name: after[name] - before[name] for name in pids}
     assert max(cost.values()) < MEMORY_BYTES_MAX
     report = run.report()

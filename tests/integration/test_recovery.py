@@ -12,20 +12,36 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT, ClusterRun, eventually, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from long_job import LongJob
 from safetensors.numpy import load_file
+
+from protos import coordinator_pb2 as pb
 
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
-LEDGER = ["examples/ledger.toml", *OFTEN, *sets(job__epochs=4)]
-DIGITS = ["examples/digits.toml", "--consistency", "sync:4", *OFTEN]
-DIGITS += sets(job__epochs=120, evaluation__every_epochs=20)  # longer than it takes to start a command
+LEDGER = [*OFTEN, *sets(job__epochs=4)]
+DIGITS = ["--consistency", "sync:4", *OFTEN, *sets(job__epochs=60, evaluation__every_epochs=10)]
+QUICK_LEDGER = 2000  # steps of 4096
+QUICK_DIGITS = 800  # steps of 2700
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> LongJob:
+    """Return a ledger that does not end before it is let."""
+    return LongJob(tmp_path, "ledger.toml", QUICK_LEDGER)
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> LongJob:
+    """Return digits that are not all learnt before they are let."""
+    return LongJob(tmp_path, "digits.toml", QUICK_DIGITS)
 
 
 @pytest.fixture(scope="module")
 def faultless_digest(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Return the digest that DIGITS ends with when nothing goes wrong."""
-    run = ClusterRun(tmp_path_factory.mktemp("faultless") / "run", DIGITS, ROOT)
+    run = ClusterRun(tmp_path_factory.mktemp("faultless") / "run", ["examples/digits.toml", *DIGITS], ROOT)
     yield run.report()["weights_sha256"]
     run.clean_up()
 
@@ -42,7 +58,12 @@ def assert_balanced(run: ClusterRun, shards: int = 2) -> dict[str, object]:
 def command(*words: str) -> str:
     """Run a command of the command line and return what it prints."""
     ran = subprocess.run(
-        [sys.executable, "-m", "parashard", *words], capture_output=True, text=True, cwd=ROOT, timeout=60, check=False
+        [sys.executable, "-m", "parashard", *words],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        timeout=DEADLINE_S,
+        check=False,
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
@@ -57,53 +78,65 @@ def checkpoints(run: ClusterRun) -> list[dict[str, object]]:
     return json.loads(command("checkpoint", "ls", str(run.dir), "--json"))
 
 
-def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start) -> None:  # P1, P3
-    run = start_run(*LEDGER)
-    run.wait_for_steps(800)
+def saved(shard: int) -> Callable[[pb.GetStatusReply], bool]:
+    """Tell of a status whether a shard has stored a checkpoint."""
+    return lambda status: status.shards[shard].record.checkpoints > 0
+
+
+def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: LongJob) -> None:  # P1, P3
+    run = start_run(ledger.file, *LEDGER)
+    run.until(saved(1), "a checkpoint is stored")
     run.kill("ps_server", "1")
+    ledger.let_end()
     report = assert_balanced(run)
     assert report["shard_restarts"] == 1
     assert "restored p1/s1/i1/c" in restored(run, 1)[1]
 
 
-def test_a_killed_coordinator_is_told_by_the_others(start_run: Start) -> None:
-    run = start_run(*LEDGER)
+def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: LongJob) -> None:
+    run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(800)
     run.kill("coordinator", "coordinator")
+    ledger.let_end()
     report = assert_balanced(run)
     assert report["coordinator_restarts"] == 1
     assert report["worker_restarts"] == 0, "workers wait and join again"
     assert len(restored(run, 0)) == 1, "shards keep what they have"
 
 
-def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start) -> None:  # P2
-    run = start_run(*LEDGER)
-    run.wait_for_steps(1000)
+def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJob) -> None:  # P2
+    run = start_run(ledger.file, *LEDGER)
+    run.until(saved(0), "a checkpoint is stored")
     run.process.kill()
-    eventually(lambda: not run.left_over(), "every process has noticed", 10.0)
-    again = start_run(*LEDGER, "--resume", run_dir=run.dir)
+    run.wait_for_nobody()
+    ledger.let_end()
+    again = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
     assert_balanced(again)
     assert "restored p1/s0/i1/c" in restored(again, 0)[1]
 
 
-def test_rounds_end_with_the_same_bits_whatever_is_killed(start_run: Start, faultless_digest: str) -> None:  # P12
-    run = start_run(*DIGITS)
-    run.wait_for_steps(300)
+def test_rounds_end_with_the_same_bits_whatever_is_killed(
+    start_run: Start, digits: LongJob, faultless_digest: str
+) -> None:  # P12
+    run = start_run(digits.file, *DIGITS)
+    run.wait_for_steps(200)
     run.kill("ps_server", "0")
-    run.wait_for_steps(600)
+    run.wait_for_steps(400)
     run.kill("coordinator", "coordinator")
-    run.wait_for_steps(900)
+    run.wait_for_steps(600)
     run.kill("ps_server", "1")
     run.kill("worker", "worker-0")
+    digits.let_end()
     report = run.report()
     assert report["weights_sha256"] == faultless_digest
     assert report["rollbacks"] >= 1
 
 
-def test_rounds_need_no_rollback_with_a_log(start_run: Start, faultless_digest: str) -> None:  # P18
-    run = start_run(*DIGITS, *sets(checkpoint__durability="log"))
-    run.wait_for_steps(600)
+def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, faultless_digest: str) -> None:  # P18
+    run = start_run(digits.file, *DIGITS, *sets(checkpoint__durability="log"))
+    run.wait_for_steps(400)
     run.kill("ps_server", "0")
+    digits.let_end()
     report = run.report()
     assert report["weights_sha256"] == faultless_digest
     assert report["rollbacks"] == 0
@@ -111,26 +144,30 @@ def test_rounds_need_no_rollback_with_a_log(start_run: Start, faultless_digest: 
 
 
 def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
-    start_run: Start, faultless_digest: str, tmp_path: Path
+    start_run: Start, digits: LongJob, faultless_digest: str, tmp_path: Path
 ) -> None:  # P8
-    run = start_run(*DIGITS)
-    run.wait_for_steps(300)
-    assert re.match(r"j1: \d+ steps on every shard", command("checkpoint", "create", str(run.dir)))
+    run = start_run(digits.file, *DIGITS)
+    run.wait_for_steps(200)
+    drained = re.match(r"j1: (\d+) steps on every shard", command("checkpoint", "create", str(run.dir)))
+    assert drained is not None
     run.process.send_signal(signal.SIGINT)
     run.wait()
     reported = (run.dir / "report.json").read_text()
-    refused = start_run(*DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
+    refused = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
     refused.wait()
     assert refused.process.returncode == 2
     assert "give the rest up: --from-checkpoint j1" in refused.complaint()
     assert (run.dir / "report.json").read_text() == reported, "what was refused has changed nothing"
     assert checkpoints(run), "nor has it changed where its checkpoints are"
-    wider = start_run(*DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)
-    wider.wait_for_steps(450)
+    j1_steps = int(drained[1])
+    digits.quick_until(j1_steps + 50)
+    wider = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)
+    wider.wait_for_steps(j1_steps + 50)
     command("checkpoint", "create", str(run.dir))
     wider.process.kill()
-    eventually(lambda: not wider.left_over(), "every process has noticed", 10.0)
-    narrower = start_run(*DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
+    wider.wait_for_nobody()
+    digits.let_end()
+    narrower = start_run(digits.file, *DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
     assert narrower.report()["weights_sha256"] == faultless_digest
     assert "cut out of j1" in restored(narrower, 2)[0]
     assert "every byte verified" in command("checkpoint", "verify", str(run.dir))
@@ -140,38 +177,40 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     assert {name: a.tobytes() for name, a in load_file(exported).items()} == {n: a.tobytes() for n, a in final.items()}
 
 
-def test_a_changed_job_does_not_go_on(start_run: Start) -> None:  # P2
-    run = start_run(*LEDGER, *sets(job__epochs=1))
+def test_a_changed_job_does_not_go_on(start_run: Start, ledger: LongJob) -> None:  # P2
+    ledger.let_end()
+    run = start_run(ledger.file, *LEDGER, *sets(job__epochs=1))
     run.report()
-    changed = start_run(*LEDGER, *sets(job__epochs=1, job__seed=9), "--resume", run_dir=run.dir)
+    changed = start_run(ledger.file, *LEDGER, *sets(job__epochs=1, job__seed=9), "--resume", run_dir=run.dir)
     changed.wait()
     assert changed.process.returncode == 2
     assert "keys that differ: job.seed" in changed.complaint()
 
 
-def test_two_launchers_do_not_share_a_run(start_run: Start) -> None:  # P3
-    run = start_run(*LEDGER)
+def test_two_launchers_do_not_share_a_run(start_run: Start, ledger: LongJob) -> None:  # P3
+    run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(100)
-    second = start_run(*LEDGER, "--resume", run_dir=run.dir)
+    second = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
     second.wait()
     assert second.process.returncode == 2
     assert "another `parashard run` works in it" in second.complaint()
-    other = start_run(*LEDGER, *sets(checkpoint__url=str(run.dir / "checkpoints")))
+    other = start_run(ledger.file, *LEDGER, *sets(checkpoint__url=str(run.dir / "checkpoints")))
     other.wait()
     assert other.process.returncode == 2
     assert "--resume takes it up" in other.complaint()
+    ledger.let_end()
     assert assert_balanced(run)["coordinator_restarts"] == 0, "neither has fenced it"
 
 
-def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start) -> None:
-    run = start_run(*LEDGER, *sets(checkpoint__every_s=0))
+def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start, ledger: LongJob) -> None:
+    run = start_run(ledger.file, *LEDGER, *sets(checkpoint__every_s=0))
     run.wait_for_steps(500)
     run.kill("ps_server", "0", signal.SIGTERM)
     run.kill("worker", "worker-0", signal.SIGTERM)
     for process in ("worker-0", "shard-0"):
-        ended = f"{process} ended: exit code 0"
-        eventually(lambda ended=ended: any(ended in event for event in run.status().events), ended)
+        run.wait_for_event(f"{process} ended: exit code 0")
     run.kill("coordinator", "coordinator", signal.SIGTERM)
+    ledger.let_end()
     report = assert_balanced(run)
     assert report["coordinator_restarts"] == 1
     saved = re.search(r"restored p1/s0/i1/c1 with (\d+) steps", restored(run, 0)[1])
@@ -179,34 +218,52 @@ def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start) -> No
     assert int(saved[1]) >= 500
 
 
+def replaced(status: pb.GetStatusReply, module: str) -> bool:
+    """Tell whether shard 0, or worker-0, lives its second life."""
+    if module == "ps_server":
+        return status.shards[0].record.incarnation > 1
+    return any(worker.name == "worker-0" and worker.incarnation > 1 for worker in status.workers)
+
+
 @pytest.mark.parametrize(("module", "label"), [("ps_server", "0"), ("worker", "worker-0")])
-def test_what_lives_and_gives_no_sign_of_it_is_replaced(start_run: Start, module: str, label: str) -> None:
-    run = start_run(*LEDGER, *sets(job__epochs=12, cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
+def test_what_lives_and_gives_no_sign_of_it_is_replaced(
+    start_run: Start, ledger: LongJob, module: str, label: str
+) -> None:
+    run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
     run.wait_for_steps(500)
     run.kill(module, label, signal.SIGSTOP)
+    run.wait_for_event("given no sign of it for 3 s: it is killed")
+    run.until(lambda status: replaced(status, module), "it is there again")
+    ledger.let_end()
     report = assert_balanced(run)
     assert report["shard_restarts" if module == "ps_server" else "worker_restarts"] == 1
     assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
-def test_a_full_disk_stops_no_training(start_run: Start, tmp_path: Path) -> None:
-    run = start_run(*LEDGER, *sets(job__epochs=6))
+def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> None:
+    ledger.quick_until(300)
+    run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(300)
     folder = run.dir / "checkpoints" / "shards"
     aside = run.dir / "checkpoints" / "aside"
     eventually(folder.is_dir, "a checkpoint begins")
     os.rename(folder, aside)
     folder.write_text("not a folder: every write below it fails")
+    ledger.quick_until(1500)
     run.wait_for_steps(1500)
-    status = run.status()
-    assert sum(shard.record.failed_checkpoints for shard in status.shards) >= 1
-    assert all(shard.record.checkpoint_error for shard in status.shards)
+    status = run.until(
+        lambda status: all(shard.record.checkpoint_error for shard in status.shards), "every shard tells of its failure"
+    )
+    assert all(shard.record.failed_checkpoints for shard in status.shards)
     folder.unlink()
     os.rename(aside, folder)
+    ledger.let_end()
     assert_balanced(run)
 
 
-def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_keeps_its_checkpoints_in_an_object_store(
+    start_run: Start, ledger: LongJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pytest.importorskip("s3fs", reason="NO TEST OF S3: install parashard[s3]")
     server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
@@ -222,10 +279,11 @@ def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, monkey
         import botocore.session
 
         botocore.session.get_session().create_client("s3").create_bucket(Bucket="checkpoints")
-        run = start_run(*LEDGER, *sets(checkpoint__url="s3://checkpoints/run-7", checkpoint__every_s=1.0))
-        run.wait_for_steps(100)
-        eventually(lambda: any(s.record.checkpoints for s in run.status().shards[1:]), "a checkpoint is stored")
+        of_s3 = sets(checkpoint__url="s3://checkpoints/run-7", checkpoint__every_s=1.0)
+        run = start_run(ledger.file, *LEDGER, *of_s3)
+        run.until(saved(1), "a checkpoint is stored")
         run.kill("ps_server", "1")
+        ledger.let_end()
         assert_balanced(run)
         assert {row["id"] for row in checkpoints(run)} >= {"j1"}
         assert "restored p1/s1/i1/c" in restored(run, 1)[1]

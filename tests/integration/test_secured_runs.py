@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from certificates import WRONG_CA, Certificates
-from cluster_run import ROOT, ClusterRun, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from long_job import LongJob
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import NotAllowed, ParashardError
@@ -22,7 +23,7 @@ Start = Callable[..., ClusterRun]
 
 def parashard(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "parashard", *arguments]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
 @pytest.mark.parametrize("transport", ["tcp", "grpc"])
@@ -31,22 +32,26 @@ def test_certificates_change_and_no_push_is_lost(
 ) -> None:
     folder = tmp_path / "tls"
     certificates.renew(folder, list(Role))
+    job = LongJob(tmp_path, "ledger.toml", quick_until=1000)
     sizes = sets(job__epochs=2, cluster__transport=transport)
-    run = start_run("examples/ledger.toml", "--tls-dir", str(folder), *sizes)
+    run = start_run(job.file, "--tls-dir", str(folder), *sizes)
     run.credentials = Credentials(folder)
+    log = run.dir / "logs" / "worker-0.log"
     for steps in (50, 400, 800):
         run.wait_for_steps(steps)
         certificates.renew(folder, list(Role))
+    eventually(lambda: "credentials-renewed" in log.read_text(), "worker-0 has a new certificate", told=log.read_text)
+    job.let_end()
     report = run.report()
     assert (report["ledger_wrong"], report["state"]) == (0, "done")
-    assert "credentials-renewed" in (run.dir / "logs" / "worker-0.log").read_text()
-    assert f"kind={transport}" in (run.dir / "logs" / "worker-0.log").read_text()
+    assert f"kind={transport}" in log.read_text()
 
 
-def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certificates) -> None:
-    run = start_run("examples/ledger.toml", "--tls-dir", str(certificates.folder(list(Role))), *sets(job__epochs=500))
+def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certificates, tmp_path: Path) -> None:
+    job = LongJob(tmp_path, "ledger.toml", quick_until=10)
+    run = start_run(job.file, "--tls-dir", str(certificates.folder(list(Role))))
     run.credentials = certificates.of(Role.OPERATOR)
-    run.wait_for_steps(10)
+    run.until(lambda status: len(status.workers) == 3, "every worker has joined")
     place = str(run.dir)
     assert parashard("status", place, "--tls-dir", str(certificates.folder(Role.OPERATOR))).returncode == ExitCode.DONE
 
@@ -60,7 +65,8 @@ def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certif
     assert isinstance(refused(certificates.of(Role.WORKER)), NotAllowed)
     for credentials in (Credentials(certificates.folder(Role.OPERATOR, WRONG_CA)), None):
         assert "a certificate that the other side does not take" in str(refused(credentials))
-    assert len(run.status().workers) == 3
+    status = run.status()
+    assert (len(status.workers), status.workers_wanted) == (3, 3)
 
 
 def test_a_cluster_needs_all_roles_and_off_loopback_needs_credentials(

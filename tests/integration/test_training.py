@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_run import ROOT, ClusterRun, eventually, sets
+from cluster_run import DEADLINE_S, ENDLESS, ROOT, ClusterRun, eventually, sets
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file
 
@@ -173,36 +173,36 @@ def test_a_target_ends_the_job_early_and_drains_it(start_run: Start) -> None:  #
 
 
 def test_status_scale_join_and_metrics_of_a_running_job(start_run: Start) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=2000, cluster__lease_ttl_s=2.0))
+    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS, cluster__lease_ttl_s=2.0))
     run.wait_for_steps(50)
     shown = _command("status", str(run.dir), "--json")
     assert json.loads(shown)["job"] == "digits"
     assert "3 workers wanted" in _command("scale", str(run.dir), "--workers", "3")
-    eventually(lambda: len(run.pids("worker")) == 3, "a third worker runs")
+    eventually(lambda: len(run.pids("worker")) == 3, "a third worker runs", told=run.told)
     joined = subprocess.Popen([sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir)], cwd=ROOT)
     try:
-        eventually(lambda: any(w.name == "guest-0" and w.steps_complete for w in run.status().workers), "it computes")
+        run.until(lambda status: any(w.name == "guest-0" and w.steps_complete for w in status.workers), "it computes")
     finally:
         joined.terminate()
-        assert joined.wait(timeout=10) == 0  # its leases went back
+        assert joined.wait(DEADLINE_S) == 0  # its leases went back
     _command("scale", str(run.dir), "--workers", "1")
-    eventually(lambda: len(run.pids("worker")) == 1, "one worker is left")
+    eventually(lambda: len(run.pids("worker")) == 1, "one worker is left", told=run.told)
     status = run.status()
     worker_0 = next(worker for worker in status.workers if worker.name == "worker-0")
     for address in [status.http_address, status.shards[0].http_address, worker_0.http_address]:
-        metrics = urllib.request.urlopen(f"http://{address}/metrics", timeout=5).read().decode()
+        metrics = urllib.request.urlopen(f"http://{address}/metrics", timeout=DEADLINE_S).read().decode()
         names = {family.name for family in text_string_to_metric_families(metrics)}
         assert names, address
         assert all(name.startswith(("parashard_", "process_")) for name in names)
-        assert urllib.request.urlopen(f"http://{address}/livez", timeout=5).status == 200
-        assert urllib.request.urlopen(f"http://{address}/readyz", timeout=5).status == 200
-    page = urllib.request.urlopen(f"http://{status.http_address}/", timeout=5).read().decode()
+        assert urllib.request.urlopen(f"http://{address}/livez", timeout=DEADLINE_S).status == 200
+        assert urllib.request.urlopen(f"http://{address}/readyz", timeout=DEADLINE_S).status == 200
+    page = urllib.request.urlopen(f"http://{status.http_address}/", timeout=DEADLINE_S).read().decode()
     assert "digits" in page
     assert "worker-0" in page
 
 
 def _command(*arguments: str) -> str:
     command = [sys.executable, "-m", "parashard", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=30, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

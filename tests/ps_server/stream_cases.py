@@ -13,7 +13,7 @@ from parashard.transports.stream import Kind, Stream
 from protos import stream_pb2
 from ps_server.stream_server import StreamServer
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0  # of what hangs
 HELLO = stream_pb2.Hello(worker="worker-0")
 
 

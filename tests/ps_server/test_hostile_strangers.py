@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import resource
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from certificates import Certificates
 from fake_plane import TARGET, FakePlane
 from stream_cases import DEADLINE_S, echo, serving, soon
 from tcp_cases import GREETING, push_of
+from waiting import eventually
 
 from parashard import rpc
 from parashard.errors import QueueFull, Unreachable
@@ -69,7 +69,8 @@ def worker_at(address: str, certificates: Certificates) -> TcpTransport:
 class TestStreams:
     """Of the port for tensors."""
 
-    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, certificates):
+    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, monkeypatch, certificates):
+        monkeypatch.setattr("ps_server.stream_server.HELLO_DEADLINE_S", DEADLINE_S)  # all are there at once
         plane, tls = FakePlane(1000), certificates.of(Role.SHARD).server_context
         service = TcpService(plane, Rooms(1 << 20))
         with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
@@ -112,10 +113,7 @@ class TestStreams:
 
 def all_but(server: StreamServer, connections: int) -> None:
     """Wait until so many are left."""
-    end_s = soon()
-    while server.connections != connections:
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.005)
+    eventually(lambda: server.connections == connections, f"{connections} are left", told=lambda: server.connections)
 
 
 class TestHosts:

@@ -29,11 +29,12 @@ def warm_up_everything() -> None:
         Optimizer(spec).warm_up()
 
 
+@pytest.mark.timeout(600)
 def test_a_second_start_compiles_nothing() -> None:
     warm_up_everything()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", SECOND_START]
-    second = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+    second = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert second.returncode == 0, second.stderr
     found = {name: (int(hits), int(misses)) for name, hits, misses in map(str.split, second.stdout.splitlines())}
     assert {name for name, (hits, _) in found.items() if hits} >= {*SPECS, "is_finite", "accumulate", "copy"} - {"lamb"}

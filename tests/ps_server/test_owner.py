@@ -10,7 +10,7 @@ import pytest
 from parashard.errors import NonFiniteGradient, QueueFull
 from ps_server.owner import Owner
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0  # of what hangs
 
 
 def never(error: BaseException) -> None:

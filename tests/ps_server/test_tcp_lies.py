@@ -128,6 +128,7 @@ class TestPeersThatStop:
         for _ in range(2):
             with pytest.raises(Unreachable, match="before the deadline"):
                 stream.receive(deadline_s=time.monotonic() + 0.03)
+        monkeypatch.setattr(stream_dialogue, "HEAD_DEADLINE_S", DEADLINE_S)
         monkeypatch.setattr(stream_dialogue, "data_deadline_s", lambda length_bytes: DEADLINE_S)
         stream.send(Kind.PULL, wire.pull_header(pull_of(0)), deadline_s=soon())
         head = answer(stream, Kind.WEIGHTS, deadline_s=soon())

@@ -6,12 +6,12 @@ The job is replaced by children that wait, ended once enough has struck; everyth
 import json
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from small_job import SMALL_JOB
+from waiting import eventually
 
 from parashard.chaos import runner
 from parashard.chaos.proxied_cluster import ProxiedCluster
@@ -22,7 +22,6 @@ from parashard.job.load import LoadedJob, load_job
 from parashard.live import JobView, NoView
 from parashard.run import Outcome
 
-DEADLINE_S = 20.0
 JOB = f"""{SMALL_JOB}
 [cluster]
 shards = 1
@@ -62,13 +61,17 @@ def job_is(monkeypatch: pytest.MonkeyPatch) -> Callable[[Job], None]:
 def keep_alive_until_struck(cluster: ProxiedCluster, times: int) -> None:
     """Start whatever does not run, until so much has struck."""
     struck = cluster.log_path("x").parent.parent / "strikes.jsonl"
-    deadline_s = time.monotonic() + DEADLINE_S
-    while len(struck.read_text().splitlines()) < times:
-        assert time.monotonic() < deadline_s
+
+    def so_much() -> bool:
+        if len(struck.read_text().splitlines()) >= times:
+            return True
         cluster.reap()
         for name in cluster.processes:
             if name not in cluster.running:
                 cluster.start(name, "wait", [])
+        return False
+
+    eventually(so_much, f"{times} strikes", told=struck.read_text)
 
 
 def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(loaded, job_is, tmp_path):

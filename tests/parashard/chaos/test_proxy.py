@@ -19,7 +19,7 @@ from parashard import rpc
 from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_FAULTS, Faults, Link, Proxy
 from parashard.errors import Unreachable
 
-DEADLINE_S = 20.0
+DEADLINE_S = 60.0  # of what hangs
 HELD_S = 0.05  # how long a byte that must not come is listened for; one that may come does within a millisecond
 
 Connect = Callable[..., socket.socket]
@@ -239,19 +239,21 @@ def test_a_delay_is_paid_in_each_direction_and_ends(connect, link):
     connection = connect()
     link.suffer(Faults(delay_s=0.04))
     assert round_trip_s(connection) >= 0.08
+    link.suffer(Faults(delay_s=10 * DEADLINE_S))
     link.suffer(NO_FAULTS)
-    assert min(round_trip_s(connection) for _ in range(10)) < 0.08
+    assert asked(connection, b"ping") == b"ping"
 
 
 def test_a_delay_changes_when_bytes_arrive_and_not_their_order_nor_their_rate(connect, link):
     connection = connect()
-    link.suffer(Faults(delay_s=0.05))
-    content = bytes(range(256)) * 8192  # 2 MiB, 32 chunks or more: one after the other they would take 1.6 s
+    delay_s, content = 0.5, bytes(range(256)) * 8192  # 2 MiB, 32 chunks or more
+    link.suffer(Faults(delay_s=delay_s))
     begun_s = time.monotonic()
     sending = threading.Thread(target=connection.sendall, args=(content,))
     sending.start()
     assert received(connection, len(content)) == content
-    assert time.monotonic() - begun_s < 1.2
+    one_after_the_other_s = len(content) // CHUNK_BYTES_MAX * delay_s  # and in the other direction as long again
+    assert time.monotonic() - begun_s < one_after_the_other_s
     sending.join()
 
 

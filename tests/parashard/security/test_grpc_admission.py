@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import socket
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -21,6 +20,7 @@ from http2_frames import (
     request_headers,
     text_literal,
 )
+from waiting import eventually
 
 from parashard import rpc
 from parashard.errors import MalformedFrame, NotAllowed, QueueFull
@@ -75,13 +75,6 @@ def served() -> Iterator[Served]:
     served.close()
 
 
-def until(condition) -> None:
-    end_s = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end_s
-        threading.Event().wait(0.005)
-
-
 class TestShares:
     """Of the threads that serve, one peer has at most three quarters while there are others."""
 
@@ -93,7 +86,10 @@ class TestShares:
         hog = served.connected("127.0.0.2")
         served.begin(hog, rpc.STREAMS_MAX)
         assert b"queue-full" in received(hog, b"queue-full")
-        until(lambda: served.server.admission.refused == rpc.STREAMS_MAX - 3 * rpc.SERVER_THREADS // 4)
+        eventually(
+            lambda: served.server.admission.refused == rpc.STREAMS_MAX - 3 * rpc.SERVER_THREADS // 4,
+            "the hog is refused",
+        )
         assert push(b"gradient", timeout=DEADLINE_S) == b"gradient"
         channel.close()
 
@@ -111,7 +107,7 @@ class TestShares:
         channel = rpc.connect(served.server.address)
         served.begin(served.connected("127.0.0.2"), 1)
         calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
-        until(lambda: any(call.done() for call in calls))
+        eventually(lambda: any(call.done() for call in calls), "one is refused")
         with pytest.raises(QueueFull, match=r"127\.0\.0\.1 has \d+ calls under way here"), our_errors("it"):
             next(call for call in calls if call.done()).result()
         channel.close()
@@ -129,7 +125,7 @@ class TestShares:
         assert served.server.admission._under_way.held == 1
         served.may_end.set()
         call.result()
-        until(lambda: served.server.admission._under_way.held == 0)
+        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
         channel.close()
         served.close()
 
@@ -146,9 +142,9 @@ class TestSlow:
     def test_for_a_message_that_does_not_come(self):
         served = Served()
         served.begin(served.connected("127.0.0.2"), 10)
-        until(lambda: served.server.admission.slow == 10)
-        until(lambda: served.server.admission._under_way.held == 0)
-        until(lambda: served.server.admission._serving.held == 0)
+        eventually(lambda: served.server.admission.slow == 10, "ten were slow")
+        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
+        eventually(lambda: served.server.admission._serving.held == 0, "nobody is served")
         served.close()
 
     def test_for_an_answer_that_nobody_reads(self):
@@ -156,8 +152,8 @@ class TestSlow:
         connection = served.connected("127.0.0.2")
         message = frame(0x0, 0x1, 1, bytes(5))
         connection.sendall(frame(HEADERS, END_HEADERS, 1, request_headers(PULL)) + message)
-        until(lambda: served.server.admission.slow == 1)
-        until(lambda: served.server.admission._under_way.held == 0)
+        eventually(lambda: served.server.admission.slow == 1, "one was slow")
+        eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
         served.close()
 
     def test_but_not_for_what_the_server_itself_takes(self):
@@ -198,7 +194,7 @@ def test_a_message_that_is_none_is_its_caller_s_fault_and_fills_no_log(served, c
             with pytest.raises(MalformedFrame, match=f"^{len(garbage)} bytes are not the message"), our_errors("it"):
                 check(garbage, timeout=DEADLINE_S)
     assert check(b"", timeout=DEADLINE_S) == b"\x08\x01", "it serves"
-    until(lambda: served.server.admission._under_way.held == 0)
+    eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
     assert not served.server.admission._serving.held
     assert "Traceback" not in caplog.text + "".join(capfd.readouterr())
     channel.close()

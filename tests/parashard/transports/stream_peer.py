@@ -8,13 +8,17 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
+
+import pytest
 
 from parashard.messages import Target
+from parashard.transports import socket_io
 from parashard.transports.base import Greeting
 from parashard.transports.stream import Kind, Stream
 from protos import stream_pb2
 
-DEADLINE_S = 10.0
+DEADLINE_S = 60.0  # of what hangs
 TARGET = Target("run", "digest", 1, 0, 7)
 GREETING = Greeting(TARGET, "worker-0")
 
@@ -22,6 +26,15 @@ GREETING = Greeting(TARGET, "worker-0")
 def soon() -> float:
     """Return a deadline that a test meets unless something hangs."""
     return time.monotonic() + DEADLINE_S
+
+
+@contextmanager
+def deadlines_passed() -> Iterator[None]:
+    """Let whoever begins to wait on a socket of this process find that it is too late."""
+    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 10 * DEADLINE_S)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket_io, "time", late)
+        yield
 
 
 def raw(
