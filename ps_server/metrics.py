@@ -53,6 +53,7 @@ class ShardCollector(Collector):
         yield self._counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
         yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
         yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
+        yield self._counter("busy_seconds", "Time with a request at work or in line.", self._served.owner.busy_s)
         yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
         yield self._gauge("version", "Pushes (in sync mode rounds) applied.", shard.ingest.version)
         yield self._gauge("steps_applied", "Steps in the applied set.", len(shard.ingest.applied))

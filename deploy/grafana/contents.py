@@ -122,10 +122,9 @@ SHARDS = Dashboard(
               per_second("parashard_shard_pushes_total", "result"), kind="stack"),
         panel("Apply time", "Duration of the requests that moved the weights, over all shards.", "s",
               *quantiles("parashard_shard_apply_seconds")),
-        panel("Busy", "Share of the time at pushes and pulls, one at a time: at 1 the workers wait for it.",
+        panel("Busy", "Share of the time with a request at work or in line: near 1 workers always wait for the shard.",
               "percentunit",
-              ("sum by (shard) (rate(parashard_shard_push_seconds_total[$__rate_interval]) "
-               "+ rate(parashard_shard_pull_seconds_total[$__rate_interval]))", "shard {{shard}}")),
+              per_second("parashard_shard_busy_seconds_total", "shard")),
         panel("Hot shard", "The busiest over the mean of all: 1 is balanced. Another partitioner may help.", "short",
               ("max(run_shard:parashard_shard_busy:ratio_rate5m) / avg(run_shard:parashard_shard_busy:ratio_rate5m)",
                "busiest / mean")),

@@ -38,14 +38,15 @@ POINTS = 300  # over the time span
 ANSWER_S = 30.0
 IN_A_ROW = 3
 LEGEND_MAX = 8
+SHORT_NAME = 20  # characters; four longer ones side by side would be wider than a panel
 COLOURS = ("#3274d9", "#ff780a", "#37872d", "#c4162a", "#8f3bb8", "#e0b400", "#1f9e9e", "#7d7d7d")
 CAPTION = (
     "Panels of the Grafana dashboard, drawn from Prometheus' data of a real run by deploy/grafana/draw.py. "
     "Grafana itself was not run."
 )
-SECONDS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
+SECONDS = (("days", 86400.0), ("h", 3600.0), ("s", 1.0), ("ms", 1e-3), ("us", 1e-6))
 BYTES = (("GiB", 2.0**30), ("MiB", 2.0**20), ("KiB", 2.0**10), ("B", 1.0))
-BYTE_UNITS = {"bytes": "", "Bps": "/s"}
+SCALES = {"s": SECONDS, "bytes": BYTES, "Bps": tuple((f"{name}/s", size) for name, size in BYTES)}
 BLUES = LinearSegmentedColormap.from_list("staleness", ["#ffffff", "#9ec5f4", "#1f60c4", "#0b2a5b"])
 
 mpl.use("agg")
@@ -213,9 +214,10 @@ def value_axis(axes: Axes, panel: Panel) -> None:
     if panel.minimum is not None:
         top = axes.dataLim.y1
         axes.set_ylim(panel.minimum, max(panel.minimum + 1.08 * (top - panel.minimum), panel.minimum + 1e-9))
-    scale = next((size for _, size in BYTES if axes.get_ylim()[1] > 2 * size), 1.0) if panel.unit in BYTE_UNITS else 1.0
     low, high = axes.get_ylim()
-    ticks = np.array(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low / scale, high / scale)) * scale
+    scale = next((size for _, size in SCALES.get(panel.unit, ()) if high > 2 * size), 1.0)
+    locator = MaxNLocator(5, steps=[1, 2, 2.5, 5, 10], integer=panel.unit == "short" and high > 2)
+    ticks = np.array(locator.tick_values(low / scale, high / scale)) * scale
     axes.set_yticks([tick for tick in ticks if low <= tick <= high])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: shown(value, panel.unit)))
     if panel.unit.startswith("suffix: "):
@@ -231,7 +233,7 @@ def legend(axes: Axes, entries: int) -> None:
         [*names[: LEGEND_MAX - 1], *(name + more for name in names[LEGEND_MAX - 1 : LEGEND_MAX])],
         loc="upper center",
         bbox_to_anchor=(0.5, -0.16),
-        ncols=4,
+        ncols=4 if max(map(len, names), default=0) <= SHORT_NAME else 2,
         frameon=False,
         fontsize=7.5,
         handlelength=1.2,
@@ -247,10 +249,8 @@ def shown(value: float, unit: str) -> str:
     """
     if unit == "percentunit":
         return f"{100 * value:.4g}%"
-    if unit == "s":
-        return _scaled(value, SECONDS)
-    if unit in BYTE_UNITS:
-        return _scaled(value, BYTES) + BYTE_UNITS[unit]
+    if unit in SCALES:
+        return _scaled(value, SCALES[unit])
     return f"{value / 1000:.4g}k" if abs(value) >= 10_000 else f"{value:.4g}"
 
 

@@ -1,4 +1,4 @@
-"""A real Prometheus for tests: started on a free port, asked over HTTP, gone with the test."""
+"""A real Prometheus for tests: started on a free port, asked over HTTP, gone with the test. And its promtool."""
 
 from __future__ import annotations
 
@@ -13,10 +13,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from integration.cluster_run import DEADLINE_S, ROOT, eventually
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
+ALERTS = [
+    rule
+    for path in RULES
+    for group in yaml.safe_load(path.read_text())["groups"]
+    for rule in group["rules"]
+    if "alert" in rule
+]
 DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 needs_promtool = pytest.mark.skipif(
@@ -30,6 +38,14 @@ needs_prometheus = pytest.mark.skipif(
 def minutes_become_seconds(rules: str) -> str:
     """Return rules in which every duration is sixty times shorter: `for: 5m` is `for: 5s`, `[10m]` is `[10s]`."""
     return re.sub(r"(\bfor: \d+|\[\d+)m\b", r"\1s", rules)
+
+
+def promtool(*arguments: object) -> None:
+    """Run promtool in the root of the repository; what it finds wrong fails the test."""
+    ran = subprocess.run(
+        ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
+    )
+    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 class PrometheusServer:

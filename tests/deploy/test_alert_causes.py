@@ -1,4 +1,4 @@
-"""Jobs in trouble under a real Prometheus: the alerts of slow workers, bad steps, wasted pushes and a failed job fire.
+"""Jobs in trouble under a real Prometheus: slow workers, bad steps, wasted pushes, a busy shard and a failed job.
 
 `troubled_model.py` makes the trouble; `test_monitored_run.py` has the alerts of a job whose processes are at fault.
 """
@@ -24,6 +24,7 @@ pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900), nee
 
 JOB = "tests/deploy/troubled.toml"
 LOST_STEPS = 100
+IDLE_ROWS = 1 << 19  # 16 MiB of weights
 
 
 def test_three_slow_workers_of_four_push_stale_gradients_and_bad_steps_are_skipped(tmp_path: Path) -> None:
@@ -51,6 +52,18 @@ def test_what_a_shard_loses_again_and_again_reaches_the_other_one_twice(tmp_path
             return "ParashardPushesWasted" in watched.prometheus.firing()
 
         watched.until(kill_once_more, "ParashardPushesWasted fires")
+
+
+def test_a_shard_that_has_more_to_do_than_four_workers_is_always_busy_until_they_leave(tmp_path: Path) -> None:
+    # Adam moves 16 MiB of weights, and reads and writes as much of each slot, at every push; a worker copies them once.
+    settings = sets(model__folder=str(tmp_path), model__idle_rows=IDLE_ROWS, optimizer__kind="adam")
+    cluster = sets(cluster__workers=4, cluster__shard_threads=1, checkpoint__every_s=0)
+    with watch(tmp_path, [JOB, *settings, *cluster]) as watched:
+        watched.expect_firing("ParashardShardSaturated")
+        client = watched.run.client()
+        client.scale(0)
+        client.close()
+        watched.expect_quiet("ParashardShardSaturated")
 
 
 def test_a_failed_job_is_told_of_after_its_coordinator_has_gone(tmp_path: Path) -> None:

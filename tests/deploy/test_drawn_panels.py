@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("matplotlib", reason="matplotlib is not installed (extra bench)")
 
-from deploy.grafana.contents import DASHBOARDS, STALENESS
+from deploy.grafana.contents import DASHBOARDS, FAILURES, STALENESS
 from deploy.grafana.draw import CAPTION, POINTS, Series, Span, picture, shown
 
 
@@ -64,12 +64,23 @@ def test_a_heat_map_shows_each_buckets_own_share() -> None:
     assert [tick.get_text() for tick in figure.axes[0].get_yticklabels()] == ["0", "8", "+Inf"]
 
 
+def test_names_under_a_panel_are_no_wider_than_it() -> None:
+    alerts = ("ParashardCertificateExpiresSoon", "ParashardShardsRestarting", "ParashardWorkersRestarting")
+    figure = picture(FAILURES, span(lambda expr, legend: [Series(name, {}, np.ones(POINTS + 1)) for name in alerts]))
+    figure.savefig(io.BytesIO(), dpi=20)
+    widths = {round(axes.get_window_extent().width) for axes in figure.axes[: len(FAILURES.panels)]}
+    assert min(widths) > 0.28 * figure.bbox.width  # three in a row; legends that stick out take the room of panels
+
+
 @pytest.mark.parametrize(
     ("value", "unit", "text"),
     [
         (0.0025, "s", "2.5 ms"),
         (90.0, "s", "90 s"),
         (0.0, "s", "0"),
+        (2.5 * 86400, "s", "2.5 days"),
+        (7200.0, "s", "2 h"),
+        (0.0, "Bps", "0"),
         (3 * 2**20, "bytes", "3 MiB"),
         (1000 * 2**10, "bytes", "1000 KiB"),
         (1536, "Bps", "1.5 KiB/s"),

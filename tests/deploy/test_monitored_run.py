@@ -76,11 +76,6 @@ def test_every_panel_has_data_but_the_gpus(watched: Watched) -> None:
     until_all_have(watched.evaluated, panels)
 
 
-@pytest.mark.parametrize(("where", "expr"), queries_of([GPU]), ids=[where for where, _ in queries_of([GPU])])
-def test_a_gpu_panel_is_an_expression_and_has_not_been_seen_with_data(watched: Watched, where: str, expr: str) -> None:
-    assert watched.evaluated(expr) == []
-
-
 def test_every_recording_rule_has_data_and_every_series_that_an_alert_names(watched: Watched) -> None:
     rules = watched.prometheus.rules()
     recorded = {rule["name"]: rule["query"] for rule in rules if rule["type"] == "recording"}

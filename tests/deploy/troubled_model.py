@@ -2,7 +2,8 @@
 
 Options of the job say which: `lag_steps` makes one worker fast and has every step of the others wait until the fast one
 has done so many more; every `bad_every`th step cannot be computed; gradients are not finite once `folder` has a file
-named NOT_FINITE. Counts steps, not time, so that a busy machine changes nothing.
+named NOT_FINITE; `idle_rows` more weights never have a gradient, which costs a worker little, and much a shard whose
+optimizer moves them all the same. Counts steps, not time, so that a busy machine changes nothing.
 """
 
 from __future__ import annotations
@@ -26,15 +27,17 @@ WAIT_S = 60.0  # if the fast worker is gone
 class Troubled:
     """Gradients of zeros, and trouble."""
 
-    def __init__(self, folder: Path, lag_steps: int, bad_every: int) -> None:
+    def __init__(self, folder: Path, lag_steps: int, bad_every: int, idle_rows: int) -> None:
         self._not_finite = folder / NOT_FINITE
         self._done = folder / "fast-worker-steps"  # as many bytes as steps
         self._lag_steps = lag_steps
         self._bad_every = bad_every
+        self._idle_rows = idle_rows
         self._fast: bool | None = None
 
     def initial_variables(self) -> dict[str, Variable]:
-        return {"weight": Variable("weight", SHAPE)}
+        shapes = {"weight": SHAPE} | ({"idle": (self._idle_rows, SHAPE[1])} if self._idle_rows else {})
+        return {name: Variable(name, shape) for name, shape in shapes.items()}
 
     def loss_and_gradients(self, variables: Any, batch: Batch, xp: Any) -> tuple[float, dict[str, Any]]:
         if self._bad_every and batch.step % self._bad_every == 0:
@@ -66,6 +69,6 @@ class Troubled:
         return self._done.stat().st_size
 
 
-def build(spec: DataSpec, *, folder: str, lag_steps: int = 0, bad_every: int = 0) -> Troubled:
+def build(spec: DataSpec, *, folder: str, lag_steps: int = 0, bad_every: int = 0, idle_rows: int = 0) -> Troubled:
     """Return the model that a job's options ask for."""
-    return Troubled(Path(folder), lag_steps, bad_every)
+    return Troubled(Path(folder), lag_steps, bad_every, idle_rows)

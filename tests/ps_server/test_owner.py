@@ -76,6 +76,39 @@ def test_an_error_of_ours_passes_and_frees_the_turn() -> None:
     assert owner.run(lambda: 1, DEADLINE_S) == 1
 
 
+def test_it_is_busy_while_somebody_is_served() -> None:
+    now_s = [100.0]
+    owner = Owner(2, never, lambda: now_s[0])
+    assert owner.busy_s == 0
+    with held(owner):
+        now_s[0] += 2
+        assert owner.busy_s == 2  # a scrape sees what is not over yet
+        with pytest.raises(QueueFull):
+            owner.run(lambda: pytest.fail("it ran"), 0.0)
+        now_s[0] += 3
+    now_s[0] += 10
+    assert owner.busy_s == 5
+    owner.run(lambda: now_s.append(now_s.pop() + 1), DEADLINE_S)
+    assert owner.busy_s == 6
+
+
+def test_it_is_busy_while_the_next_in_line_has_not_woken_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    now_s = [100.0]
+
+    class LateTurn:
+        def acquire(self, timeout: float) -> bool:
+            now_s[0] += 4  # it is free, and the thread has no core
+            return True
+
+        def release(self) -> None:
+            pass
+
+    owner = Owner(2, never, lambda: now_s[0])
+    monkeypatch.setattr(owner, "_turn", LateTurn())
+    owner.run(lambda: None, DEADLINE_S)
+    assert owner.busy_s == 4
+
+
 @pytest.mark.parametrize("error", [ValueError("bad"), AssertionError("broken"), KeyboardInterrupt()])
 def test_any_other_error_breaks_the_shard_while_nobody_else_can_look(error: BaseException) -> None:  # P14
     seen: list[tuple[BaseException, str]] = []

@@ -1,0 +1,77 @@
+"""The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a card.
+
+parashard exports nothing of cards itself. The sample is written after dcgm-exporter's own sources: names, types and
+units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_server import needs_promtool, promtool
+
+from deploy.grafana.contents import GPU
+
+MIB = 2**20
+CARDS = (("node-a", "0"), ("node-a", "1"), ("node-b", "0"))
+EXPORTED = {
+    "DCGM_FI_DEV_SM_CLOCK": ("SM clock frequency (in MHz).", (1980, 345, 1755)),
+    "DCGM_FI_DEV_GPU_TEMP": ("GPU temperature (in C).", (61, 30, 58)),
+    "DCGM_FI_DEV_POWER_USAGE": ("Power draw (in W).", (512.25, 71.5, 480)),
+    "DCGM_FI_DEV_GPU_UTIL": ("GPU utilization (in %).", (97, 0, 88)),
+    "DCGM_FI_DEV_XID_ERRORS": ("Value of the last XID error encountered.", (0, 0, 79)),
+    "DCGM_FI_DEV_FB_USED": ("Framebuffer memory used (in MiB).", (71234, 4, 512)),
+}
+SHOWN = {
+    "Utilisation": ("percent", (97, 0, 88)),
+    "Memory used": ("bytes", (71234 * MIB, 4 * MIB, 512 * MIB)),
+    "Power": ("watt", (512.25, 71.5, 480)),
+    "Temperature": ("celsius", (61, 30, 58)),
+    "Clock": ("hertz", (1.98e9, 3.45e8, 1.755e9)),
+    "Xid errors": ("short", (0, 0, 79)),
+}
+"""Of each panel: its unit, and what it shows of each card."""
+
+
+def exposition() -> Iterator[str]:
+    """Yield the lines that the exporters of two hosts answer with."""
+    for name, (text, values) in EXPORTED.items():
+        yield f"# HELP {name} {text}"
+        yield f"# TYPE {name} gauge"
+        for (host, gpu), value in zip(CARDS, values, strict=True):
+            uuid = f"GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e5{gpu}"
+            labels = f'gpu="{gpu}",UUID="{uuid}",pci_bus_id="00000000:0{gpu}:00.0",device="nvidia{gpu}"'
+            yield f'{name}{{{labels},modelName="NVIDIA H200",Hostname="{host}",DCGM_FI_DRIVER_VERSION="570.1"}} {value}'
+
+
+def scraped() -> Iterator[dict[str, str]]:
+    """Yield a scrape's samples as promtool's input series."""
+    for family in text_string_to_metric_families("\n".join(exposition()) + "\n"):
+        for sample in family.samples:
+            labels = {**sample.labels, "job": "dcgm", "instance": f"{sample.labels['Hostname']}:9400"}
+            yield {"series": _named(sample.name, labels), "values": f"{sample.value}x5"}
+
+
+@needs_promtool
+def test_every_panel_shows_every_card_in_its_unit(tmp_path: Path) -> None:
+    expected: list[dict[str, Any]] = []
+    for panel in GPU.panels:
+        unit, values = SHOWN[panel.title]
+        assert panel.unit == unit
+        assert [query.legend for query in panel.queries] == ["{{Hostname}} {{gpu}}"]
+        samples = [
+            {"labels": _named("", {"Hostname": host, "gpu": gpu}), "value": value}
+            for (host, gpu), value in zip(CARDS, values, strict=True)
+        ]
+        expected.append({"expr": panel.queries[0].expr, "eval_time": "1m", "exp_samples": samples})
+    case = {"interval": "1m", "input_series": list(scraped()), "promql_expr_test": expected}
+    (tmp_path / "gpu.yml").write_text(json.dumps({"evaluation_interval": "1m", "tests": [case]}))
+    promtool("test", "rules", tmp_path / "gpu.yml")
+
+
+def _named(name: str, labels: dict[str, str]) -> str:
+    return f"{name}{{{', '.join(f'{label}={json.dumps(value)}' for label, value in labels.items())}}}"
