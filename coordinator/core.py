@@ -31,9 +31,10 @@ class Core(Course):
 
     def announced(self, shard: int, says: Announcement, now_s: float) -> None:
         """Take in a shard's life, and what it says of itself; a new life replaces all that was believed of it (P3)."""
-        held_stop = max((stop for _, stop in says.held.intervals()), default=0)
-        if held_stop > self.options.steps_total:
-            raise MalformedFrame(f"shard {shard} holds step {held_stop - 1}; this job has {self.options.steps_total}")
+        held_stop = says.held.stop()
+        furthest = max(held_stop, says.applied.stop())
+        if furthest > self.options.steps_total:
+            raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {self.options.steps_total}")
         earlier = self._last_life(shard)
         is_new = self.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s

@@ -400,18 +400,20 @@ class WorkerStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., live: _Optional[bool] = ..., device: _Optional[str] = ..., steps_complete: _Optional[int] = ..., steps_held: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., restarts: _Optional[int] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "registered", "record", "http_address")
+    __slots__ = ("shard", "address", "registered", "record", "http_address", "steps_applied")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     registered: bool
     record: _shard_pb2.InspectReply
     http_address: str
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
+    steps_applied: int
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ..., steps_applied: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("workers", "run_id")
