@@ -42,9 +42,8 @@ class Core(Course):
         self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
         self.leases.reach(held_stop - 1)
         if is_new:
-            # Told to return: that is no restart. What a coordinator that is gone told is not known: that counts as one.
-            returns = self.rounds.returning_to is not None
-            self.shard_restarts += 0 < earlier < says.life.incarnation and not returns
+            # The same process has a new life where it was told to return to a round: that is no restart.
+            self.shard_restarts += 0 < earlier < (says.first_incarnation or says.life.incarnation)
             lost = self.leases.shard_registered(shard, says.held)
             due = f"; {lost} steps are due again" if lost else ""
             self._event(

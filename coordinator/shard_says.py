@@ -75,6 +75,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         held=intervals_from(request.held or request.applied),
         returnable=frozenset(request.checkpoint_rounds),
         restored=readable(request.restored, REASON_BYTES_MAX),
+        first_incarnation=request.first_incarnation,
     )
 
 

@@ -100,7 +100,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class RegisterShardRequest(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -125,7 +126,8 @@ class RegisterShardRequest(_message.Message):
     restored: str
     data_address: str
     local_path: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
+    first_incarnation: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
     __slots__ = ("coordinator_incarnation", "cut_round", "state")

@@ -270,6 +270,7 @@ class _Announcer:
             job_digest=self._job.job_digest,
             shard=mine.shard,
             incarnation=mine.incarnation,
+            first_incarnation=self._lives.first_incarnation,
             address=self._where.address,
             data_address=self._where.data_address,
             local_path=self._where.local_path,

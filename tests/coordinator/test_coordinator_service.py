@@ -133,6 +133,12 @@ def test_bytes_that_are_no_message_are_refused_and_change_nothing(it: Served, me
     assert it.core.events_total == 0
 
 
+def test_a_process_with_another_life_was_not_started_again(it: Served) -> None:
+    for incarnation, first, restarts in ((1, 1, 0), (2, 1, 0), (3, 3, 1)):
+        it.client.register_shard(shard_request(0, incarnation, first_incarnation=first))
+        assert it.core.shard_restarts == restarts
+
+
 def test_intervals_that_are_none_are_refused(it: Served) -> None:
     with pytest.raises(MalformedFrame):
         it.client.register_shard(shard_request(0, applied=[shard_pb2.Interval(start=5, stop=2)]))
