@@ -276,7 +276,8 @@ class Core(Course):
         worker = self.workers.by_name.get(str(exit_.process))
         if worker is not None and worker.live:
             self._left(worker, "ended")
-        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s)
+        was_up = worker is not None or (exit_.process.role == "shard" and self._last_life(exit_.process.index) > 0)
+        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s, was_up=was_up)
         if fatal:
             self.fail(fatal)
 
