@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from certificates import WRONG_CA, Certificates
+from certificates import EXPIRED, WRONG_CA, Certificates
 from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
 
@@ -45,6 +45,32 @@ def test_certificates_change_and_no_push_is_lost(
     report = run.report()
     assert (report["ledger_wrong"], report["state"]) == (0, "done")
     assert f"kind={transport}" in log.read_text()
+
+
+def test_a_job_goes_on_while_expired_certificates_keep_processes_from_coming_back(
+    start_run: Start, certificates: Certificates, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tls"
+    certificates.renew(folder, list(Role))
+    job = LongJob(tmp_path, "ledger.toml", quick_until=50)
+    run = start_run(job.file, "--tls-dir", str(folder))
+    run.credentials = Credentials(folder)
+    run.wait_for_steps(50)
+    certificates.renew(folder, list(Role), EXPIRED)  # who runs already has the good one in memory
+    run.kill("worker", "worker-0")
+
+    def refused() -> bool:
+        return any(event.startswith("worker-0 ended") and "expired at" in event for event in run.status().events)
+
+    eventually(refused, "worker-0 has tried to come back")
+    run.wait_for_steps(run.status().steps_complete + 5)
+    run.kill("coordinator", "coordinator")
+    log = run.dir / "logs" / "coordinator.log"
+    eventually(lambda: "exit_code=2" in log.read_text(), "the coordinator has tried to come back")
+    certificates.renew(folder, list(Role))
+    run.wait_for_steps(run.status().steps_complete + 5)
+    back = eventually(lambda: [w for w in run.status().workers if w.name == "worker-0"], "worker-0 is back")
+    assert back[0].live
 
 
 def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certificates, tmp_path: Path) -> None:
