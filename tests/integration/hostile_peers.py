@@ -117,6 +117,15 @@ class Hostile:
         stream = Stream(self._secured(address), "shard")
         return stream, greet(stream, Greeting(target, "hog"), deadline_s=time.monotonic() + DEADLINE_S)[0]
 
+    def greeted_until_refused(self, address: str, target: Target, most: int) -> bool:
+        """Open streams that say HELLO and nothing more, which nobody ends; return whether one of so many was refused."""
+        for _ in range(most):
+            try:
+                self.worker_stream(address, target)
+            except (OSError, ParashardError):
+                return True
+        return False
+
     def lies(self, address: str, target: Target) -> int:
         """Declare 100 GiB and more in every field that can; return how many such connections the shard ended."""
         header = tensor_pb2.PushHeader(target=wire.target_message(target), worker="hog", total_bytes=HUGE)
