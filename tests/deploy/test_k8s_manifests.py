@@ -5,17 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from k8s_manifests import EXAMPLE, K8S, KUSTOMIZATIONS, kustomized, of_kind, pod_templates, pods
+from k8s_manifests import EXAMPLE, K8S, kustomized, of_kind, pod_templates, pods
 from k8s_schemas import MONITORS, assert_valid
 from typer.testing import CliRunner
 
 from parashard.cli import app
 from parashard.process import ExitCode
-
-
-@pytest.fixture(scope="module", params=KUSTOMIZATIONS)
-def manifests(request):
-    return kustomized(K8S / request.param)
 
 
 def test_the_committed_manifests_are_what_render_writes_for_the_example(tmp_path):
