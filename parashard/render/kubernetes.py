@@ -32,6 +32,7 @@ _QUANTITY = re.compile(r"[1-9]\d*(\.\d+)?([KMGTPE]i|[kMGTPE])?")
 _OBJECT = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?")
 FOLDERS = ("base", "components", "overlays")
 _PODS = ("coordinator", "shard", "worker")
+"""In the order of the JobSet's parts."""
 _PARTS = (
     "container_security",
     "pod_security",
@@ -151,6 +152,7 @@ def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str
     in_set = with_job | _in_jobset(values["name"])
     for pod in ("coordinator", "shard"):
         values[f"{pod}_jobset_pod"] = _pod(pod, in_set)
+    values |= _patches(values)
     skipped = set() if _has_claim(loaded) else {"base/store.yaml"}
     if certificates is not Certificates.CERT_MANAGER:
         skipped.add("base/certificates.yaml")
@@ -162,6 +164,25 @@ def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str
 
 def _pod(role: str, values: dict[str, str]) -> str:
     return filled(template(f"pods/{role}.yaml"), values | {"role": role})
+
+
+def _patches(values: dict[str, str]) -> dict[str, str]:
+    """Return what components change in pods: the same operations for the pod of a set or Job, and in a JobSet."""
+    pod = "/spec/template/spec"
+    parts = {role: f"/spec/replicatedJobs/{index}" for index, role in enumerate(_PODS)}
+    patches = {f"{role}_part": part for role, part in parts.items()}
+    for component, patch, roles in (
+        ("cpu", "worker", ("worker",)),
+        ("gpu", "worker", ("worker",)),
+        ("spot", "worker", ("worker",)),
+        ("spot", "state", ("coordinator", "shard")),
+    ):
+        text = template(f"patches/{component}_{patch}.yaml")
+        patches[f"{component}_{patch}"] = filled(text, values | {"pod": pod})
+        for role in roles:
+            inside = filled(text, values | {"pod": f"{parts[role]}/template{pod}"})
+            patches[f"{component}_{role}_in_jobset"] = inside
+    return patches | {"worker_patches": template("patches/worker_patches.yaml")}
 
 
 def _in_jobset(name: str) -> dict[str, str]:

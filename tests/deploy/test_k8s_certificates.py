@@ -7,18 +7,13 @@ import stat
 
 import pytest
 from issued_secrets import Issuing, hours, mount, secret_volumes
-from k8s_manifests import K8S, KUSTOMIZATIONS, component, kustomized, of_kind, pod_templates, pods
+from k8s_manifests import K8S, component, kustomized, of_kind, pod_templates, pods
 
 from parashard.security.credentials import OTHERS_MAY, load
 
 ROLES = ("coordinator", "shard", "worker")
 NAMED = re.compile(r"--(?:connect|advertise|advertise-data)=(.+):\d+")
 SHARDS = 2
-
-
-@pytest.fixture(scope="module", params=KUSTOMIZATIONS)
-def manifests(request):
-    return kustomized(K8S / request.param)
 
 
 @pytest.fixture(scope="module")

@@ -1,21 +1,17 @@
 """deploy/k8s: it is what render writes, every schema takes it, and it says what the product needs and no more."""
 
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 import yaml
-from k8s_manifests import EXAMPLE, K8S, KUSTOMIZATIONS, kustomized, of_kind, pod_templates, pods
+from k8s_manifests import EXAMPLE, K8S, kustomized, of_kind, pod_templates, pods
 from k8s_schemas import MONITORS, assert_valid
 from typer.testing import CliRunner
 
 from parashard.cli import app
 from parashard.process import ExitCode
-
-
-@pytest.fixture(scope="module", params=KUSTOMIZATIONS)
-def manifests(request):
-    return kustomized(K8S / request.param)
 
 
 def test_the_committed_manifests_are_what_render_writes_for_the_example(tmp_path):
@@ -290,3 +286,26 @@ def test_a_job_set_replaces_what_it_holds_and_ends_with_the_workers():
     assert jobset["spec"]["successPolicy"] == {"operator": "All", "targetReplicatedJobs": ["worker"]}
     assert "kueue.x-k8s.io/queue-name" in jobset["metadata"]["labels"]
     assert all(pod["restartPolicy"] == "Never" for pod in pods(rendered).values())
+
+
+@pytest.mark.parametrize("components", [("cpu", "spot"), ("gpu", "spot", "monitoring")])
+def test_components_change_a_jobsets_pods_as_they_change_others(components, tmp_path):
+    shutil.copytree(K8S, tmp_path, dirs_exist_ok=True)
+    changed = {}
+    for below in ("base", "overlays/jobset"):
+        folder = tmp_path / "overlays" / f"{Path(below).name}-changed"
+        folder.mkdir()
+        added = {"resources": [f"../../{below}"], "components": [f"../../components/{name}" for name in components]}
+        (folder / "kustomization.yaml").write_text(yaml.safe_dump(added))
+        for manifest in (manifests := kustomized(folder)):
+            assert_valid(manifest)
+        changed[below] = pods(manifests)
+        assert changed[below] != pods(kustomized(K8S / below))
+    for role, pod in changed["base"].items():
+        other = changed["overlays/jobset"][role]
+        for field in ("affinity", "tolerations", "terminationGracePeriodSeconds", "initContainers"):
+            assert other.get(field) == pod.get(field), (role, field)
+        (container,), (inside,) = pod["containers"], other["containers"]
+        assert {**inside, "args": (), "env": ()} == {**container, "args": (), "env": ()}
+    worker, in_jobset = (found["worker"]["containers"][0] for found in changed.values())
+    assert in_jobset["args"] == worker["args"]

@@ -63,8 +63,9 @@ def test_numbers_of_shards_and_workers_are_the_jobs(loaded):
 @pytest.mark.parametrize(("grace_s", "told"), [("40", "10"), ("10", "10"), ("2.5", "2.5")])
 def test_a_worker_on_a_spot_machine_is_told_how_long_it_has(loaded, grace_s, told):
     files = rendered(loaded(f"cluster.grace_s={grace_s}"))
-    assert "terminationGracePeriodSeconds: 15\n" in files["components/spot/worker.yaml"]
-    assert f"value: --set=cluster.grace_s={told}\n" in files["components/spot/kustomization.yaml"]
+    for path in ("components/spot/worker.yaml", "components/spot/jobset.yaml"):
+        assert "/terminationGracePeriodSeconds\n  value: 15\n" in files[path]
+        assert f"value: --set=cluster.grace_s={told}\n" in files[path]
 
 
 def test_a_job_without_workers_is_refused(loaded):

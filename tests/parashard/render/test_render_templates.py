@@ -37,4 +37,4 @@ def test_a_folders_templates_are_found_in_the_installed_package():
     found = templates("components")
     assert "components/gpu/worker.yaml" in found
     assert found == sorted(found)
-    assert "nvidia.com/gpu" in template("components/gpu/worker.yaml")
+    assert "nvidia.com/gpu" in template("patches/gpu_worker.yaml")
