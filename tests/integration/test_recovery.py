@@ -206,28 +206,11 @@ def test_a_full_disk_stops_no_training(start_run: Start, tmp_path: Path) -> None
     assert_balanced(run)
 
 
-def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("s3fs", reason="NO TEST OF S3: install parashard[s3]")
-    server = pytest.importorskip("moto.server").ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        for key, value in (
-            ("AWS_ENDPOINT_URL", f"http://{host}:{port}"),
-            ("AWS_ACCESS_KEY_ID", "testing"),
-            ("AWS_SECRET_ACCESS_KEY", "testing"),
-            ("AWS_DEFAULT_REGION", "us-east-1"),
-        ):
-            monkeypatch.setenv(key, value)
-        import botocore.session
-
-        botocore.session.get_session().create_client("s3").create_bucket(Bucket="checkpoints")
-        run = start_run(*LEDGER, *sets(checkpoint__url="s3://checkpoints/run-7", checkpoint__every_s=1.0))
-        run.wait_for_steps(100)
-        eventually(lambda: any(s.record.checkpoints for s in run.status().shards[1:]), "a checkpoint is stored")
-        run.kill("ps_server", "1")
-        assert_balanced(run)
-        assert {row["id"] for row in checkpoints(run)} >= {"j1"}
-        assert "restored p1/s1/i1/c" in restored(run, 1)[1]
-    finally:
-        server.stop()
+def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, s3_url: str) -> None:
+    run = start_run(*LEDGER, *sets(checkpoint__url=s3_url, checkpoint__every_s=1.0))
+    run.wait_for_steps(100)
+    eventually(lambda: any(s.record.checkpoints for s in run.status().shards[1:]), "a checkpoint is stored")
+    run.kill("ps_server", "1")
+    assert_balanced(run)
+    assert {row["id"] for row in checkpoints(run)} >= {"j1"}
+    assert "restored p1/s1/i1/c" in restored(run, 1)[1]
