@@ -1,6 +1,7 @@
 """RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
 
-Owns the run's record, its plans, the manifests of drained checkpoints and the coordinator's own saved state. A fresh
+Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
+state and, in an object store, the results. A fresh
 run writes the first two; a coordinator that is started again, and `--resume`, read them. Decides nothing about steps.
 """
 
@@ -10,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -42,6 +44,7 @@ from parashard.errors import (
 )
 from parashard.job.digest import changed_keys, in_few_words
 from parashard.partition import Plan
+from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
 from parashard.variables import Float32s, values_sha256
 from protos import shard_pb2
@@ -279,10 +282,32 @@ class RunStore:
         Superseded
             If a later coordinator has claimed the run: it will not see this, so this one must stop (P3).
         """
-        if newest_claim(self.store, "coordinator") > self.incarnation:
-            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
+        self._check_newest()
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(saved))
         failpoints.hit("coordinator.state.saved")
+
+    def keep_results(self, run_dir: Path) -> None:
+        """Put the files that a job ends with into an object store too, which outlives the machine of the run directory.
+
+        The report is the last one. A store in a folder of this host gets nothing: the run directory has them.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run (P3).
+        StoreFailed
+            If the store gives an error; some of the files may be there.
+        """
+        if self.store.local_path(REPORT_FILE) is not None:
+            return
+        self._check_newest()
+        for name in (HISTORY_FILE, WEIGHTS_FILE, REPORT_FILE):
+            if (run_dir / name).exists():
+                self.store.replace(name, (run_dir / name).read_bytes())
+
+    def _check_newest(self) -> None:
+        if newest_claim(self.store, "coordinator") > self.incarnation:
+            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
 
     def _create(self, name: str, content: bytes) -> None:
         """Create a record; where a lost reply was asked for again, the one that is there is ours."""

@@ -15,6 +15,8 @@ import pytest
 from cluster_run import ROOT, ClusterRun, eventually, sets
 from safetensors.numpy import load_file
 
+from parashard.store import open_store
+
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
 LEDGER = ["examples/ledger.toml", *OFTEN, *sets(job__epochs=4)]
@@ -214,3 +216,6 @@ def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, s3_url
     assert_balanced(run)
     assert {row["id"] for row in checkpoints(run)} >= {"j1"}
     assert "restored p1/s1/i1/c" in restored(run, 1)[1]
+    store = open_store(s3_url)
+    for name in ("report.json", "weights.safetensors"):
+        assert store.read(name, 1 << 20) == (run.dir / name).read_bytes()
