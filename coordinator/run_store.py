@@ -1,8 +1,8 @@
 """RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
 
 Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
-state and, in an object store, the results. A fresh
-run writes the first two; a coordinator that is started again, and `--resume`, read them. Decides nothing about steps.
+state and, in an object store, the results. A fresh run writes the first three; a coordinator that is started again, and
+`--resume`, read them. Decides nothing about steps.
 """
 
 from __future__ import annotations
