@@ -12,6 +12,7 @@ import os
 import secrets
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -45,7 +46,7 @@ from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
 from parashard.run_files import CHECKPOINTS
 from parashard.security.identity import Role
-from parashard.store import open_store
+from parashard.store import Store, open_store
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
 from protos import coordinator_pb2 as pb
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LINGER_S = 1.0
+EARLIER_INITIAL_FILE = "initial.safetensors"
+"""First values in the directory of a run from before the checkpoint store had them."""
 
 log = structlog.get_logger("coordinator")
 
@@ -95,15 +98,8 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
     cluster = _cluster(job, arguments.kubernetes_job)
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
-    resolved = resolve(job, arguments.model_folder, run_dir, arguments.init)
-    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
-    # Before a claim, which would fence the coordinator of a run that this one is not of.
-    drawn = arguments.run_id or secrets.token_hex(8)
-    run_id = RunStore(store, 0).check_run(drawn, identity, resume=arguments.resume)
-    incarnation = claim_incarnation(store, "coordinator")  # P3
-    failpoints.hit("coordinator.boot.claimed")
-    run_store = RunStore(store, incarnation)
-    run_store.begin_run(run_id, identity)
+    run_id, resolved, run_store = take_up(arguments, job, store)
+    incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
     core = build_core(resolved, run_id, incarnation)
     saved = run_store.load_saved()
@@ -118,7 +114,6 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         job_toml=as_toml(job),
         plan=plan_message(plan),
         model_folder=str(arguments.model_folder or ""),
-        initial_file=str(resolved.initial_file or ""),
         initial_sha256=resolved.initial_sha256,
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
@@ -149,6 +144,31 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         server.stop(grace_s=0.2)
         http.stop()
     return ExitCode.FAILED if core.state is JobState.FAILED else ExitCode.DONE
+
+
+def take_up(arguments: argparse.Namespace, job: Job, store: Store) -> tuple[str, ResolvedJob, RunStore]:
+    """Begin the run, or take it up with the first values that it has, under a claimed incarnation."""
+    drawn, resume = arguments.run_id or secrets.token_hex(8), arguments.resume
+    kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
+    unclaimed = RunStore(store, 0)
+    begun = unclaimed.find_run(drawn, resume=resume)
+    if begun is not None:
+        kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
+    resolved = resolve(
+        job,
+        arguments.model_folder,
+        arguments.init,
+        kept=kept,
+        kept_file=kept_file if begun is not None and kept_file.exists() else None,
+    )
+    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    # Before a claim, which would fence the coordinator of a run that this one is not of.
+    run_id = unclaimed.check_run(drawn, identity, resume=resume)
+    run_store = RunStore(store, claim_incarnation(store, "coordinator"))  # P3
+    failpoints.hit("coordinator.boot.claimed")
+    run_store.keep_initial(resolved.digest, resolved.initial)
+    run_store.begin_run(run_id, identity)
+    return run_id, replace(resolved, initial={}), run_store  # the store has them
 
 
 def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:

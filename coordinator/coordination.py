@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import structlog
@@ -105,6 +106,7 @@ class Coordination:
         self._damaged_returns = 0
         self._checkpoint = ""
         self._saved: Saved | None = None
+        self._history = History(run_dir)
 
     def http_port(self, host: str, port: int, refused: RefusedPeers) -> HttpPort:
         """Return the port that serves metrics, probes and the status page."""
@@ -118,7 +120,7 @@ class Coordination:
 
     def run(self, stop: Stop) -> None:
         """Lease until the job is over or a stop is asked for; then save what a later coordinator needs."""
-        history = History(self._run_dir)
+        history = self._history
         next_look_s = next_save_s = 0.0
         view = self.core.shards.view
         while not self.core.over and not stop.wait(TICK_S):
@@ -146,6 +148,8 @@ class Coordination:
         self._save_if_changed()
         if self.core.state is JobState.FAILED:
             save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
+            with suppress(StoreFailed):  # that may be why it failed
+                self._run_store.keep_results(self._run_dir)
 
     # --- shards ---
 
@@ -223,7 +227,7 @@ class Coordination:
     # --- the end ---
 
     def _finish(self) -> None:
-        """Store the last checkpoint, the final weights and the report; then the job is done (P7).
+        """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
 
         The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
         stop. Whatever is away meanwhile comes back, and this is tried again; only a store that fails for long ends the
@@ -240,10 +244,9 @@ class Coordination:
             self._checkpoint = ""  # another one is taken
             return
         except StoreFailed as error:
-            self._store_failing_since_s = self._store_failing_since_s or time.monotonic()
-            if time.monotonic() - self._store_failing_since_s > STORE_PATIENCE_S:
-                reason = f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
-                self.service.run(lambda core, _: core.fail(reason))
+            self._store_failed(
+                f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
+            )
             return
         except ParashardError as error:
             self._store_failing_since_s = None
@@ -259,7 +262,21 @@ class Coordination:
         failpoints.hit("coordinator.finish.weights")
         save_report(self._run_dir, figures)
         failpoints.hit("coordinator.finish.report")
+        del variables  # the weights are read again to be stored
+        self._history.add(self._present_status())
+        try:
+            self._run_store.keep_results(self._run_dir)
+        except StoreFailed as error:
+            self._store_failed(f"weights and report cannot be stored: {error}; --resume stores them")
+            return
         self.service.run(lambda core, _: core.done())
+
+    def _store_failed(self, reason: str) -> None:
+        """Go on to the next try, unless the store has failed for long: that ends the job."""
+        log.warning("end-not-stored", reason=reason)
+        self._store_failing_since_s = self._store_failing_since_s or time.monotonic()
+        if time.monotonic() - self._store_failing_since_s > STORE_PATIENCE_S:
+            self.service.run(lambda core, _: core.fail(reason))
 
     # --- what outlives this process ---
 

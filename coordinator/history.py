@@ -7,10 +7,9 @@ import math
 from pathlib import Path
 from typing import Any
 
+from parashard.run_files import HISTORY_FILE
 from parashard.transfer import Overlap
 from protos import coordinator_pb2 as pb
-
-HISTORY_FILE = "history.jsonl"
 
 
 class History:

@@ -5,15 +5,16 @@ Here a job's promises meet what is on the disk; whatever does not fit is a Confi
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors.numpy import load_file
 
+from parashard.checkpoints.manifest import InitialManifest
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.encodings import Encoding
@@ -27,12 +28,14 @@ from parashard.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.steps import StepPlan
 from parashard.variables import Float32s, Variable, values_sha256
 
-INITIAL_FILE = "initial.safetensors"
-
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A job with everything that follows from its data and model."""
+    """A job with everything that follows from its data and model.
+
+    `initial` are first values that the store does not have yet; `initial_sha256` is of those that it has or will have,
+    "" where all are drawn from the seed.
+    """
 
     job: Job
     spec: DataSpec
@@ -41,11 +44,18 @@ class ResolvedJob:
     steps: StepPlan
     identity: dict[str, Any]
     digest: str
-    initial_file: Path | None
+    initial: Mapping[str, Float32s]
     initial_sha256: str
 
 
-def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path | None) -> ResolvedJob:
+def resolve(
+    job: Job,
+    model_folder: Path | None,
+    init_file: Path | None = None,
+    *,
+    kept: InitialManifest | None = None,
+    kept_file: Path | None = None,
+) -> ResolvedJob:
     """Open the data, build the model, place its variables.
 
     Parameters
@@ -54,10 +64,12 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
         Validated.
     model_folder : Path, optional
         Where a user's own model is looked up.
-    run_dir : Path
-        Where the first values are kept for the shards, if they are not drawn from the seed.
     init_file : Path, optional
         A safetensors file with every variable's first values.
+    kept : InitialManifest, optional
+        First values of the run, if it has begun: they count, whatever a model draws anew.
+    kept_file : Path, optional
+        The same as a file, where a run has one from before the store had them.
 
     Raises
     ------
@@ -70,15 +82,14 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
     declared, arrays = _declared(model)
     variables = apply_settings(declared, job.variables)
     _check_encodings(job, variables)
-    kept = (run_dir / INITIAL_FILE).absolute()
-    if kept.exists():  # the run has begun: its first values are these, whatever a model draws anew
-        arrays = _checked_file(kept, variables, whole=False)
+    if kept is not None:
+        arrays, initial_sha256 = {}, kept.sha256
     else:
-        if init_file is not None:
+        if kept_file is not None:
+            arrays = _checked_file(kept_file, variables, whole=False)
+        elif init_file is not None:
             arrays = _checked_file(init_file, variables)
-        if arrays:
-            _save_whole(arrays, kept)
-    initial_file, initial_sha256 = (kept, values_sha256(arrays)) if arrays else (None, "")
+        initial_sha256 = values_sha256(arrays) if arrays else ""
     identity = job_identity(
         job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
     )
@@ -86,7 +97,7 @@ def resolve(job: Job, model_folder: Path | None, run_dir: Path, init_file: Path 
     _check_round_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
     digest = identity_digest(identity)
-    return ResolvedJob(job, spec, model, plan, steps, identity, digest, initial_file, initial_sha256)
+    return ResolvedJob(job, spec, model, plan, steps, identity, digest, arrays, initial_sha256)
 
 
 def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
@@ -110,13 +121,6 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
     if not declared:
         raise ConfigurationError("the model has no variables")
     return declared, arrays
-
-
-def _save_whole(arrays: dict[str, Float32s], path: Path) -> None:
-    """Write arrays as safetensors, whole or not at all: shards may be reading what an earlier coordinator wrote."""
-    temporary = path.with_suffix(".tmp")
-    save_file(arrays, temporary)
-    os.replace(temporary, path)
 
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:

@@ -1,30 +1,52 @@
 """RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
 
-Owns the run's record, its plans, the manifests of drained checkpoints and the coordinator's own saved state. A fresh
-run writes the first two; a coordinator that is started again, and `--resume`, read them. Decides nothing about steps.
+Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
+state and, in an object store, the results. A fresh run writes the first three; a coordinator that is started again, and
+`--resume`, read them. Decides nothing about steps.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import structlog
 
 from coordinator.saved import Saved
 from parashard import failpoints
-from parashard.checkpoints.catalogue import COORDINATORS, RUN_NAME, Catalogue, job_name, parse_job_id, plan_name
+from parashard.checkpoints.catalogue import (
+    COORDINATORS,
+    RUN_NAME,
+    Catalogue,
+    initial_folder,
+    initial_name,
+    job_name,
+    parse_job_id,
+    plan_name,
+)
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
-from parashard.checkpoints.manifest import JobManifest, Part, PlanRecord, RunRecord
-from parashard.checkpoints.state import whole_model
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
+from parashard.checkpoints.state import whole_model, whole_variables
+from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.claims import newest_claim
-from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotStored, StoreFailed, Superseded
+from parashard.errors import (
+    AlreadyStored,
+    ConfigurationError,
+    DamagedCheckpoint,
+    NotReady,
+    NotStored,
+    StoreFailed,
+    Superseded,
+)
 from parashard.job.digest import changed_keys, in_few_words
 from parashard.partition import Plan
+from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
-from parashard.variables import Float32s
+from parashard.variables import Float32s, values_sha256
 from protos import shard_pb2
 
 log = structlog.get_logger("coordinator")
@@ -55,6 +77,19 @@ class RunStore:
         self.catalogue = Catalogue(store)
         self.incarnation = incarnation
 
+    def find_run(self, run_id: str, *, resume: bool) -> RunRecord | None:
+        """Return the run that the store has, if it is the one that is meant (`check_run`); None: it has none."""
+        stored = self.catalogue.run()
+        if stored is None:
+            if resume:
+                raise ConfigurationError(f"--resume: {self.store.url} has no run to take up")
+        elif stored.run_id != run_id and not resume:
+            raise ConfigurationError(
+                f"{self.store.url} has run {stored.run_id} already: --resume takes it up; a new run needs another "
+                "checkpoint.url"
+            )
+        return stored
+
     def check_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
         """Return the id of the run that the store has, or may have; nothing is written, not even a claim.
 
@@ -72,16 +107,9 @@ class RunStore:
         ConfigurationError
             If the store has another run, or none to resume, or its job differs: the keys are named.
         """
-        stored = self.catalogue.run()
+        stored = self.find_run(run_id, resume=resume)
         if stored is None:
-            if resume:
-                raise ConfigurationError(f"--resume: {self.store.url} has no run to take up")
             return run_id
-        if stored.run_id != run_id and not resume:
-            raise ConfigurationError(
-                f"{self.store.url} has run {stored.run_id} already: --resume takes it up; a new run needs another "
-                "checkpoint.url"
-            )
         if stored.job_digest != mine.digest:
             changed = changed_keys(stored.identity, mine.identity)
             log.info("job-changed", keys=changed)  # all of them
@@ -90,9 +118,21 @@ class RunStore:
         return stored.run_id
 
     def begin_run(self, run_id: str, mine: Identity) -> None:
-        """Write the run's record, unless it is there."""
-        if self.catalogue.run() is not None:
-            return
+        """Write the run's record, unless it is there; the first one counts.
+
+        Raises
+        ------
+        NotReady
+            If another coordinator began a run meanwhile, such as with other first values: start again.
+        """
+        if self.catalogue.run() is None:
+            self._write_run(run_id, mine)
+        stored = self.catalogue.run()
+        assert stored is not None
+        if (stored.run_id, stored.job_digest) != (run_id, mine.digest):
+            raise NotReady(f"{self.store.url}: another coordinator has just begun run {stored.run_id}")
+
+    def _write_run(self, run_id: str, mine: Identity) -> None:
         record = RunRecord(
             run_id=run_id,
             job_digest=mine.digest,
@@ -100,7 +140,30 @@ class RunStore:
             job_toml=mine.job_toml,
             created_at=time.time(),
         )
-        self._create(RUN_NAME, encode(record))
+        with suppress(AlreadyStored):
+            self.store.create(RUN_NAME, encode(record))
+
+    def keep_initial(self, digest: str, arrays: Mapping[str, Float32s]) -> None:
+        """Store first values of a job, if it has any, before `begin_run`: a run that there is has its first values.
+
+        Raises
+        ------
+        StoreFailed
+            Some of the files may be there; without a manifest they are no first values.
+        """
+        if not arrays or self.catalogue.initial_manifest(digest) is not None:
+            return
+        shapes = {name: arrays[name].shape for name in sorted(arrays)}
+        tensors = {variable_tensor(p): arrays[p.variable] for p in whole_variables(shapes)}
+        manifest = InitialManifest(
+            job_digest=digest,
+            incarnation=self.incarnation,
+            sha256=values_sha256(arrays),
+            variables=tuple(shapes.items()),
+            files=tuple(write_tensors(self.store, initial_folder(digest, self.incarnation), tensors, "variables")),
+        )
+        with suppress(AlreadyStored):  # by a coordinator with the same values, since the job has the same digest
+            self._create(initial_name(digest), encode(manifest))
 
     def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
         """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).
@@ -219,10 +282,32 @@ class RunStore:
         Superseded
             If a later coordinator has claimed the run: it will not see this, so this one must stop (P3).
         """
-        if newest_claim(self.store, "coordinator") > self.incarnation:
-            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
+        self._check_newest()
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(saved))
         failpoints.hit("coordinator.state.saved")
+
+    def keep_results(self, run_dir: Path) -> None:
+        """Put the files that a job ends with into an object store too, which outlives the machine of the run directory.
+
+        The report is the last one. A store in a folder of this host gets nothing: the run directory has them.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run (P3).
+        StoreFailed
+            If the store gives an error; some of the files may be there.
+        """
+        if self.store.local_path(REPORT_FILE) is not None:
+            return
+        self._check_newest()
+        for name in (HISTORY_FILE, WEIGHTS_FILE, REPORT_FILE):
+            if (run_dir / name).exists():
+                self.store.replace(name, (run_dir / name).read_bytes())
+
+    def _check_newest(self) -> None:
+        if newest_claim(self.store, "coordinator") > self.incarnation:
+            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
 
     def _create(self, name: str, content: bytes) -> None:
         """Create a record; where a lost reply was asked for again, the one that is there is ours."""

@@ -28,13 +28,12 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobReply(_message.Message):
-    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "initial_file", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256")
+    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
     PLAN_FIELD_NUMBER: _ClassVar[int]
     MODEL_FOLDER_FIELD_NUMBER: _ClassVar[int]
-    INITIAL_FILE_FIELD_NUMBER: _ClassVar[int]
     STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
@@ -45,13 +44,12 @@ class GetJobReply(_message.Message):
     job_toml: str
     plan: Plan
     model_folder: str
-    initial_file: str
     steps_total: int
     data_fingerprint: str
     checkpoint_url: str
     source: str
     initial_sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., initial_file: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("version", "variables", "shards")

@@ -90,7 +90,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
     catalogue = Catalogue(store)
-    builder = ShardBuilder(reply, arguments.index, device=arguments.device)
+    builder = ShardBuilder(reply, arguments.index, store, device=arguments.device)
     options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
     rounds = builder.round_steps is not None

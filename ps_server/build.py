@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-
-import numpy as np
-from safetensors import SafetensorError, safe_open
 
 from parashard import encodings
-from parashard.checkpoints.state import ShardState
+from parashard.checkpoints.state import ShardState, first_values
 from parashard.compute import threads_for
 from parashard.contracts import plan_from
-from parashard.errors import BadData, ConfigurationError
+from parashard.errors import ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
-from parashard.partition import Partition, Plan
+from parashard.partition import Partition
+from parashard.store.base import Store
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
 from parashard.variables import Float32s, Variable
@@ -46,6 +43,8 @@ class ShardBuilder:
         What the coordinator says of the job.
     index : int
         Which shard of its plan.
+    store : Store, optional
+        The run's, with the first values that are not drawn from the seed; without it there are none.
     device : str
         Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
     open_card : callable
@@ -61,6 +60,7 @@ class ShardBuilder:
         self,
         reply: pb.GetJobReply,
         index: int,
+        store: Store | None = None,
         *,
         device: str = "",
         open_card: Callable[[str, int], Card | None] = open_card,
@@ -69,6 +69,7 @@ class ShardBuilder:
         self.plan = plan_from(reply.plan)
         self.index = index
         self._reply = reply
+        self._store = store
         if not 0 <= index < len(self.plan.shards):
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
@@ -97,11 +98,11 @@ class ShardBuilder:
 
         Raises
         ------
-        ConfigurationError
-            If a file of first values does not fit.
+        DamagedCheckpoint, StoreFailed
+            If the first values in the store are not what was written, or it gives an error.
         """
         job, plan, reply = self.job, self.plan, self._reply
-        values = initial_values(plan, job.job.seed, reply.initial_file) if state is None else stored_values(state)
+        values = self._first_values() if state is None else stored_values(state)
         memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=allows(job.cluster.transport, "shm"))
         storage = self._storage(values, memory)
         if state is not None:
@@ -119,6 +120,21 @@ class ShardBuilder:
             pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
             compensation=job.optimizer.delay_compensation,
         )
+
+    def _first_values(self) -> InitialRows:
+        """Return the source of first values: the store for the variables that it has, the seed for the others."""
+        drawn = drawn_from(self.job.job.seed)
+        if not self._reply.initial_sha256:
+            return drawn
+        assert self._store is not None, "a job with first values of its own, and no store"
+        plan = self.plan
+        stored = first_values(self._store, self._reply.job_digest, plan.variables, plan.shards[self.index])
+
+        def rows(variable: Variable, start: int, stop: int) -> Float32s:
+            values = stored.get(Partition(variable.name, start, stop))
+            return drawn(variable, start, stop) if values is None else values
+
+        return rows
 
     def _storage(self, initial: InitialRows, memory: WeightMemory) -> Storage:
         if self._card is None:
@@ -141,31 +157,6 @@ class ShardBuilder:
 def stored_values(state: ShardState) -> InitialRows:
     """Return the source of a checkpoint's values, by the partitions of its plan."""
     return lambda variable, start, stop: state.variables[Partition(variable.name, start, stop)]
-
-
-def initial_values(plan: Plan, seed: int, file: str) -> InitialRows:
-    """Return the source of first values: the file for the variables that it holds, the seed for the others."""
-    drawn = drawn_from(seed)
-    if not file:
-        return drawn
-    try:
-        stored = safe_open(file, framework="numpy")
-        names = set(stored.keys())  # type: ignore[no-untyped-call]
-    except (OSError, SafetensorError) as error:
-        raise BadData(f"{file}: cannot be read as safetensors: {error}") from None
-
-    def rows(variable: Variable, start: int, stop: int) -> Float32s:
-        if variable.name not in names:
-            return drawn(variable, start, stop)
-        tensor = stored.get_slice(variable.name)  # type: ignore[no-untyped-call]
-        if tuple(tensor.get_shape()) != variable.shape:
-            raise BadData(
-                f"{Path(file).name}: variable {variable.name!r} has shape {tuple(tensor.get_shape())}, "
-                f"the model's has {variable.shape}"
-            )
-        return np.ascontiguousarray(tensor[start:stop], np.float32)
-
-    return rows
 
 
 def _pulled_copies(job: Job, storage: Storage) -> int:

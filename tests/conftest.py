@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,6 +13,8 @@ import pytest
 import tenacity
 import tenacity.nap
 from certificates import Certificates
+
+BUCKET = "checkpoints"
 
 
 @pytest.fixture(scope="session")
@@ -45,6 +49,40 @@ def popen() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     for process in started:
         process.kill()
         process.communicate()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """Serve S3, with an empty bucket, on a free port of this host until the tests end."""
+    pytest.importorskip("s3fs", reason="NO TEST OF S3: s3fs is not installed (pip install parashard[s3])")
+    server_module = pytest.importorskip("moto.server", reason="NO TEST OF S3: moto is not installed (the dev extra)")
+    server = server_module.ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        endpoint = f"http://{host}:{port}"
+        direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        direct.open(urllib.request.Request(f"{endpoint}/{BUCKET}", method="PUT"), timeout=10).close()
+        yield endpoint
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def s3_url(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the URL of an empty folder on the server, and let every S3 client of this test find the server."""
+    settings = {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_SECRET_ACCESS_KEY": "nothing",
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_CONFIG_FILE": str(tmp_path / "none"),
+        "AWS_SHARED_CREDENTIALS_FILE": str(tmp_path / "none"),
+        "NO_PROXY": "127.0.0.1",
+    }
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    return f"s3://{BUCKET}/{tmp_path.parent.name}-{tmp_path.name}"
 
 
 class VirtualTime:

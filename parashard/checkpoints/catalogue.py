@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, sha256_of
-from parashard.checkpoints.manifest import JobManifest, PlanRecord, RunRecord, ShardManifest
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardManifest
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored
 from parashard.store.base import Store
 
@@ -62,6 +62,16 @@ class CheckpointId:
                 f"checkpoint {text!r}: allowed: a shard's such as p1/s0/i3/c7, a drained one as j1"
             )
         return cls(*map(int, match.groups()))
+
+
+def initial_name(job_digest: str) -> str:
+    """Return the name of the manifest of a job's first values."""
+    return f"initial/{job_digest}/{MANIFEST_NAME}"
+
+
+def initial_folder(job_digest: str, incarnation: int) -> str:
+    """Return the folder of the first values that a coordinator's life wrote."""
+    return f"initial/{job_digest}/i{incarnation:08d}"
 
 
 def plan_name(version: int) -> str:
@@ -190,6 +200,24 @@ class Catalogue:
             return self._read(RunRecord, RUN_NAME)
         except NotStored:
             return None
+
+    def initial_manifests(self) -> list[str]:
+        """Return the digests of the jobs whose first values are stored, sorted."""
+        return [
+            digest
+            for digest in self.store.folders("initial")
+            if re.fullmatch(r"[0-9a-f]{64}", digest) and MANIFEST_NAME in self.store.names(f"initial/{digest}")
+        ]
+
+    def initial_manifest(self, job_digest: str) -> InitialManifest | None:
+        """Return the manifest of a job's first values, or None where none are stored."""
+        name = initial_name(job_digest)
+        try:
+            manifest = self._read(InitialManifest, name)
+        except NotStored:
+            return None
+        self._check_place(name, f"job {manifest.job_digest[:12]}", f"job {job_digest[:12]}")
+        return manifest
 
     def check_record(self, name: str) -> None:
         """Check that a record of whatever kind is as it was written."""

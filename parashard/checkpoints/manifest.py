@@ -27,6 +27,7 @@ FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\z"
 Folder = Annotated[str, Field(pattern=r"^shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}\z")]
 Slot = Annotated[str, Field(pattern=r"^[^/]{1,200}\z")]
 Rows = tuple[Name, Count, Count]
+Shape = Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1)]
 
 
 class StoredFile(Table):
@@ -109,7 +110,7 @@ class StoredVariable(Table):
     """A variable's declaration; see `parashard.variables.Variable`."""
 
     name: Name
-    shape: Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1)]
+    shape: Shape
     initializer: Name
     initializer_scale: float
     frozen: bool
@@ -222,6 +223,22 @@ class JobManifest(Record):
     final: bool
     parts: Annotated[tuple[Part, ...], Field(min_length=1)]
     written_at: float
+
+
+class InitialManifest(Record):
+    """First values of a run that are not drawn from its seed; by the job's digest, which covers them (P2).
+
+    `variables` are names and shapes of those that the files hold, `sha256` is `parashard.variables.values_sha256` of
+    them, and `incarnation` the coordinator's that wrote the files.
+    """
+
+    kind = "initial-manifest"
+
+    job_digest: Sha256
+    incarnation: Ordinal
+    sha256: Sha256
+    variables: Annotated[tuple[tuple[Name, Shape], ...], Field(min_length=1)]
+    files: tuple[StoredFile, ...]
 
 
 class RunRecord(Record):

@@ -6,14 +6,14 @@ and by `parashard checkpoint export`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from parashard.checkpoints.catalogue import Catalogue, CheckpointId, place_of
-from parashard.checkpoints.manifest import JobManifest, ShardManifest
-from parashard.checkpoints.tensors import iterate_tensors, read_tensors, slot_tensor, variable_tensor
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_folder, initial_name, place_of
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest
+from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint
 from parashard.intervals import IntervalSet
 from parashard.partition import Partition, Plan
@@ -130,10 +130,47 @@ def assemble(
     return ShardState(parts[0].steps, version, parts[0].round, variables, state, None)
 
 
+def first_values(
+    store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
+) -> dict[Partition, Float32s]:
+    """Return a job's stored first values of some partitions; those of variables that are drawn are not among them.
+
+    One file is in memory at a time, besides the result.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If they are not there, or not what was written.
+    StoreFailed
+        If the store gives an error.
+    """
+    manifest = Catalogue(store).initial_manifest(job_digest)
+    if manifest is None:
+        raise DamagedCheckpoint(f"{place_of(store, initial_name(job_digest))}: the run's first values are not there")
+    stored = dict(manifest.variables)
+    values = _empty(variables, [p for p in partitions if p.variable in stored])
+    if values:
+        places = {variable_tensor(p): (p, values) for p in whole_variables(stored)}
+        _copy(iterate_initial(store, manifest), places, variables)
+    return values
+
+
+def iterate_initial(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
+    """Yield the tensors of first values and their names; raises as `iterate_files`."""
+    due = {variable_tensor(p): p.rows for p in whole_variables(dict(manifest.variables))}
+    folder = initial_folder(manifest.job_digest, manifest.incarnation)
+    return iterate_files(store, folder, manifest.files, due)
+
+
+def whole_variables(shapes: Mapping[str, tuple[int, ...]]) -> list[Partition]:
+    """Return the partitions that are whole variables, in name order."""
+    return [Partition(name, 0, shapes[name][0]) for name in sorted(shapes)]
+
+
 def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
     """Return every variable of a drained checkpoint by name, with its own shape; raises as `assemble`."""
     plan = Catalogue(store).plan(job.plan_version).to_plan()
-    whole = [Partition(name, 0, variable.rows) for name, variable in sorted(plan.variables.items())]
+    whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
     state = assemble(store, job, plan, whole, ())
     return {p.variable: array for p, array in state.variables.items()}
 

@@ -6,7 +6,7 @@ Owns the names of tensors and files. Knows manifests, and neither steps nor plan
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Literal
 
 import numpy as np
@@ -95,7 +95,16 @@ def iterate_tensors(
 ) -> Iterator[tuple[str, Float32s]]:
     """Yield a checkpoint's tensors and their names, file by file; those of a file after the whole file is checked.
 
-    Only the file at hand is in memory. At the end it is certain that every tensor of the manifest was there.
+    Only the file at hand is in memory. Raises as `iterate_files`.
+    """
+    files = (file for file in manifest.files if file.name.startswith(f"{prefix}-"))
+    return iterate_files(store, folder, files, _tensors_due(manifest, prefix))
+
+
+def iterate_files(
+    store: Store, folder: str, files: Iterable[StoredFile], rows_due: Mapping[str, int]
+) -> Iterator[tuple[str, Float32s]]:
+    """Yield the tensors of files and their names; at the end it is certain that every tensor that is due was there.
 
     Raises
     ------
@@ -104,10 +113,8 @@ def iterate_tensors(
     StoreFailed
         If the store gives an error.
     """
-    due = _tensors_due(manifest, prefix)
-    for file in manifest.files:
-        if not file.name.startswith(f"{prefix}-"):
-            continue
+    due = dict(rows_due)
+    for file in files:
         for name, array in _parsed(read_file(store, folder, file), place_of(store, f"{folder}/{file.name}")).items():
             rows = due.pop(name, None)
             if rows is None or array.dtype != np.float32 or array.shape[:1] != (rows,):

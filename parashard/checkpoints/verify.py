@@ -10,6 +10,7 @@ from functools import partial
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, CheckpointId
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
+from parashard.checkpoints.state import iterate_initial
 from parashard.checkpoints.tensors import iterate_tensors, read_file
 from parashard.errors import DamagedCheckpoint, NotStored
 
@@ -29,6 +30,8 @@ def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
         yield from _damage_of_plan(catalogue, version)
     for number in catalogue.job_checkpoints():
         yield from damage_in_job(catalogue, number, arrays=False)
+    for digest in catalogue.initial_manifests():
+        yield from _damage(partial(_read_initial, catalogue, digest))
     for name in catalogue.store.names(COORDINATORS):
         yield from _damage(partial(catalogue.check_record, f"{COORDINATORS}/{name}"))
     for id_ in catalogue.checkpoints():
@@ -84,6 +87,13 @@ def damage_in_shard(catalogue: Catalogue, id_: CheckpointId) -> Iterator[str]:
         yield str(error)
         return
     yield from _damage_of_files(catalogue, manifest)
+
+
+def _read_initial(catalogue: Catalogue, job_digest: str) -> None:
+    manifest = catalogue.initial_manifest(job_digest)
+    if manifest is not None:
+        for _ in iterate_initial(catalogue.store, manifest):
+            pass
 
 
 def _damage_of_plan(catalogue: Catalogue, version: int) -> Iterator[str]:

@@ -6,7 +6,8 @@ import json
 import math
 from pathlib import Path
 
-from coordinator.history import HISTORY_FILE, History
+from coordinator.history import History
+from parashard.run_files import HISTORY_FILE
 from protos import coordinator_pb2 as pb
 
 PHASES = pb.PhaseSeconds(pull=0.5, push=1.0, transfer=6.0)

@@ -32,8 +32,8 @@ consistency = { policy = "ssp:8", reduce = "sum" }
 """
 
 
-def ledger(folder: Path) -> ResolvedJob:
-    return resolve(job_from_toml(LEDGER), None, folder, None)
+def ledger() -> ResolvedJob:
+    return resolve(job_from_toml(LEDGER), None)
 
 
 def ended() -> Core:
@@ -57,16 +57,16 @@ def seen() -> StatusView:
     return status
 
 
-def test_it_has_every_figure_that_is_promised(tmp_path: Path) -> None:
-    resolved = ledger(tmp_path)
+def test_it_has_every_figure_that_is_promised() -> None:
+    resolved = ledger()
     figures = report(ended(), resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
     assert figures.keys() >= REQUIRED | {"ledger_wrong"}
     assert figures["ledger_wrong"] == 6
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
-def test_the_figures_of_a_job(tmp_path: Path) -> None:
-    figures = report(ended(), ledger(tmp_path), seen(), 4.0)
+def test_the_figures_of_a_job() -> None:
+    figures = report(ended(), ledger(), seen(), 4.0)
     assert (figures["job"], figures["run_id"], figures["consistency"]) == ("ledger", "run-1", "ssp:8")
     assert (figures["steps_total"], figures["steps_applied"], figures["skipped_steps"]) == (4, [4, 4], 1)
     assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
@@ -84,21 +84,21 @@ def test_the_figures_of_a_job(tmp_path: Path) -> None:
     assert (figures["shards"], figures["workers"]) == (2, 2)
 
 
-def test_a_job_that_failed_before_its_first_step_has_a_report_too(tmp_path: Path) -> None:
+def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
     core = core_of()
     core.fail("no disk")
-    figures = report(core, ledger(tmp_path), StatusView("ledger", "async", 2), 9.0)
+    figures = report(core, ledger(), StatusView("ledger", "async", 2), 9.0)
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
     assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (None, None, None)
     assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (0.0, 0.0, 0)
     assert (figures["transfer"]["hidden"], figures["bytes"]["saved"]) == (None, None)
 
 
-def test_a_loss_that_is_not_finite_is_none(tmp_path: Path) -> None:
+def test_a_loss_that_is_not_finite_is_none() -> None:
     core = ended()
     assert core.evaluations.latest is not None
     core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
-    figures = report(core, ledger(tmp_path), seen(), 4.0)
+    figures = report(core, ledger(), seen(), 4.0)
     assert (figures["loss"], figures["accuracy"]) == (None, None)
 
 

@@ -7,12 +7,14 @@ import struct
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from coordinator.resolve import INITIAL_FILE, ResolvedJob, resolve
+from coordinator.resolve import ResolvedJob, resolve
+from parashard.checkpoints.manifest import InitialManifest
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.variables import values_sha256
@@ -57,9 +59,10 @@ def resolved(
     evaluation: str = "",
     policy: str = "async",
     queue_bytes: int = 1 << 20,
+    **begun: Any,
 ) -> ResolvedJob:
     text = JOB.format(kind=kind, held_out=held_out, evaluation=evaluation, policy=policy, queue_bytes=queue_bytes)
-    return resolve(job_from_toml(text), folder, folder, init_file)
+    return resolve(job_from_toml(text), folder, init_file, **begun)
 
 
 def user_model(folder: Path, initial: str) -> str:
@@ -85,9 +88,8 @@ def test_steps_variables_and_places_follow_from_data_and_model(tmp_path: Path) -
     assert sorted(shapes(job).values()) == [(3,), (4, 3)]
     assert len(job.plan.shards) == 2
     assert all(job.plan.shard_elements(shard) for shard in range(2))
-    assert job.initial_file is None
+    assert (job.initial, job.initial_sha256) == ({}, "")
     assert len(job.digest) == 64
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_digest_is_the_job_s(tmp_path: Path) -> None:  # P2
@@ -110,20 +112,13 @@ def test_an_encoding_with_a_residue_is_refused_in_sync_wherever_it_was_declared(
         resolved(tmp_path, kind, policy="sync:4")
 
 
-def test_arrays_that_a_model_starts_from_are_written_for_the_shards(tmp_path: Path) -> None:
+def test_arrays_that_a_model_starts_from_are_float32(tmp_path: Path) -> None:
     kind = user_model(tmp_path, '{"a": np.arange(6.0).reshape(2, 3), "b": [1, 2]}')
     job = resolved(tmp_path, kind)
     assert shapes(job) == {"a": (2, 3), "b": (2,)}
-    assert job.initial_file == tmp_path / INITIAL_FILE
-    arrays = load_file(job.initial_file)
-    assert {name: array.dtype for name, array in arrays.items()} == {"a": np.float32, "b": np.float32}
-    np.testing.assert_array_equal(arrays["a"], np.arange(6.0).reshape(2, 3))
-
-
-def test_arrays_in_another_order_of_memory_are_written_as_they_read(tmp_path: Path) -> None:
-    job = resolved(tmp_path, user_model(tmp_path, '{"a": np.arange(6.0, dtype=np.float32).reshape(2, 3).T}'))
-    assert job.initial_file is not None
-    np.testing.assert_array_equal(load_file(job.initial_file)["a"], np.arange(6.0).reshape(2, 3).T)
+    assert {name: array.dtype for name, array in job.initial.items()} == {"a": np.float32, "b": np.float32}
+    np.testing.assert_array_equal(job.initial["a"], np.arange(6.0).reshape(2, 3))
+    assert job.initial_sha256 == values_sha256(job.initial)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +140,10 @@ def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> N
         resolved(tmp_path, user_model(tmp_path, initial))
 
 
-def test_a_file_with_first_values_is_kept_with_the_run(tmp_path: Path) -> None:
+def test_a_file_may_have_the_first_values(tmp_path: Path) -> None:
     file = stored(tmp_path)
     job = resolved(tmp_path, init_file=file)
-    assert job.initial_file == tmp_path / INITIAL_FILE
-    np.testing.assert_equal(load_file(job.initial_file), load_file(file))
+    np.testing.assert_equal(job.initial, load_file(file))
     assert job.initial_sha256 == values_sha256(load_file(file))
 
 
@@ -157,15 +151,26 @@ def test_a_file_goes_before_the_model_s_own_arrays(tmp_path: Path) -> None:
     kind = user_model(tmp_path, '{"a": np.zeros(2)}')
     save_file({"a": np.ones(2, np.float32)}, tmp_path / "first.safetensors")
     job = resolved(tmp_path, kind, tmp_path / "first.safetensors")
-    assert job.initial_file is not None
-    assert load_file(job.initial_file)["a"].tolist() == [1.0, 1.0]
+    assert job.initial["a"].tolist() == [1.0, 1.0]
 
 
 def test_a_run_that_has_begun_keeps_its_first_values_whatever_a_model_draws_anew(tmp_path: Path) -> None:  # P2
     kind = user_model(tmp_path, '{"a": np.random.default_rng().normal(size=4)}')
-    first, again = resolved(tmp_path, kind), resolved(tmp_path, kind)
-    assert (again.digest, again.initial_sha256) == (first.digest, first.initial_sha256)
-    assert first.initial_sha256 == values_sha256(load_file(tmp_path / INITIAL_FILE))
+    first = resolved(tmp_path, kind)
+    kept = InitialManifest(
+        job_digest=first.digest, incarnation=1, sha256=first.initial_sha256, variables=(("a", (4,)),), files=()
+    )
+    again = resolved(tmp_path, kind, kept=kept)
+    assert (again.digest, again.initial_sha256, again.initial) == (first.digest, first.initial_sha256, {})
+
+
+def test_so_does_one_that_has_them_in_its_directory_from_before_the_store_had_them(tmp_path: Path) -> None:  # P2
+    kind = user_model(tmp_path, '{"a": np.random.default_rng().normal(size=4), "b": Variable("b", (2,))}')
+    first = resolved(tmp_path, kind)
+    save_file(dict(first.initial), tmp_path / "initial.safetensors")
+    again = resolved(tmp_path, kind, kept_file=tmp_path / "initial.safetensors")
+    assert again.digest == first.digest
+    np.testing.assert_equal(again.initial, first.initial)
 
 
 def test_first_values_and_a_model_s_code_define_the_job(tmp_path: Path) -> None:  # P2
@@ -178,14 +183,6 @@ def test_first_values_and_a_model_s_code_define_the_job(tmp_path: Path) -> None:
         digests.add(resolved(folder, kind).digest)
         sys.modules.pop("mine")
     assert len(digests) == 3
-
-
-def test_a_run_s_first_values_that_were_damaged_are_told(tmp_path: Path) -> None:
-    kind = user_model(tmp_path, '{"a": np.zeros(2)}')
-    resolved(tmp_path, kind)
-    (tmp_path / INITIAL_FILE).write_bytes(b"torn")
-    with pytest.raises(BadData, match=INITIAL_FILE):
-        resolved(tmp_path, kind)
 
 
 def named(folder: Path, shape: tuple[int, ...]) -> str:

@@ -89,7 +89,7 @@ class ShardProcess:
         self.now_s = 0.0
         self.store = store
         self.catalogue = Catalogue(store)
-        builder = ShardBuilder(reply, index)
+        builder = ShardBuilder(reply, index, store)
         rounds = builder.round_steps is not None
         restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
         options = builder.job.checkpoint

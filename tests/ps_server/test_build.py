@@ -1,35 +1,37 @@
 """Building a shard: its place in the plan, its arithmetic by the job file, its first values by seed or file."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from in_process import pull, push
-from safetensors.numpy import save_file
 from shard_process import ADAM, DIGEST, PLAN, RUN, SEED, VARIABLES, bits_of, gradient_of, job_reply
+from store_fakes import MemoryStore
 
+from coordinator.run_store import RunStore
 from parashard.checkpoints.state import ShardState
-from parashard.errors import BadData, ConfigurationError
+from parashard.checkpoints.tensors import write_tensors
+from parashard.errors import ConfigurationError, DamagedCheckpoint
 from parashard.intervals import IntervalSet
 from parashard.messages import PushResult, Target
 from parashard.optimizers import SGD, Adam
 from parashard.partition import Partition
-from parashard.variables import initial_rows
+from parashard.store.base import Store
+from parashard.variables import initial_rows, values_sha256
 from ps_server.build import ShardBuilder
 from ps_server.ingest import Immediate, Rounds
 from ps_server.shard import Shard
 
 
-def built(index: int = 0, *, state: ShardState | None = None, **of_job: Any) -> Shard:
-    return ShardBuilder(job_reply(**{"steps_total": 10, **of_job}), index).build(incarnation=4, state=state)
+def built(index: int = 0, store: Store | None = None, *, state: ShardState | None = None, **of_job: Any) -> Shard:
+    return ShardBuilder(job_reply(**{"steps_total": 10, **of_job}), index, store).build(incarnation=4, state=state)
 
 
-def joined(**more: Any) -> dict[str, np.ndarray]:
+def joined(store: Store | None = None, **more: Any) -> dict[str, np.ndarray]:
     """Return the variables of both shards, put together."""
     values = {name: np.full(v.shape, np.nan, np.float32) for name, v in VARIABLES.items()}
     for index in range(2):
-        shard = built(index, **more)
+        shard = built(index, store, **more)
         for placed in shard.storage.layout:
             p = placed.partition
             target = values[p.variable][p.row_start : p.row_stop]
@@ -154,29 +156,49 @@ def test_the_applied_steps_may_have_gaps_and_are_the_shards_own() -> None:  # P1
     assert state.applied == IntervalSet([(0, 2), (7, 8)])
 
 
-# --- a file of first values ---
+# --- first values in the store ---
+
+FIRST = {"weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
 
 
-def test_a_file_gives_the_values_of_the_variables_that_it_holds(tmp_path: Path) -> None:
-    weight = np.arange(12, dtype=np.float64).reshape(4, 3)
-    save_file({"weight": weight, "of another model": weight}, tmp_path / "start.safetensors")
-    values = joined(initial_file=str(tmp_path / "start.safetensors"))
-    assert values["weight"].tolist() == weight.tolist()
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def joined_from(store: MemoryStore, arrays: dict[str, np.ndarray] = FIRST) -> dict[str, np.ndarray]:
+    """Store first values as the coordinator does, and return what both shards make of them."""
+    RunStore(store, 1).keep_initial(DIGEST, arrays)
+    return joined(store, initial_sha256=values_sha256(arrays))
+
+
+def test_the_store_gives_the_values_of_the_variables_that_it_has(store: MemoryStore) -> None:
+    values = joined_from(store)
+    assert values["weight"].tolist() == FIRST["weight"].tolist()
     assert values["bias"].tolist() == [0.0, 0.0]  # drawn
 
 
-def test_a_file_with_another_shape_is_refused(tmp_path: Path) -> None:
-    save_file({"weight": np.zeros((3, 4), np.float32)}, tmp_path / "start.safetensors")
-    with pytest.raises(BadData, match=r"start.safetensors: variable 'weight' has shape \(3, 4\), .* \(4, 3\)"):
-        joined(initial_file=str(tmp_path / "start.safetensors"))
+def test_first_values_may_lie_in_several_files(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    bias = np.array([5.0, 6.0], np.float32)
+    monkeypatch.setattr(write_tensors, "__kwdefaults__", {"file_bytes": 8})
+    values = joined_from(store, {**FIRST, "bias": bias})
+    assert sum(".safetensors" in name for name in store.contents) == 2
+    assert (values["weight"].tolist(), values["bias"].tolist()) == (FIRST["weight"].tolist(), [5.0, 6.0])
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BadData, match=r"gone\.safetensors: cannot be read as safetensors"):
-        built(initial_file=str(tmp_path / "gone.safetensors"))
+def test_values_that_are_not_the_variable_s_are_refused(store: MemoryStore) -> None:
+    with pytest.raises(DamagedCheckpoint, match=r"tensor 'weight\[0:4\]' has shape \(4, 2\), .* \(4, 3\)"):
+        joined_from(store, {"weight": np.zeros((4, 2), np.float32)})
 
 
-def test_a_file_of_another_format_is_named(tmp_path: Path) -> None:
-    (tmp_path / "start.safetensors").write_bytes(b"PK\x03\x04 not ours")
-    with pytest.raises(BadData, match=r"start\.safetensors: cannot be read as safetensors"):
-        built(initial_file=str(tmp_path / "start.safetensors"))
+def test_values_that_are_not_there_are_not_drawn(store: MemoryStore) -> None:
+    with pytest.raises(DamagedCheckpoint, match="first values are not there"):
+        joined(store, initial_sha256="a" * 64)
+
+
+def test_values_with_another_bit_are_refused(store: MemoryStore) -> None:
+    joined_from(store)
+    name = next(name for name in store.contents if name.endswith(".safetensors"))
+    store.contents[name] = store.contents[name][:-1] + b"\1"
+    with pytest.raises(DamagedCheckpoint, match=r"variables-0\.safetensors: SHA-256"):
+        joined_from(store)

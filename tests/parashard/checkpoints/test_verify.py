@@ -1,9 +1,10 @@
 """Verification: every byte is read, each damaged file is named, and what is sound is not."""
 
 import pytest
-from checkpoint_cases import write_drained, write_shard
+from checkpoint_cases import DIGEST, model_of, write_drained, write_shard
 from store_fakes import MemoryStore
 
+from coordinator.run_store import RunStore
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
@@ -110,3 +111,12 @@ def test_what_coordinators_saved_is_verified_too(store):  # P7
     damage(store, name)
     [text] = damage_in_store(Catalogue(store))
     assert f"{store.url}/{name}: " in text
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "i00000002/variables-0.safetensors"])
+def test_so_are_a_run_s_first_values(store, name):
+    RunStore(store, 2).keep_initial(DIGEST, model_of(1))
+    assert list(damage_in_store(Catalogue(store))) == []
+    damage(store, f"initial/{DIGEST}/{name}")
+    [text] = damage_in_store(Catalogue(store))
+    assert f"{store.url}/initial/{DIGEST}/{name}: " in text

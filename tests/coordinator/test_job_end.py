@@ -1,0 +1,90 @@
+"""The end of a job whose store is elsewhere: what the run directory has goes there before the job is done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from checkpoint_cases import DIGEST, RUN, STEPS, model_of, write_drained
+from coordinator_cases import Caller, core_of
+from safetensors.numpy import load
+from small_job import SMALL_JOB
+from store_fakes import MemoryStore
+
+from coordinator import coordination as module
+from coordinator.calls import JobState
+from coordinator.coordination import Coordination
+from coordinator.core import Core
+from coordinator.resolve import resolve
+from coordinator.run_store import RunStore
+from parashard.claims import claim_incarnation
+from parashard.errors import Superseded
+from parashard.job.load import job_from_toml
+from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.store import Store, open_store
+from protos import coordinator_pb2 as pb
+
+RESULTS = {HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE}
+
+
+def at_its_end(store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Coordination, Core]:
+    """Return a job of which only what follows the last checkpoint is left to do."""
+    write_drained(store)
+    core = core_of(steps_total=STEPS)
+    caller = Caller(core)
+    caller.lease(STEPS)
+    caller.complete_all()
+    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    run_store = RunStore(store, claim_incarnation(store, "coordinator"))
+    job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
+    coordination = Coordination(core, resolved, resolved.plan, job, run_dir, run_store)
+    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda steps, final: "j1")
+    monkeypatch.setattr(coordination, "_look", lambda: True)
+    return coordination, core
+
+
+def test_the_job_is_done_when_the_store_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P7
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    fault = store.fail("replace", REPORT_FILE)
+    coordination._finish()
+    assert fault.fired == 1
+    assert (core.state, REPORT_FILE in store.contents) == (JobState.RUNNING, False)
+    coordination._finish()
+    assert core.state is JobState.DONE
+    assert json.loads(store.contents[REPORT_FILE])["state"] == "done"
+    stored, final = load(store.contents[WEIGHTS_FILE]), model_of(0)
+    assert {n: a.view(np.uint32).tolist() for n, a in stored.items()} == {
+        n: a.view(np.uint32).tolist() for n, a in final.items()
+    }
+    assert {name: store.contents[name] for name in RESULTS} == {n: (tmp_path / n).read_bytes() for n in RESULTS}
+
+
+def test_a_store_that_fails_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    store.fail("replace", WEIGHTS_FILE)
+    monkeypatch.setattr(module, "STORE_PATIENCE_S", -1.0)
+    coordination._finish()
+    assert core.state is JobState.FAILED
+    assert "weights and report cannot be stored: memory://test: no space left" in core.reason
+    assert REPORT_FILE not in store.contents
+
+
+def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P3
+    store = MemoryStore()
+    coordination, _ = at_its_end(store, tmp_path, monkeypatch)
+    claim_incarnation(store, "coordinator")
+    with pytest.raises(Superseded):
+        coordination._finish()
+    assert not RESULTS & set(store.contents)
+
+
+def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = open_store(str(tmp_path / "store"))
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination._finish()
+    assert core.state is JobState.DONE
+    assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})

@@ -1,0 +1,149 @@
+"""First values that are not drawn from the seed: machines that share a store and no folder begin, and come back."""
+
+from __future__ import annotations
+
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+from small_job import SMALL_JOB
+
+from coordinator.__main__ import take_up
+from coordinator.resolve import ResolvedJob
+from coordinator.run_store import RunStore
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.verify import damage_in_store
+from parashard.contracts import plan_message
+from parashard.errors import ConfigurationError, NotReady
+from parashard.job.load import as_toml, job_from_toml
+from parashard.store import Store, open_store
+from parashard.variables import values_sha256
+from protos import coordinator_pb2 as pb
+from ps_server.build import ShardBuilder
+
+MODEL = """
+import numpy as np
+from parashard.variables import Variable
+
+class Drawing:
+    def initial_variables(self):
+        return {"drawn": np.random.default_rng().normal(size=(6, 2)), "zeros": Variable("zeros", (3,))}
+    def loss_and_gradients(self, variables, batch, xp): return 0.0, {}
+    def evaluate(self, variables, batch, xp): return {}
+
+def build(spec): return Drawing()
+"""
+
+
+@pytest.fixture(params=["local", "s3"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
+    """Return an empty store, opened by its URL as each process does."""
+    return open_store(f"file://{tmp_path}/store" if request.param == "local" else request.getfixturevalue("s3_url"))
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "drawing.py").write_text(MODEL)
+    yield tmp_path
+    sys.modules.pop("drawing", None)
+
+
+def taken_up(store: Store, folder: Path, run_dir: str, **changed: Any) -> tuple[ResolvedJob, RunStore]:
+    """Do what a coordinator does that is started with a run directory of its own."""
+    (folder / run_dir).mkdir(exist_ok=True)
+    job = job_from_toml(SMALL_JOB.replace('"softmax"', '"drawing:build"'), [("cluster.shards", 2, "test")])
+    arguments = {"run_id": "run-1", "resume": False, "model_folder": folder, "run_dir": folder / run_dir, "init": None}
+    run_id, resolved, run_store = take_up(Namespace(**(arguments | changed)), job, open_store(store.url))
+    assert run_id == "run-1"
+    return resolved, run_store
+
+
+def shard_values(store: Store, resolved: ResolvedJob) -> dict[str, np.ndarray]:
+    """Return the variables that both shards begin with."""
+    reply = pb.GetJobReply(
+        run_id="run-1",
+        job_digest=resolved.digest,
+        job_toml=as_toml(resolved.job),
+        plan=plan_message(resolved.plan),
+        initial_sha256=resolved.initial_sha256,
+        steps_total=resolved.steps.total,
+        checkpoint_url=store.url,
+    )
+    values = {name: np.full(v.shape, np.nan, np.float32) for name, v in resolved.plan.variables.items()}
+    for index in range(2):
+        storage = ShardBuilder(reply, index, open_store(reply.checkpoint_url)).build(1, None).storage
+        for placed in storage.layout:
+            rows = values[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop]
+            rows[:] = storage.weights[placed.offset : placed.stop].reshape(rows.shape)
+    return values
+
+
+def test_shards_begin_with_what_the_coordinator_stored(store: Store, model_folder: Path) -> None:
+    resolved, _ = taken_up(store, model_folder, "first")
+    values = shard_values(store, resolved)
+    assert values["drawn"].all()
+    assert values["zeros"].tolist() == [0.0, 0.0, 0.0]
+    assert values_sha256({"drawn": values["drawn"]}) == resolved.initial_sha256
+    assert list(damage_in_store(Catalogue(store))) == []
+    assert list((model_folder / "first").iterdir()) == []
+
+
+def test_a_coordinator_in_another_folder_goes_on_with_them(store: Store, model_folder: Path) -> None:  # P2
+    first, _ = taken_up(store, model_folder, "first")
+    second, run_store = taken_up(store, model_folder, "second")
+    assert run_store.incarnation == 2
+    assert (second.digest, second.initial_sha256) == (first.digest, first.initial_sha256)
+    np.testing.assert_equal(shard_values(store, second), shard_values(store, first))
+
+
+def test_a_file_of_first_values_counts_at_the_first_start_only(store: Store, model_folder: Path) -> None:
+    file, other = model_folder / "file.safetensors", model_folder / "other.safetensors"
+    arrays = {"drawn": np.ones((6, 2), np.float32), "zeros": np.full(3, 2.0, np.float32)}
+    save_file(arrays, file)
+    save_file({name: -array for name, array in arrays.items()}, other)
+    taken_up(store, model_folder, "first", init=file)
+    second, _ = taken_up(store, model_folder, "second", init=other)
+    np.testing.assert_equal(shard_values(store, second), arrays)
+
+
+def test_of_two_that_begin_at_once_the_first_one_s_values_count(
+    store: Store, model_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P2
+    winners: list[ResolvedJob] = []
+    begin_run = RunStore.begin_run
+
+    def overtaken(run_store: RunStore, *arguments: Any) -> None:
+        monkeypatch.setattr(RunStore, "begin_run", begin_run)
+        winners.append(taken_up(store, model_folder, "winner")[0])
+        run_store.begin_run(*arguments)
+
+    monkeypatch.setattr(RunStore, "begin_run", overtaken)
+    with pytest.raises(NotReady, match="another coordinator has just begun run run-1"):
+        taken_up(store, model_folder, "loser")
+    again, _ = taken_up(store, model_folder, "loser")
+    assert [winner.digest for winner in winners] == [again.digest]
+
+
+def test_another_run_s_store_is_refused_before_anything_is_written(store: Store, model_folder: Path) -> None:
+    taken_up(store, model_folder, "first")
+    with pytest.raises(ConfigurationError, match="has run run-1 already"):
+        taken_up(store, model_folder, "second", run_id="run-2")
+    assert store.names("claims/coordinator") == ["00000001"]
+    assert len(store.folders("initial")) == 1
+
+
+def test_a_run_folder_from_before_the_store_had_them_goes_on(model_folder: Path) -> None:
+    store = open_store(str(model_folder / "store"))
+    first, _ = taken_up(store, model_folder, "first")
+    values = shard_values(store, first)
+    for name in [f"initial/{first.digest}/manifest.json", f"initial/{first.digest}/i00000001/variables-0.safetensors"]:
+        store.delete(name)
+    save_file({"drawn": values["drawn"]}, model_folder / "first" / "initial.safetensors")
+    second, _ = taken_up(store, model_folder, "first")
+    np.testing.assert_equal(shard_values(store, second), values)
