@@ -13,7 +13,8 @@ from ps_server.push_log.log import PushLog
 from ps_server.record import APPLY_BOUNDS_S
 from ps_server.served import Served
 
-STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128)
+STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+"""The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
 
 
 class ShardCollector(Collector):

@@ -15,6 +15,8 @@ LEGENDS = {
     "worker": "{{worker}}",
     "phase": "{{phase}}",
     "result": "{{result}}",
+    "reason": "{{reason}}",
+    "role, reason": "{{role}} {{reason}}",
     "Hostname, gpu": "{{Hostname}} {{gpu}}",
 }
 """What series by these labels are called."""
@@ -195,6 +197,10 @@ FAILURES = Dashboard(
               ("max by (run) (increase(parashard_shard_skipped_steps_total[5m]))", "steps given up"),
               in_5_minutes("parashard_coordinator_rollbacks_total", legend="rollbacks"),
               in_5_minutes("parashard_coordinator_worker_exits_total", legend="worker exits")),
+        panel("Ends of pods", "In 5 minutes, of containers, too, by role and reason. On Kubernetes only.", "short",
+              in_5_minutes("parashard_coordinator_pod_ends_total", "role, reason"), kind="stack"),
+        panel("Refused peers", "What single peers did not get in 5 minutes: beyond their share, or too slow.", "short",
+              in_5_minutes("parashard_refused_peers_total", "reason"), kind="stack"),
         panel("Certificates", "Time until the first one expires, by role. Without TLS there are none.", "s",
               ("min by (role) ((parashard_certificate_expires_timestamp_seconds - time()) "
                f"{WITH_ROLE})", "{{role}}"), minimum=None),

@@ -9,6 +9,7 @@ import subprocess
 import urllib.error
 import urllib.parse
 import urllib.request
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +47,42 @@ def promtool(*arguments: object) -> None:
         ["promtool", *map(str, arguments)], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT
     )
     assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def named(name: str, labels: dict[str, str]) -> str:
+    """Return a series as promtool reads it."""
+    return f"{name}{{{', '.join(f'{label}={json.dumps(value)}' for label, value in labels.items())}}}"
+
+
+def expressions_show(
+    folder: Path, scraped: Iterable[tuple[str, str]], shown: Iterable[tuple[str, list[tuple[dict[str, str], float]]]]
+) -> None:
+    """Let promtool evaluate expressions after 10 minutes.
+
+    Parameters
+    ----------
+    folder : Path
+        Where its file is written.
+    scraped : iterable
+        Series, and their values minute by minute in promtool's notation.
+    shown : iterable
+        Expressions, and of each series that they return its labels and its value.
+    """
+    case = {
+        "interval": "1m",
+        "input_series": [{"series": series, "values": values} for series, values in scraped],
+        "promql_expr_test": [
+            {
+                "expr": expr,
+                "eval_time": "10m",
+                "exp_samples": [{"labels": named("", labels), "value": value} for labels, value in samples],
+            }
+            for expr, samples in shown
+        ],
+    }
+    path = folder / "expressions.yml"
+    path.write_text(json.dumps({"evaluation_interval": "1m", "tests": [case]}))
+    promtool("test", "rules", path)
 
 
 class PrometheusServer:

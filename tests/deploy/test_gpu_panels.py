@@ -6,13 +6,11 @@ units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_server import needs_promtool, promtool
+from prometheus_server import expressions_show, named, needs_promtool
 
 from deploy.grafana.contents import GPU
 
@@ -48,30 +46,21 @@ def exposition() -> Iterator[str]:
             yield f'{name}{{{labels},modelName="NVIDIA H200",Hostname="{host}",DCGM_FI_DRIVER_VERSION="570.1"}} {value}'
 
 
-def scraped() -> Iterator[dict[str, str]]:
-    """Yield a scrape's samples as promtool's input series."""
+def scraped() -> Iterator[tuple[str, str]]:
+    """Yield a scrape's series and their values."""
     for family in text_string_to_metric_families("\n".join(exposition()) + "\n"):
         for sample in family.samples:
             labels = {**sample.labels, "job": "dcgm", "instance": f"{sample.labels['Hostname']}:9400"}
-            yield {"series": _named(sample.name, labels), "values": f"{sample.value}x5"}
+            yield named(sample.name, labels), f"{sample.value}x15"
 
 
 @needs_promtool
 def test_every_panel_shows_every_card_in_its_unit(tmp_path: Path) -> None:
-    expected: list[dict[str, Any]] = []
+    shown: list[tuple[str, list[tuple[dict[str, str], float]]]] = []
     for panel in GPU.panels:
         unit, values = SHOWN[panel.title]
         assert panel.unit == unit
         assert [query.legend for query in panel.queries] == ["{{Hostname}} {{gpu}}"]
-        samples = [
-            {"labels": _named("", {"Hostname": host, "gpu": gpu}), "value": value}
-            for (host, gpu), value in zip(CARDS, values, strict=True)
-        ]
-        expected.append({"expr": panel.queries[0].expr, "eval_time": "1m", "exp_samples": samples})
-    case = {"interval": "1m", "input_series": list(scraped()), "promql_expr_test": expected}
-    (tmp_path / "gpu.yml").write_text(json.dumps({"evaluation_interval": "1m", "tests": [case]}))
-    promtool("test", "rules", tmp_path / "gpu.yml")
-
-
-def _named(name: str, labels: dict[str, str]) -> str:
-    return f"{name}{{{', '.join(f'{label}={json.dumps(value)}' for label, value in labels.items())}}}"
+        cards = [({"Hostname": host, "gpu": gpu}, value) for (host, gpu), value in zip(CARDS, values, strict=True)]
+        shown.append((panel.queries[0].expr, cards))
+    expressions_show(tmp_path, scraped(), shown)

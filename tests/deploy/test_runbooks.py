@@ -12,6 +12,7 @@ from prometheus_server import ALERTS, ROOT
 
 from deploy.grafana.contents import DASHBOARDS
 from parashard.cli import app
+from ps_server.metrics import STALENESS_BUCKETS
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))
@@ -73,6 +74,12 @@ def test_a_page_names_the_thresholds_of_its_rule(rule: dict[str, str]) -> None:
     for number in re.findall(r"[<>] (?:on \(run\) )?([\d.]+)", re.sub(of_job_state, "", rule["expr"])):
         shown = f"{100 * float(number):g} %" if 0 < float(number) < 1 else number
         assert number == "0" or re.search(rf"\b{shown}", says), (number, says)
+
+
+def test_the_page_of_staleness_says_from_how_many_workers_on_the_histogram_is_too_short() -> None:
+    text = (RUNBOOKS / "ParashardStalenessHigh.md").read_text()
+    ends, workers = re.findall(r"ends at (\d+) pushes: with (\d+) workers", text)[0]
+    assert (int(ends), int(workers)) == (STALENESS_BUCKETS[-1], STALENESS_BUCKETS[-1] // 8)
 
 
 @each_page
