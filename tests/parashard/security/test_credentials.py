@@ -153,6 +153,29 @@ class TestRenewal:
         clock[0] += LOOK_S
         assert credentials.current().chain == (fresh / "cert.pem").read_bytes()
 
+    @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+    def test_while_it_is_read_is_no_mixture_of_both(self, certificates, folder, clock, monkeypatch, name):
+        watched = Credentials(folder, clock=lambda: clock[0])
+        before, read = watched.current(), credentials._content
+        replaced: list[str] = []
+
+        def read_then_replace(path: Path) -> object:
+            content = read(path)
+            if path.name == name and not replaced:
+                replaced.append(name)
+                certificates.renew(folder, [Role.WORKER])
+            return content
+
+        certificates.renew(folder, [Role.WORKER])
+        monkeypatch.setattr(credentials, "_content", read_then_replace)
+        clock[0] += LOOK_S
+        assert watched.current() is before
+        assert replaced == [name]
+        clock[0] += LOOK_S
+        assert (watched.current().chain, watched.current().key) == tuple(
+            (folder / name).read_bytes() for name in ("cert.pem", "key.pem")
+        )
+
     def test_a_folder_that_is_gone_changes_nothing(self, folder, credentials, clock):
         before = credentials.current()
         shutil.rmtree(folder)
