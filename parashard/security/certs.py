@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -37,6 +38,9 @@ _PEM = serialization.Encoding.PEM
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
     """Make a certificate authority: its certificate, and its key for this user alone (mode 0600).
 
+    The key comes first, and each file is on the disk before the next is begun. So whoever is killed leaves no more than
+    a key, for which the next call makes the certificate.
+
     Parameters
     ----------
     folder : Path
@@ -49,11 +53,13 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     Raises
     ------
     ConfigurationError
-        If it has an authority already, or cannot be written.
+        If it has an authority already, or a certificate without its key, or cannot be written.
     """
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
-    key = ec.generate_private_key(ec.SECP256R1())
+    _refuse_without_key(folder)
+    begun = (folder / CA_KEY_FILE).exists()
+    key = _authority_key(folder) if begun else ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)])
     certificate = (
         _begun(key.public_key(), name, name, valid_days, now)
@@ -62,13 +68,14 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write(folder / CA_KEY_FILE, _private(key), mode=0o600)
+    if not begun:
+        _write(folder / CA_KEY_FILE, _private(key), mode=0o600)
     _write(folder / CA_FILE, certificate.public_bytes(_PEM), mode=0o644)
 
 
 def has_authority(folder: Path) -> bool:
-    """Return whether a folder has an authority, or a part of one."""
-    return (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists()
+    """Return whether a folder has an authority, and not only a part of one."""
+    return (folder / CA_KEY_FILE).exists() and (folder / CA_FILE).exists()
 
 
 def issue(
@@ -141,15 +148,14 @@ def issue(
 
 
 def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
+    _refuse_without_key(folder)
     try:
         certificate = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
-        key = serialization.load_pem_private_key((folder / CA_KEY_FILE).read_bytes(), password=None)
     except OSError as error:
-        raise ConfigurationError(f"{error.filename}: {error.strerror}; `parashard certs init` makes it") from None
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{folder}: {CA_FILE} or {CA_KEY_FILE} cannot be read: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigurationError(f"{folder / CA_KEY_FILE}: found another kind of key; allowed: an elliptic curve's")
+        raise _missing(error) from None
+    except ValueError as error:
+        raise ConfigurationError(f"{folder / CA_FILE} cannot be read: {error}") from None
+    key = _authority_key(folder)
     ends = certificate.not_valid_after_utc
     if now > ends:
         raise ConfigurationError(
@@ -157,6 +163,30 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
             "make an authority in another folder"
         )
     return certificate, key
+
+
+def _authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    path = folder / CA_KEY_FILE
+    try:
+        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+    except OSError as error:
+        raise _missing(error) from None
+    except (ValueError, TypeError) as error:
+        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigurationError(f"{path}: found another kind of key; allowed: an elliptic curve's")
+    return key
+
+
+def _refuse_without_key(folder: Path) -> None:
+    if (folder / CA_FILE).exists() and not (folder / CA_KEY_FILE).exists():
+        raise ConfigurationError(
+            f"{folder} has {CA_FILE} and no {CA_KEY_FILE}; put its key back, or make an authority in another folder"
+        )
+
+
+def _missing(error: OSError) -> ConfigurationError:
+    return ConfigurationError(f"{error.filename}: {error.strerror}; `parashard certs init` makes it")
 
 
 def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
@@ -221,15 +251,27 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, mode: int) -> None:
-    """Write a file whole; a key is never readable for others, not even for a moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Write a file whole and onto the disk; a key is never readable for others, not even for a moment."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            with open(number, "wb") as file:
                 file.write(content)
+                file.flush()
+                os.fchmod(number, mode)
+                os.fsync(number)
             os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
+        _sync(path.parent)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

@@ -58,6 +58,14 @@ def test_one_command_makes_what_a_cluster_needs_and_renews_it(tmp_path: Path) ->
     assert all((tmp_path / "tls" / name / "cert.pem").read_bytes() != first[name] for name in names)
 
 
+def test_a_cluster_goes_on_with_an_authority_that_a_kill_left_without_its_certificate(tmp_path: Path) -> None:
+    command = ("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
+    certs(*command)
+    (tmp_path / "ca" / "ca.pem").unlink()
+    certs(*command)
+    assert Credentials(tmp_path / "tls" / "shard-0").identities
+
+
 def test_who_is_connected_to_has_the_folders_name_as_its_host(tmp_path: Path) -> None:
     certs("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
     hosts = {

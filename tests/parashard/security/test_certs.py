@@ -1,14 +1,16 @@
 """What certificates of our own authority say, and that keys are nobody else's to read."""
 
+import os
 import stat
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.certs import issue, make_authority
+from parashard.security.certs import has_authority, issue, make_authority
 from parashard.security.credentials import load
 from parashard.security.identity import Identity, Role
 
@@ -74,6 +76,73 @@ def test_an_authority_is_not_replaced(authority):
     with pytest.raises(ConfigurationError, match="has an authority already"):
         make_authority(authority, valid_days=1)
     assert (authority / "ca-key.pem").read_bytes() == before
+
+
+class Killed(BaseException):
+    """Stands for a process that is killed."""
+
+
+class TestHalfAnAuthority:
+    """Is finished where that is possible, and else it is said what to do."""
+
+    @pytest.mark.parametrize("renamed", [0, 1])
+    def test_that_a_kill_left_is_finished_by_the_next_call(self, tmp_path, monkeypatch, renamed):
+        calls = []
+
+        def replace(source: str, target: object, really=os.replace) -> None:
+            calls.append(target)
+            if len(calls) > renamed:
+                raise Killed
+            really(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", replace)
+            with pytest.raises(Killed):
+                make_authority(tmp_path / "ca", valid_days=1)
+        assert not has_authority(tmp_path / "ca")
+        key = tmp_path / "ca" / "ca-key.pem"
+        before = key.read_bytes() if key.exists() else None
+        assert (before is not None) == bool(renamed)
+        make_authority(tmp_path / "ca", valid_days=1)
+        assert has_authority(tmp_path / "ca")
+        assert before in (None, key.read_bytes())
+        issued(tmp_path / "ca", WORKER)
+        assert load(tmp_path / "tls").identities == (WORKER,)
+
+    def test_is_on_the_disk_in_the_order_in_which_it_is_made(self, tmp_path, monkeypatch):
+        done = []
+
+        def note(what: str, really):
+            def noted(*arguments):
+                name = Path(f"/proc/self/fd/{arguments[0]}").readlink() if what == "fsync" else arguments[1]
+                done.append(f"{what} {name.stem if name.name.startswith('.') else name.name}")
+                return really(*arguments)
+
+            return noted
+
+        for what in ("fsync", "replace"):
+            monkeypatch.setattr(os, what, note(what, getattr(os, what)))
+        make_authority(tmp_path / "ca", valid_days=1)
+        key = ["fsync .ca-key.pem", "replace ca-key.pem", "fsync ca"]
+        assert done == [*key, "fsync .ca.pem", "replace ca.pem", "fsync ca"]
+
+    def test_without_its_certificate_is_named_with_the_command_that_helps(self, authority):
+        before = issued(authority, WORKER)
+        (authority / "ca.pem").unlink()
+        with pytest.raises(ConfigurationError, match=r"ca\.pem: No such file .*; `parashard certs init` makes it"):
+            issued(authority, WORKER)
+        make_authority(authority, valid_days=2)
+        before.verify_directly_issued_by(x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()))
+
+    def test_without_its_key_is_refused_by_every_command_with_one_advice(self, authority):
+        (authority / "ca-key.pem").unlink()
+        before = (authority / "ca.pem").read_bytes()
+        advice = r"ca has ca\.pem and no ca-key\.pem; put its key back, or make an authority in another folder"
+        with pytest.raises(ConfigurationError, match=advice):
+            make_authority(authority, valid_days=1)
+        with pytest.raises(ConfigurationError, match=advice):
+            issued(authority, WORKER)
+        assert (authority / "ca.pem").read_bytes() == before
 
 
 class TestKeptAuthorities:
