@@ -5,6 +5,7 @@ Parses, calls, prints; decides nothing. Registered in `parashard.cli`.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -55,8 +56,8 @@ def issue(
     A local cluster is one user's: `parashard run --tls-dir` takes one certificate with all four roles.
     """
     identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
-    issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
-    typer.echo(f"{output}: {in_words(identities)}, for {valid_days} days")
+    cut = issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
+    typer.echo(f"{output}: {in_words(identities)}, {_life(valid_days, cut)}")
 
 
 @certs.command()
@@ -77,9 +78,14 @@ def cluster(
     holders = [Identity(Role.COORDINATOR, "coordinator"), Identity(Role.WORKER, "worker")]
     holders += [Identity(Role.SHARD, f"shard-{index}") for index in range(shards)]
     holders += [Identity(Role.OPERATOR, "operator")]
+    cut: datetime | None = None
     for holder in holders:
         hosts = [holder.name] if holder.role in SERVING else []
-        issue_certificate(
+        cut = issue_certificate(
             authority, output / holder.name, [holder], hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
         )
-    typer.echo(f"{output}: {in_words(holders)}, for {valid_days} days")
+    typer.echo(f"{output}: {in_words(holders)}, {_life(valid_days, cut)}")
+
+
+def _life(valid_days: int, cut: datetime | None) -> str:
+    return f"until {cut:%Y-%m-%d %H:%M:%S} UTC, when the authority expires" if cut else f"for {valid_days} days"

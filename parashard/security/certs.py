@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, check_key_mode
 from parashard.security.identity import NAME, SERVING, Identity, in_words
 
 CA_KEY_FILE = "ca-key.pem"
@@ -58,11 +58,12 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
     _refuse_without_key(folder)
+    now = now or datetime.datetime.now(datetime.UTC)
     begun = (folder / CA_KEY_FILE).exists()
     key = _authority_key(folder) if begun else ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)])
     certificate = (
-        _begun(key.public_key(), name, name, valid_days, now)
+        _begun(key.public_key(), name, name, now, now + datetime.timedelta(days=valid_days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
@@ -87,7 +88,7 @@ def issue(
     valid_days: int,
     keep_ca: bool = False,
     now: datetime.datetime | None = None,
-) -> None:
+) -> datetime.datetime | None:
     """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
     Files of an earlier certificate are replaced one by one: who reads meanwhile finds a key and a certificate that do
@@ -108,11 +109,16 @@ def issue(
     keep_ca : bool
         The folder goes on trusting the authorities in its `ca.pem`, besides this one, until they expire.
 
+    Returns
+    -------
+    datetime or None
+        When the authority ends, if the certificate was to outlive it, and so ends then.
+
     Raises
     ------
     ConfigurationError
-        If the authority cannot be read or has expired, a name is none, hosts are given for who does not serve, or
-        the folder cannot be written.
+        If the authority cannot be read, has expired, has the key of another or one that is open to others, a name is
+        none, hosts are given for who does not serve, or the folder cannot be written.
     """
     for identity in identities:
         if not NAME.fullmatch(identity.name):
@@ -132,8 +138,10 @@ def issue(
         names += [_host(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].name)])
+    wanted, last = now + datetime.timedelta(days=valid_days), ca.not_valid_after_utc
+    ends = min(wanted, last)
     certificate = (
-        _begun(key.public_key(), subject, ca.subject, valid_days, now)
+        _begun(key.public_key(), subject, ca.subject, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -145,6 +153,7 @@ def issue(
     _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), mode=0o644)
     _write(output / KEY_FILE, _private(key), mode=0o600)
     _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
+    return last if wanted > last else None
 
 
 def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
@@ -156,6 +165,11 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
     except ValueError as error:
         raise ConfigurationError(f"{folder / CA_FILE} cannot be read: {error}") from None
     key = _authority_key(folder)
+    if key.public_key() != certificate.public_key():
+        raise ConfigurationError(
+            f"{folder}: {CA_FILE} and {CA_KEY_FILE} do not belong together, and nobody would take what they issue; put "
+            "the right one back, or make an authority in another folder"
+        )
     ends = certificate.not_valid_after_utc
     if now > ends:
         raise ConfigurationError(
@@ -168,7 +182,9 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
 def _authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
     path = folder / CA_KEY_FILE
     try:
-        key = serialization.load_pem_private_key(path.read_bytes(), password=None)
+        with path.open("rb") as file:
+            check_key_mode(path, os.fstat(file.fileno()).st_mode)
+            key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
         raise _missing(error) from None
     except (ValueError, TypeError) as error:
@@ -204,10 +220,9 @@ def _begun(
     key: ec.EllipticCurvePublicKey,
     subject: x509.Name,
     issuer: x509.Name,
-    valid_days: int,
-    now: datetime.datetime | None,
+    now: datetime.datetime,
+    ends: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    now = now or datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -215,7 +230,7 @@ def _begun(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLIER)
-        .not_valid_after(now + datetime.timedelta(days=valid_days))
+        .not_valid_after(ends)
     )
 
 

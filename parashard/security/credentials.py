@@ -154,10 +154,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
         As `Credentials` says.
     """
     (ca, _), (chain, _), (key, mode) = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
-    if mode & OTHERS_MAY:
-        raise ConfigurationError(
-            f"{folder / KEY_FILE}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, such as 0600"
-        )
+    check_key_mode(folder / KEY_FILE, mode)
     certificate = _certificate(folder / CERTIFICATE_FILE, chain)
     _check_time(folder / CERTIFICATE_FILE, certificate, now or datetime.now(UTC))
     for authority in _certificates(folder / CA_FILE, ca):
@@ -170,6 +167,14 @@ def load(folder: Path, now: datetime | None = None) -> Material:
     server, client = _context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT)
     shown = [*_certificates(folder / CERTIFICATE_FILE, chain), *_certificates(folder / CA_FILE, ca)]
     return Material(ca, chain, key, identities, min(one.not_valid_after_utc for one in shown), server, client)
+
+
+def check_key_mode(path: Path, mode: int) -> None:
+    """Raise `ConfigurationError` if others than its owner and its group may read a key, or others than him write it."""
+    if mode & OTHERS_MAY:
+        raise ConfigurationError(
+            f"{path}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, such as 0600"
+        )
 
 
 def _content(path: Path) -> tuple[bytes, int]:

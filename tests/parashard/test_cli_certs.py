@@ -33,6 +33,14 @@ def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:
     )
 
 
+def test_a_life_that_its_authority_cuts_is_told(tmp_path: Path) -> None:
+    certs("init", tmp_path / "ca", "--valid-days", 5)
+    ends = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes()).not_valid_after_utc
+    expected = f", until {ends:%Y-%m-%d %H:%M:%S} UTC, when the authority expires\n"
+    assert certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "worker").endswith(expected)
+    assert certs("cluster", tmp_path / "ca", tmp_path / "all", "--shards", 1).endswith(expected)
+
+
 @pytest.mark.parametrize("arguments", [["--role", "king"], [], ["--role", "worker", "--valid-days", 0]])
 def test_what_cannot_be_issued_is_refused(tmp_path: Path, arguments: list[object]) -> None:
     assert "Usage:" in certs("issue", tmp_path / "ca", tmp_path / "tls", *arguments)

@@ -1,6 +1,7 @@
 """What certificates of our own authority say, and that keys are nobody else's to read."""
 
 import os
+import shutil
 import stat
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -221,3 +222,30 @@ def test_a_damaged_authority_is_named(authority):
     (authority / "ca-key.pem").write_text("not a key")
     with pytest.raises(ConfigurationError, match=r"ca-key\.pem cannot be read"):
         issued(authority, WORKER)
+
+
+def test_an_authority_whose_key_is_anothers_issues_nothing(authority, tmp_path):
+    make_authority(tmp_path / "other", valid_days=2)
+    shutil.copy(tmp_path / "other" / "ca-key.pem", authority / "ca-key.pem")
+    with pytest.raises(
+        ConfigurationError, match=r"ca: ca\.pem and ca-key\.pem do not belong together, .* another folder"
+    ):
+        issued(authority, WORKER)
+    assert not (tmp_path / "tls").exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_an_authority_whose_key_is_open_to_others_issues_nothing(authority, tmp_path, mode):
+    (authority / "ca-key.pem").chmod(mode)
+    with pytest.raises(ConfigurationError, match=rf"ca/ca-key\.pem: its mode is {mode:04o}; allowed: "):
+        issued(authority, WORKER)
+    assert not (tmp_path / "tls").exists()
+
+
+def test_nothing_that_is_issued_outlives_its_authority(authority, tmp_path):
+    ends = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()).not_valid_after_utc
+    assert issue(authority, tmp_path / "tls", [WORKER], valid_days=3) == ends
+    assert load(tmp_path / "tls").expires == ends
+    assert x509.load_pem_x509_certificate((tmp_path / "tls" / "cert.pem").read_bytes()).not_valid_after_utc == ends
+    assert issue(authority, tmp_path / "tls", [WORKER], valid_days=1) is None
+    assert load(tmp_path / "tls").expires < ends

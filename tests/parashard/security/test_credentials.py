@@ -66,8 +66,11 @@ class TestFaults:
         )
 
     def test_an_authority_that_expired(self, certificates, folder):
-        certificates.renew(folder, [Role.WORKER], valid_days=1000)
-        assert fault_of(folder, datetime.now(UTC) + timedelta(days=500)).startswith("tls/ca.pem expired at ")
+        make_authority(folder.parent / "short", valid_days=1)
+        certificates.renew(folder, [Role.WORKER], valid_days=9)
+        with (folder / "ca.pem").open("ab") as trusted:
+            trusted.write((folder.parent / "short" / "ca.pem").read_bytes())
+        assert fault_of(folder, datetime.now(UTC) + timedelta(days=2)).startswith("tls/ca.pem expired at ")
 
     def test_a_certificate_that_is_not_valid_yet(self, folder):
         fault = fault_of(folder, datetime.now(UTC) - timedelta(days=1))
