@@ -10,6 +10,7 @@ import datetime
 import ipaddress
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, check_key_mode
+from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, OTHERS_MAY, check_key_mode
 from parashard.security.identity import NAME, SERVING, Identity, in_words
 
 CA_KEY_FILE = "ca-key.pem"
@@ -70,8 +71,8 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
         .sign(key, hashes.SHA256())
     )
     if not begun:
-        _write(folder / CA_KEY_FILE, _private(key), mode=0o600)
-    _write(folder / CA_FILE, certificate.public_bytes(_PEM), mode=0o644)
+        _write(folder / CA_KEY_FILE, _private(key), private=True)
+    _write(folder / CA_FILE, certificate.public_bytes(_PEM), private=False)
 
 
 def has_authority(folder: Path) -> bool:
@@ -92,7 +93,8 @@ def issue(
     """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
     Files of an earlier certificate are replaced one by one: who reads meanwhile finds a key and a certificate that do
-    not belong together, and looks again (`parashard.security.credentials`).
+    not belong together, and looks again (`parashard.security.credentials`). Each keeps the owner, the group and the
+    mode of the one that it replaces, as far as that is permitted.
 
     Parameters
     ----------
@@ -150,9 +152,9 @@ def issue(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), mode=0o644)
-    _write(output / KEY_FILE, _private(key), mode=0o600)
-    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
+    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), private=False)
+    _write(output / KEY_FILE, _private(key), private=True)
+    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), private=False)
     return last if wanted > last else None
 
 
@@ -265,7 +267,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, *, mode: int) -> None:
+def _write(path: Path, content: bytes, *, private: bool) -> None:
     """Write a file whole and onto the disk; a key is never readable for others, not even for a moment."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -274,7 +276,7 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
             with open(number, "wb") as file:
                 file.write(content)
                 file.flush()
-                os.fchmod(number, mode)
+                _take_over(number, path, private=private)
                 os.fsync(number)
             os.replace(temporary, path)
         finally:
@@ -282,6 +284,27 @@ def _write(path: Path, content: bytes, *, mode: int) -> None:
         _sync(path.parent)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _take_over(number: int, path: Path, *, private: bool) -> None:
+    """Give a file the owner, group and mode of the one that it replaces, as far as the system and the checks allow.
+
+    Whoever renews need not be who reads: root renews for a service's user.
+    """
+    mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, stat.S_IWGRP | stat.S_IWOTH)
+    if path.exists():
+        before = path.stat()
+        if _chown(number, before.st_uid, before.st_gid) or _chown(number, -1, before.st_gid):
+            mode = before.st_mode & 0o777 & ~forbidden
+    os.fchmod(number, mode)
+
+
+def _chown(number: int, user: int, group: int) -> bool:
+    try:
+        os.fchown(number, user, group)
+    except OSError:
+        return False
+    return True
 
 
 def _sync(folder: Path) -> None:

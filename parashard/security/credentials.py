@@ -85,6 +85,7 @@ class Credentials:
         self._material = load(folder)
         self._next_look_s = clock() + LOOK_S
         self._next_warning_s = clock()
+        self._told = "", 0.0  # why new files were not used, and when to say that again
         self._warn()
 
     @property
@@ -125,15 +126,23 @@ class Credentials:
         try:
             stamp = _stamp(self.folder)
             if stamp == self._stamp:
+                self._told = "", 0.0
                 return
             material = load(self.folder)
             if _stamp(self.folder) != stamp:
                 return  # they changed meanwhile: at the next look
         except ConfigurationError as error:
-            log.warning("credentials-not-renewed", why=str(error), expires=self._material.expires.isoformat())
+            self._tell(str(error))
             return
-        self._material, self._stamp = material, stamp
+        self._material, self._stamp, self._told = material, stamp, ("", 0.0)
         log.info("credentials-renewed", roles=in_words(material.identities), expires=material.expires.isoformat())
+
+    def _tell(self, why: str) -> None:
+        """Say why new files are not used: when that changes, else once a day."""
+        told, again_s = self._told
+        if why != told or self._clock() >= again_s:
+            self._told = why, self._clock() + WARN_EVERY_S
+            log.warning("credentials-not-renewed", why=why, expires=self._material.expires.isoformat())
 
     def _warn(self) -> None:
         """Warn once a day while little time is left; not where nobody set up a log: a command's output is no log."""

@@ -1,5 +1,6 @@
 """What certificates of our own authority say, and that keys are nobody else's to read."""
 
+import errno
 import os
 import shutil
 import stat
@@ -179,6 +180,58 @@ class TestKeptAuthorities:
         with pytest.raises(ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read"):
             issued(authority, WORKER, keep_ca=True)
         assert (authority.parent / "tls" / "cert.pem").read_bytes() == before
+
+
+class TestARenewedFile:
+    """Is for the same user, group and others as the one that it replaces: who renews need not be who reads."""
+
+    FILES = ("ca.pem", "cert.pem", "key.pem")
+
+    @pytest.fixture
+    def folder(self, authority, tmp_path):
+        issued(authority, WORKER)
+        return tmp_path / "tls"
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(0o600, 0o600), (0o440, 0o440), (0o640, 0o640), (0o666, 0o640), (0o6660, 0o640)]
+    )
+    def test_has_the_mode_of_before_without_what_no_key_may_have(self, authority, folder, before, after):
+        (folder / "key.pem").chmod(before)
+        issued(authority, WORKER)
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == after
+        assert load(folder)
+
+    @pytest.mark.parametrize(("before", "after"), [(0o644, 0o644), (0o440, 0o440), (0o666, 0o644)])
+    def test_of_certificates_is_nobodys_to_write_but_its_owners(self, authority, folder, before, after):
+        (folder / "ca.pem").chmod(before)
+        issued(authority, WORKER)
+        assert stat.S_IMODE((folder / "ca.pem").stat().st_mode) == after
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    def test_is_its_owners_if_root_renews(self, authority, folder):
+        (folder / "key.pem").chmod(0o640)
+        for name in self.FILES:
+            os.chown(folder / name, 65534, 65533)
+        issued(authority, WORKER)
+        found = [(folder / name).stat() for name in self.FILES]
+        assert [(file.st_uid, file.st_gid) for file in found] == [(65534, 65533)] * 3
+        assert stat.S_IMODE(found[-1].st_mode) == 0o640
+
+    @pytest.mark.parametrize(("refused", "mode"), [("user", 0o640), ("group", 0o600)])
+    def test_that_cannot_be_given_to_its_group_is_for_no_other(self, authority, folder, monkeypatch, refused, mode):
+        asked = []
+
+        def fchown(number: int, user: int, group: int) -> None:
+            asked.append((user, group))
+            if refused == "group" or user != -1:
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        (folder / "key.pem").chmod(0o640)
+        mine = (folder / "key.pem").stat()
+        monkeypatch.setattr(os, "fchown", fchown)
+        issued(authority, WORKER)
+        assert asked == [(mine.st_uid, mine.st_gid), (-1, mine.st_gid)] * 3
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == mode
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])

@@ -156,6 +156,21 @@ class TestRenewal:
         clock[0] += LOOK_S
         assert credentials.current().chain == (fresh / "cert.pem").read_bytes()
 
+    def test_that_does_not_come_about_is_told_when_the_cause_changes_and_once_a_day(self, folder, credentials, clock):
+        def told(mode: int, looks: int = 3) -> int:
+            (folder / "key.pem").chmod(mode)
+            with capture_logs() as logs:
+                for _ in range(looks):
+                    clock[0] += LOOK_S
+                    credentials.current()
+            return len([entry for entry in logs if entry["event"] == "credentials-not-renewed"])
+
+        assert (told(0o644), told(0o644)) == (1, 0)
+        assert told(0o666) == 1
+        clock[0] += WARN_EVERY_S
+        assert told(0o666) == 1
+        assert (told(0o600), told(0o666)) == (0, 1), "in between it was right"
+
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
     def test_while_it_is_read_is_no_mixture_of_both(self, certificates, folder, clock, monkeypatch, name):
         watched = Credentials(folder, clock=lambda: clock[0])
