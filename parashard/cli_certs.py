@@ -22,7 +22,16 @@ certs = typer.Typer(
     help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True
 )
 
-Authority = Annotated[Path, typer.Argument(metavar="CA_DIR", help="Folder of the authority: ca.pem and ca-key.pem.")]
+
+def _folder(path: str) -> Path:
+    if not path:  # would be the current folder
+        raise typer.BadParameter("it is empty")
+    return Path(path)
+
+
+Authority = Annotated[
+    Path, typer.Argument(metavar="CA_DIR", parser=_folder, help="Folder of the authority: ca.pem and ca-key.pem.")
+]
 KeepCa = Annotated[
     bool, typer.Option("--keep-ca", help="Go on trusting the authorities that are in ca.pem already; to change them.")
 ]
@@ -41,7 +50,9 @@ def init(
 @certs.command()
 def issue(
     authority: Authority,
-    output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill: ca.pem, cert.pem, key.pem.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill: ca.pem, cert.pem, key.pem.")
+    ],
     role: Annotated[list[Role], typer.Option(help="What its holder is; several times for a process that is several.")],
     name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
     host: Annotated[
@@ -63,7 +74,9 @@ def issue(
 @certs.command()
 def cluster(
     authority: Authority,
-    output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill with a folder for each process.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each process.")
+    ],
     shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards, 1 to 4096.")],
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
     keep_ca: KeepCa = False,

@@ -7,10 +7,10 @@ production another authority issues the same (SECURITY.md). Called by `parashard
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import os
 import re
-import stat
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,7 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE, OTHERS_MAY, check_key_mode
+from parashard.security.credentials import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    OTHERS_MAY,
+    OTHERS_MAY_WRITE,
+    check_key_mode,
+    trusted_in,
+)
 from parashard.security.identity import NAME, SERVING, Identity, in_words
 
 CA_KEY_FILE = "ca-key.pem"
@@ -120,8 +128,12 @@ def issue(
     ------
     ConfigurationError
         If the authority cannot be read, has expired, has the key of another or one that is open to others, a name is
-        none, hosts are given for who does not serve, or the folder cannot be written.
+        none, hosts are given for who does not serve, or the folder is the authority's or cannot be written.
     """
+    if output.resolve() == authority.resolve():
+        raise ConfigurationError(
+            f"{output} is the authority's own folder, whose key no process needs; allowed: another"
+        )
     for identity in identities:
         if not NAME.fullmatch(identity.name):
             raise ConfigurationError(f"--name {identity.name!r}: allowed: up to 63 letters, digits, '.', '_' and '-'")
@@ -160,12 +172,9 @@ def issue(
 
 def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
     _refuse_without_key(folder)
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
-    except OSError as error:
-        raise _missing(error) from None
-    except ValueError as error:
-        raise ConfigurationError(f"{folder / CA_FILE} cannot be read: {error}") from None
+    if not (folder / CA_FILE).exists():
+        raise ConfigurationError(f"{folder / CA_FILE}: {os.strerror(errno.ENOENT)}; `parashard certs init` makes it")
+    certificate = trusted_in(folder / CA_FILE)[1][0]
     key = _authority_key(folder)
     if key.public_key() != certificate.public_key():
         raise ConfigurationError(
@@ -188,9 +197,9 @@ def _authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
             check_key_mode(path, os.fstat(file.fileno()).st_mode)
             key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
-        raise _missing(error) from None
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{path} cannot be read: {error}") from None
+        raise ConfigurationError(f"{path}: {error.strerror}") from None
+    except (ValueError, TypeError):  # TypeError: it has a password
+        raise ConfigurationError(f"{path} cannot be read; needed: PEM, -----BEGIN PRIVATE KEY-----") from None
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigurationError(f"{path}: found another kind of key; allowed: an elliptic curve's")
     return key
@@ -203,18 +212,9 @@ def _refuse_without_key(folder: Path) -> None:
         )
 
 
-def _missing(error: OSError) -> ConfigurationError:
-    return ConfigurationError(f"{error.filename}: {error.strerror}; `parashard certs init` makes it")
-
-
 def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
     """Return the other authorities that a file trusts; an expired one would make the folder worthless."""
-    try:
-        found = x509.load_pem_x509_certificates(path.read_bytes()) if path.exists() else []
-    except OSError as error:
-        raise ConfigurationError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path} has no certificate that can be read: {error}") from None
+    found = trusted_in(path)[1] if path.exists() else []
     return [one for one in dict.fromkeys(found) if one != issuer and now <= one.not_valid_after_utc]
 
 
@@ -291,7 +291,7 @@ def _take_over(number: int, path: Path, *, private: bool) -> None:
 
     Whoever renews need not be who reads: root renews for a service's user.
     """
-    mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, stat.S_IWGRP | stat.S_IWOTH)
+    mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, OTHERS_MAY_WRITE)
     if path.exists():
         before = path.stat()
         if _chown(number, before.st_uid, before.st_gid) or _chown(number, -1, before.st_gid):

@@ -47,6 +47,25 @@ def test_what_cannot_be_issued_is_refused(tmp_path: Path, arguments: list[object
     assert not (tmp_path / "tls").exists()
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("init", ""),
+        ("issue", "ca", "", "--role", "worker"),
+        ("issue", "", "tls", "--role", "worker"),
+        ("cluster", "ca", "", "--shards", 1),
+        ("cluster", "", "tls", "--shards", 1),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    certs("init", "ca")
+    assert "it is empty" in certs(*command)
+    assert [path.name for path in tmp_path.iterdir()] == ["ca"]
+
+
 def test_a_second_authority_is_refused(tmp_path: Path) -> None:
     certs("init", tmp_path)
     with pytest.raises(ConfigurationError, match="has an authority already"):

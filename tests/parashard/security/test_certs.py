@@ -173,11 +173,19 @@ class TestKeptAuthorities:
         issued(authority, WORKER, keep_ca=True, now=datetime.now(UTC) + timedelta(days=1.5))
         assert (authority.parent / "tls" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
 
+    def test_that_others_may_have_written_are_refused(self, authority):
+        issued(authority, WORKER)
+        (authority.parent / "tls" / "ca.pem").chmod(0o666)
+        with pytest.raises(ConfigurationError, match=r"tls/ca\.pem: its mode is 0666; allowed: no writing but"):
+            issued(authority, WORKER, keep_ca=True)
+
     def test_that_cannot_be_read_are_named_and_nothing_is_written(self, authority):
         issued(authority, WORKER)
         before = (authority.parent / "tls" / "cert.pem").read_bytes()
         (authority.parent / "tls" / "ca.pem").write_text("hello")
-        with pytest.raises(ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read"):
+        with pytest.raises(
+            ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read, .* needed: PEM"
+        ):
             issued(authority, WORKER, keep_ca=True)
         assert (authority.parent / "tls" / "cert.pem").read_bytes() == before
 
@@ -234,6 +242,15 @@ class TestARenewedFile:
         assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == mode
 
 
+@pytest.mark.parametrize("written", ["", ".", "../ca", "link"])
+def test_a_processs_key_is_not_put_beside_the_authoritys(authority, written):
+    (authority / "link").symlink_to(authority)
+    before = sorted(authority.iterdir())
+    with pytest.raises(ConfigurationError, match=r"is the authority's own folder, .*; allowed: another"):
+        issue(authority, authority / written, [WORKER], valid_days=1)
+    assert sorted(authority.iterdir()) == before
+
+
 @pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])
 def test_a_name_that_could_be_read_as_another_is_refused(authority, name):
     with pytest.raises(ConfigurationError, match="allowed: up to 63 letters"):
@@ -273,7 +290,12 @@ def test_an_authority_that_has_expired_issues_nothing(authority):
 
 def test_a_damaged_authority_is_named(authority):
     (authority / "ca-key.pem").write_text("not a key")
-    with pytest.raises(ConfigurationError, match=r"ca-key\.pem cannot be read"):
+    with pytest.raises(
+        ConfigurationError, match=r"ca-key\.pem cannot be read; needed: PEM, -----BEGIN PRIVATE KEY-----"
+    ):
+        issued(authority, WORKER)
+    (authority / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"ca/ca\.pem has no certificate that can be read, .* needed: PEM"):
         issued(authority, WORKER)
 
 

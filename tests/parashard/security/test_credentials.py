@@ -48,10 +48,17 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match="No such file"):
             Credentials(folder)
 
-    @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o601])
+    @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o660, 0o601])
     def test_a_key_that_others_may_use(self, folder, mode):
         (folder / "key.pem").chmod(mode)
-        assert fault_of(folder) == f"tls/key.pem: its mode is {mode:04o}; allowed: no access for others, such as 0600"
+        allowed = "no access for others, no writing for its group, such as 0600"
+        assert fault_of(folder) == f"tls/key.pem: its mode is {mode:04o}; allowed: {allowed}"
+
+    @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+    def test_authorities_that_others_may_write(self, folder, mode):
+        (folder / "ca.pem").chmod(mode)
+        allowed = "no writing but its owner's, such as 0644"
+        assert fault_of(folder) == f"tls/ca.pem: its mode is {mode:04o}; allowed: {allowed}"
 
     @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
     def test_not_a_key_that_its_group_may_read(self, folder, mode):
@@ -91,7 +98,8 @@ class TestFaults:
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem"])
     def test_a_file_that_is_no_certificate(self, folder, name):
         (folder / name).write_text("hello")
-        assert fault_of(folder).startswith(f"tls/{name} has no certificate that can be read")
+        needed = "PEM, -----BEGIN CERTIFICATE-----"
+        assert fault_of(folder) == f"tls/{name} has no certificate that can be read, or a damaged one; needed: {needed}"
 
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
     def test_a_file_that_vanishes_once_it_was_read(self, folder, name, monkeypatch):
