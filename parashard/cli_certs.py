@@ -5,6 +5,7 @@ Parses, calls, prints; decides nothing. Registered in `parashard.cli`.
 
 from __future__ import annotations
 
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -21,7 +22,16 @@ certs = typer.Typer(
     help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True
 )
 
-Authority = Annotated[Path, typer.Argument(metavar="CA_DIR", help="Folder of the authority: ca.pem and ca-key.pem.")]
+
+def _folder(path: str) -> Path:
+    if not path:  # would be the current folder
+        raise typer.BadParameter("it is empty")
+    return Path(path)
+
+
+Authority = Annotated[
+    Path, typer.Argument(metavar="CA_DIR", parser=_folder, help="Folder of the authority: ca.pem and ca-key.pem.")
+]
 KeepCa = Annotated[
     bool, typer.Option("--keep-ca", help="Go on trusting the authorities that are in ca.pem already; to change them.")
 ]
@@ -40,7 +50,9 @@ def init(
 @certs.command()
 def issue(
     authority: Authority,
-    output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill: ca.pem, cert.pem, key.pem.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill: ca.pem, cert.pem, key.pem.")
+    ],
     role: Annotated[list[Role], typer.Option(help="What its holder is; several times for a process that is several.")],
     name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
     host: Annotated[
@@ -55,14 +67,16 @@ def issue(
     A local cluster is one user's: `parashard run --tls-dir` takes one certificate with all four roles.
     """
     identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
-    issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
-    typer.echo(f"{output}: {in_words(identities)}, for {valid_days} days")
+    cut = issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
+    typer.echo(f"{output}: {in_words(identities)}, {_life(valid_days, cut)}")
 
 
 @certs.command()
 def cluster(
     authority: Authority,
-    output: Annotated[Path, typer.Argument(metavar="TLS_DIR", help="Folder to fill with a folder for each process.")],
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each process.")
+    ],
     shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards, 1 to 4096.")],
     valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
     keep_ca: KeepCa = False,
@@ -77,9 +91,14 @@ def cluster(
     holders = [Identity(Role.COORDINATOR, "coordinator"), Identity(Role.WORKER, "worker")]
     holders += [Identity(Role.SHARD, f"shard-{index}") for index in range(shards)]
     holders += [Identity(Role.OPERATOR, "operator")]
+    cut: datetime | None = None
     for holder in holders:
         hosts = [holder.name] if holder.role in SERVING else []
-        issue_certificate(
+        cut = issue_certificate(
             authority, output / holder.name, [holder], hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
         )
-    typer.echo(f"{output}: {in_words(holders)}, for {valid_days} days")
+    typer.echo(f"{output}: {in_words(holders)}, {_life(valid_days, cut)}")
+
+
+def _life(valid_days: int, cut: datetime | None) -> str:
+    return f"until {cut:%Y-%m-%d %H:%M:%S} UTC, when the authority expires" if cut else f"for {valid_days} days"

@@ -7,9 +7,11 @@ production another authority issues the same (SECURITY.md). Called by `parashard
 from __future__ import annotations
 
 import datetime
+import errno
 import ipaddress
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,7 +21,15 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.credentials import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from parashard.security.credentials import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    OTHERS_MAY,
+    OTHERS_MAY_WRITE,
+    check_key_mode,
+    trusted_in,
+)
 from parashard.security.identity import NAME, SERVING, Identity, in_words
 
 CA_KEY_FILE = "ca-key.pem"
@@ -37,6 +47,9 @@ _PEM = serialization.Encoding.PEM
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
     """Make a certificate authority: its certificate, and its key for this user alone (mode 0600).
 
+    The key comes first, and each file is on the disk before the next is begun. So whoever is killed leaves no more than
+    a key, for which the next call makes the certificate.
+
     Parameters
     ----------
     folder : Path
@@ -49,26 +62,30 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     Raises
     ------
     ConfigurationError
-        If it has an authority already, or cannot be written.
+        If it has an authority already, or a certificate without its key, or cannot be written.
     """
     if has_authority(folder):
         raise ConfigurationError(f"{folder} has an authority already; a new one would make its certificates worthless")
-    key = ec.generate_private_key(ec.SECP256R1())
+    _refuse_without_key(folder)
+    now = now or datetime.datetime.now(datetime.UTC)
+    begun = (folder / CA_KEY_FILE).exists()
+    key = _authority_key(folder) if begun else ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, CA_NAME)])
     certificate = (
-        _begun(key.public_key(), name, name, valid_days, now)
+        _begun(key.public_key(), name, name, now, now + datetime.timedelta(days=valid_days))
         .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
         .add_extension(_key_usage(signs_certificates=True), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    _write(folder / CA_KEY_FILE, _private(key), mode=0o600)
-    _write(folder / CA_FILE, certificate.public_bytes(_PEM), mode=0o644)
+    if not begun:
+        _write(folder / CA_KEY_FILE, _private(key), private=True)
+    _write(folder / CA_FILE, certificate.public_bytes(_PEM), private=False)
 
 
 def has_authority(folder: Path) -> bool:
-    """Return whether a folder has an authority, or a part of one."""
-    return (folder / CA_KEY_FILE).exists() or (folder / CA_FILE).exists()
+    """Return whether a folder has an authority, and not only a part of one."""
+    return (folder / CA_KEY_FILE).exists() and (folder / CA_FILE).exists()
 
 
 def issue(
@@ -80,11 +97,12 @@ def issue(
     valid_days: int,
     keep_ca: bool = False,
     now: datetime.datetime | None = None,
-) -> None:
+) -> datetime.datetime | None:
     """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
     Files of an earlier certificate are replaced one by one: who reads meanwhile finds a key and a certificate that do
-    not belong together, and looks again (`parashard.security.credentials`).
+    not belong together, and looks again (`parashard.security.credentials`). Each keeps the owner, the group and the
+    mode of the one that it replaces, as far as that is permitted.
 
     Parameters
     ----------
@@ -101,12 +119,21 @@ def issue(
     keep_ca : bool
         The folder goes on trusting the authorities in its `ca.pem`, besides this one, until they expire.
 
+    Returns
+    -------
+    datetime or None
+        When the authority ends, if the certificate was to outlive it, and so ends then.
+
     Raises
     ------
     ConfigurationError
-        If the authority cannot be read or has expired, a name is none, hosts are given for who does not serve, or
-        the folder cannot be written.
+        If the authority cannot be read, has expired, has the key of another or one that is open to others, a name is
+        none, hosts are given for who does not serve, or the folder is the authority's or cannot be written.
     """
+    if output.resolve() == authority.resolve():
+        raise ConfigurationError(
+            f"{output} is the authority's own folder, whose key no process needs; allowed: another"
+        )
     for identity in identities:
         if not NAME.fullmatch(identity.name):
             raise ConfigurationError(f"--name {identity.name!r}: allowed: up to 63 letters, digits, '.', '_' and '-'")
@@ -125,8 +152,10 @@ def issue(
         names += [_host(host) for host in dict.fromkeys((*LOOPBACK, *hosts))]
         usages.append(ExtendedKeyUsageOID.SERVER_AUTH)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, identities[0].name)])
+    wanted, last = now + datetime.timedelta(days=valid_days), ca.not_valid_after_utc
+    ends = min(wanted, last)
     certificate = (
-        _begun(key.public_key(), subject, ca.subject, valid_days, now)
+        _begun(key.public_key(), subject, ca.subject, now, ends)
         .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
         .add_extension(_key_usage(signs_certificates=False), critical=True)
         .add_extension(x509.ExtendedKeyUsage(usages), critical=False)
@@ -135,21 +164,23 @@ def issue(
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(ca_key, hashes.SHA256())
     )
-    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), mode=0o644)
-    _write(output / KEY_FILE, _private(key), mode=0o600)
-    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), mode=0o644)
+    _write(output / CA_FILE, b"".join(one.public_bytes(_PEM) for one in trusted), private=False)
+    _write(output / KEY_FILE, _private(key), private=True)
+    _write(output / CERTIFICATE_FILE, certificate.public_bytes(_PEM), private=False)
+    return last if wanted > last else None
 
 
 def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, ec.EllipticCurvePrivateKey]:
-    try:
-        certificate = x509.load_pem_x509_certificate((folder / CA_FILE).read_bytes())
-        key = serialization.load_pem_private_key((folder / CA_KEY_FILE).read_bytes(), password=None)
-    except OSError as error:
-        raise ConfigurationError(f"{error.filename}: {error.strerror}; `parashard certs init` makes it") from None
-    except (ValueError, TypeError) as error:
-        raise ConfigurationError(f"{folder}: {CA_FILE} or {CA_KEY_FILE} cannot be read: {error}") from None
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigurationError(f"{folder / CA_KEY_FILE}: found another kind of key; allowed: an elliptic curve's")
+    _refuse_without_key(folder)
+    if not (folder / CA_FILE).exists():
+        raise ConfigurationError(f"{folder / CA_FILE}: {os.strerror(errno.ENOENT)}; `parashard certs init` makes it")
+    certificate = trusted_in(folder / CA_FILE)[1][0]
+    key = _authority_key(folder)
+    if key.public_key() != certificate.public_key():
+        raise ConfigurationError(
+            f"{folder}: {CA_FILE} and {CA_KEY_FILE} do not belong together, and nobody would take what they issue; put "
+            "the right one back, or make an authority in another folder"
+        )
     ends = certificate.not_valid_after_utc
     if now > ends:
         raise ConfigurationError(
@@ -159,14 +190,31 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
     return certificate, key
 
 
-def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
-    """Return the other authorities that a file trusts; an expired one would make the folder worthless."""
+def _authority_key(folder: Path) -> ec.EllipticCurvePrivateKey:
+    path = folder / CA_KEY_FILE
     try:
-        found = x509.load_pem_x509_certificates(path.read_bytes()) if path.exists() else []
+        with path.open("rb") as file:
+            check_key_mode(path, os.fstat(file.fileno()).st_mode)
+            key = serialization.load_pem_private_key(file.read(), password=None)
     except OSError as error:
         raise ConfigurationError(f"{path}: {error.strerror}") from None
-    except ValueError as error:
-        raise ConfigurationError(f"{path} has no certificate that can be read: {error}") from None
+    except (ValueError, TypeError):  # TypeError: it has a password
+        raise ConfigurationError(f"{path} cannot be read; needed: PEM, -----BEGIN PRIVATE KEY-----") from None
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigurationError(f"{path}: found another kind of key; allowed: an elliptic curve's")
+    return key
+
+
+def _refuse_without_key(folder: Path) -> None:
+    if (folder / CA_FILE).exists() and not (folder / CA_KEY_FILE).exists():
+        raise ConfigurationError(
+            f"{folder} has {CA_FILE} and no {CA_KEY_FILE}; put its key back, or make an authority in another folder"
+        )
+
+
+def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
+    """Return the other authorities that a file trusts; an expired one would make the folder worthless."""
+    found = trusted_in(path)[1] if path.exists() else []
     return [one for one in dict.fromkeys(found) if one != issuer and now <= one.not_valid_after_utc]
 
 
@@ -174,10 +222,9 @@ def _begun(
     key: ec.EllipticCurvePublicKey,
     subject: x509.Name,
     issuer: x509.Name,
-    valid_days: int,
-    now: datetime.datetime | None,
+    now: datetime.datetime,
+    ends: datetime.datetime,
 ) -> x509.CertificateBuilder:
-    now = now or datetime.datetime.now(datetime.UTC)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -185,7 +232,7 @@ def _begun(
         .public_key(key)
         .serial_number(x509.random_serial_number())
         .not_valid_before(now - EARLIER)
-        .not_valid_after(now + datetime.timedelta(days=valid_days))
+        .not_valid_after(ends)
     )
 
 
@@ -220,16 +267,49 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
     return key.private_bytes(_PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
 
 
-def _write(path: Path, content: bytes, *, mode: int) -> None:
-    """Write a file whole; a key is never readable for others, not even for a moment."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+def _write(path: Path, content: bytes, *, private: bool) -> None:
+    """Write a file whole and onto the disk; a key is never readable for others, not even for a moment."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
         try:
-            with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            with open(number, "wb") as file:
                 file.write(content)
+                file.flush()
+                _take_over(number, path, private=private)
+                os.fsync(number)
             os.replace(temporary, path)
         finally:
-            temporary.unlink(missing_ok=True)
+            Path(temporary).unlink(missing_ok=True)
+        _sync(path.parent)
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def _take_over(number: int, path: Path, *, private: bool) -> None:
+    """Give a file the owner, group and mode of the one that it replaces, as far as the system and the checks allow.
+
+    Whoever renews need not be who reads: root renews for a service's user.
+    """
+    mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, OTHERS_MAY_WRITE)
+    if path.exists():
+        before = path.stat()
+        if _chown(number, before.st_uid, before.st_gid) or _chown(number, -1, before.st_gid):
+            mode = before.st_mode & 0o777 & ~forbidden
+    os.fchmod(number, mode)
+
+
+def _chown(number: int, user: int, group: int) -> bool:
+    try:
+        os.fchown(number, user, group)
+    except OSError:
+        return False
+    return True
+
+
+def _sync(folder: Path) -> None:
+    number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)

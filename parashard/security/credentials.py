@@ -27,6 +27,7 @@ CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 LOOK_S = 1.0  # between two looks at the folder
+OTHERS_MAY_WRITE = stat.S_IWOTH | stat.S_IWGRP  # what a file of authorities forbids: whoever is in it is trusted
 OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # what a key forbids; its group may read, as Kubernetes mounts secrets
 EXPIRES_SOON = timedelta(days=3)  # as in deploy/prometheus/rules/alerts.yml
 WARN_EVERY_S = 86_400.0
@@ -74,7 +75,8 @@ class Credentials:
     Raises
     ------
     ConfigurationError
-        If a file is missing, unreadable, open to others, expired or not yet valid, or the key is another's.
+        If a file is missing, unreadable, expired or not yet valid, the key is another's or open to others, or others
+        may write whom to trust.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -85,6 +87,7 @@ class Credentials:
         self._material = load(folder)
         self._next_look_s = clock() + LOOK_S
         self._next_warning_s = clock()
+        self._told = "", 0.0  # why new files were not used, and when to say that again
         self._warn()
 
     @property
@@ -125,15 +128,23 @@ class Credentials:
         try:
             stamp = _stamp(self.folder)
             if stamp == self._stamp:
+                self._told = "", 0.0
                 return
             material = load(self.folder)
             if _stamp(self.folder) != stamp:
                 return  # they changed meanwhile: at the next look
         except ConfigurationError as error:
-            log.warning("credentials-not-renewed", why=str(error), expires=self._material.expires.isoformat())
+            self._tell(str(error))
             return
-        self._material, self._stamp = material, stamp
+        self._material, self._stamp, self._told = material, stamp, ("", 0.0)
         log.info("credentials-renewed", roles=in_words(material.identities), expires=material.expires.isoformat())
+
+    def _tell(self, why: str) -> None:
+        """Say why new files are not used: when that changes, else once a day."""
+        told, again_s = self._told
+        if why != told or self._clock() >= again_s:
+            self._told = why, self._clock() + WARN_EVERY_S
+            log.warning("credentials-not-renewed", why=why, expires=self._material.expires.isoformat())
 
     def _warn(self) -> None:
         """Warn once a day while little time is left; not where nobody set up a log: a command's output is no log."""
@@ -153,14 +164,12 @@ def load(folder: Path, now: datetime | None = None) -> Material:
     ConfigurationError
         As `Credentials` says.
     """
-    (ca, _), (chain, _), (key, mode) = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
-    if mode & OTHERS_MAY:
-        raise ConfigurationError(
-            f"{folder / KEY_FILE}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, such as 0600"
-        )
+    ca, authorities = trusted_in(folder / CA_FILE)
+    (chain, _), (key, mode) = (_content(folder / name) for name in (CERTIFICATE_FILE, KEY_FILE))
+    check_key_mode(folder / KEY_FILE, mode)
     certificate = _certificate(folder / CERTIFICATE_FILE, chain)
     _check_time(folder / CERTIFICATE_FILE, certificate, now or datetime.now(UTC))
-    for authority in _certificates(folder / CA_FILE, ca):
+    for authority in authorities:
         _check_time(folder / CA_FILE, authority, now or datetime.now(UTC))
     identities = identities_in(_uris(certificate))
     if not identities:
@@ -168,8 +177,27 @@ def load(folder: Path, now: datetime | None = None) -> Material:
             f"{folder / CERTIFICATE_FILE}: it names no role; needed: an alternative name such as {SCHEME}://worker/NAME"
         )
     server, client = _context(folder, ssl.PROTOCOL_TLS_SERVER), _context(folder, ssl.PROTOCOL_TLS_CLIENT)
-    shown = [*_certificates(folder / CERTIFICATE_FILE, chain), *_certificates(folder / CA_FILE, ca)]
+    shown = [*_certificates(folder / CERTIFICATE_FILE, chain), *authorities]
     return Material(ca, chain, key, identities, min(one.not_valid_after_utc for one in shown), server, client)
+
+
+def check_key_mode(path: Path, mode: int) -> None:
+    """Raise `ConfigurationError` if others than its owner and its group may read a key, or others than him write it."""
+    if mode & OTHERS_MAY:
+        raise ConfigurationError(
+            f"{path}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, no writing for its group, "
+            "such as 0600"
+        )
+
+
+def trusted_in(path: Path) -> tuple[bytes, list[x509.Certificate]]:
+    """Return the authorities that a file makes trusted; `ConfigurationError` if others than its owner may write it."""
+    content, mode = _content(path)
+    if mode & OTHERS_MAY_WRITE:
+        raise ConfigurationError(
+            f"{path}: its mode is {stat.S_IMODE(mode):04o}; allowed: no writing but its owner's, such as 0644"
+        )
+    return content, _certificates(path, content)
 
 
 def _content(path: Path) -> tuple[bytes, int]:
@@ -186,8 +214,10 @@ def _content(path: Path) -> tuple[bytes, int]:
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
     try:
         return x509.load_pem_x509_certificates(content)
-    except ValueError as error:
-        raise ConfigurationError(f"{path} has no certificate that can be read: {error}") from None
+    except ValueError:
+        raise ConfigurationError(
+            f"{path} has no certificate that can be read, or a damaged one; needed: PEM, -----BEGIN CERTIFICATE-----"
+        ) from None
 
 
 def _certificate(path: Path, content: bytes) -> x509.Certificate:

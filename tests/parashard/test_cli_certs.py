@@ -33,10 +33,37 @@ def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:
     )
 
 
+def test_a_life_that_its_authority_cuts_is_told(tmp_path: Path) -> None:
+    certs("init", tmp_path / "ca", "--valid-days", 5)
+    ends = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes()).not_valid_after_utc
+    expected = f", until {ends:%Y-%m-%d %H:%M:%S} UTC, when the authority expires\n"
+    assert certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "worker").endswith(expected)
+    assert certs("cluster", tmp_path / "ca", tmp_path / "all", "--shards", 1).endswith(expected)
+
+
 @pytest.mark.parametrize("arguments", [["--role", "king"], [], ["--role", "worker", "--valid-days", 0]])
 def test_what_cannot_be_issued_is_refused(tmp_path: Path, arguments: list[object]) -> None:
     assert "Usage:" in certs("issue", tmp_path / "ca", tmp_path / "tls", *arguments)
     assert not (tmp_path / "tls").exists()
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("init", ""),
+        ("issue", "ca", "", "--role", "worker"),
+        ("issue", "", "tls", "--role", "worker"),
+        ("cluster", "ca", "", "--shards", 1),
+        ("cluster", "", "tls", "--shards", 1),
+    ],
+)
+def test_an_empty_path_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: tuple[object, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    certs("init", "ca")
+    assert "it is empty" in certs(*command)
+    assert [path.name for path in tmp_path.iterdir()] == ["ca"]
 
 
 def test_a_second_authority_is_refused(tmp_path: Path) -> None:
@@ -56,6 +83,14 @@ def test_one_command_makes_what_a_cluster_needs_and_renews_it(tmp_path: Path) ->
     certs(*command)
     assert (tmp_path / "ca" / "ca.pem").read_bytes() == authority
     assert all((tmp_path / "tls" / name / "cert.pem").read_bytes() != first[name] for name in names)
+
+
+def test_a_cluster_goes_on_with_an_authority_that_a_kill_left_without_its_certificate(tmp_path: Path) -> None:
+    command = ("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
+    certs(*command)
+    (tmp_path / "ca" / "ca.pem").unlink()
+    certs(*command)
+    assert Credentials(tmp_path / "tls" / "shard-0").identities
 
 
 def test_who_is_connected_to_has_the_folders_name_as_its_host(tmp_path: Path) -> None:

@@ -1,24 +1,38 @@
-"""Which servers a shard has is the job's choice; what cannot be had is said at the start."""
+"""Which servers a shard has is the job's choice, and who may use them the table's; what cannot be had is said."""
 
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 
+import numpy as np
 import pytest
+from certificates import Certificates
+from fake_plane import FakePlane
 from in_process import WEIGHT_AND_BIAS, plan_of, shard_of
+from stream_cases import DEADLINE_S
+from tcp_cases import GREETING, pull_of, push_of, ramp
 
-from parashard.errors import ConfigurationError
+from parashard.buffers import Buffers
+from parashard.errors import ConfigurationError, NotAllowed
+from parashard.security import roles
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role
+from parashard.security.roles import ALLOWED, PULL, PUSH
+from parashard.transports.base import ShardAddress
+from parashard.transports.tcp import TcpTransport
 from ps_server.data_ports import DataPorts
 from ps_server.owner import Owner
 from ps_server.served import Served
 
 
-def ports_of(transport: str, port: int = 0) -> DataPorts:
+def ports_of(
+    transport: str, port: int = 0, plane: FakePlane | None = None, credentials: Credentials | None = None
+) -> DataPorts:
     """Return the ports of a shard whose weights are private."""
     served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
     job = SimpleNamespace(
         cluster=SimpleNamespace(transport=transport, queue_bytes=1 << 20),
         optimizer=SimpleNamespace(delay_compensation=0.0),
     )
-    return DataPorts(None, served, job, "127.0.0.1", port)  # type: ignore[arg-type]
+    return DataPorts(plane, served, job, "127.0.0.1", port, credentials)  # type: ignore[arg-type]
 
 
 def test_grpc_alone_needs_no_port():
@@ -48,4 +62,43 @@ def test_a_port_that_somebody_has_is_an_error_of_the_configuration():
         with pytest.raises(ConfigurationError, match=r"cannot listen on 127\.0\.0\.1"):
             ports_of("tcp", int(ports.address.rpartition(":")[2]))
     finally:
+        ports.stop()
+
+
+ELEMENTS = 5
+
+
+class TestWhoMayUseTheTcpPort:
+    """Is what the table says of pushes and of pulls, of the server that the shard itself puts together."""
+
+    @pytest.mark.parametrize("role", Role)
+    def test_are_the_roles_of_the_table(self, certificates, role):
+        plane = FakePlane(ELEMENTS)
+        if role in ALLOWED[PUSH] & ALLOWED[PULL]:
+            push_and_pull(plane, certificates, role)
+            assert np.array_equal(plane.weights, ramp(ELEMENTS))
+        else:
+            with pytest.raises(NotAllowed, match=f"certificate's roles are {role}/{role}-0; allowed: worker"):
+                push_and_pull(plane, certificates, role)
+            assert plane.version == 0
+
+    @pytest.mark.parametrize("call", [PUSH, PULL])
+    def test_is_nobody_who_may_do_only_one_of_them(self, certificates, call, monkeypatch):
+        monkeypatch.setattr(roles, "ALLOWED", MappingProxyType({**ALLOWED, call: frozenset()}))
+        with pytest.raises(NotAllowed, match=f"{call[1:]}: .*; allowed: nobody"):
+            push_and_pull(FakePlane(ELEMENTS), certificates, Role.WORKER)
+
+
+def push_and_pull(plane: FakePlane, certificates: Certificates, role: Role) -> None:
+    """Push to a shard's ports as a role, then pull what it has."""
+    ports = ports_of("tcp", plane=plane, credentials=certificates.of(Role.SHARD))
+    address = ShardAddress("", 7, data_address=ports.address)
+    transport = TcpTransport(address, GREETING, tls=certificates.of(role).client_context)
+    ports.start()
+    try:
+        assert transport.push(push_of(ramp(ELEMENTS)), DEADLINE_S).result().version == 1
+        pulled = Buffers([np.zeros(ELEMENTS, "<f4")])
+        assert transport.pull(pull_of(4 * ELEMENTS), pulled, DEADLINE_S).result() == 1
+    finally:
+        transport.close()
         ports.stop()

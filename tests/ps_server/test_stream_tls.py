@@ -160,6 +160,26 @@ def test_no_session_can_be_resumed_so_that_an_expired_certificate_is_seen(contex
         assert exchanged(session)[1] is False
 
 
+def test_a_client_of_tls_1_2_is_refused_whatever_its_certificate(certificates, contexts):
+    older = client_context(certificates, Role.WORKER, RIGHT)
+    older.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(lambda stream: pytest.fail("it was served"), tls=contexts[0]) as (_, connect):
+        stream = wrapped(connect(), older)
+        with pytest.raises(Unreachable, match=r"(?i)protocol[ _]version"):
+            stream.handshake(deadline_s=soon())
+        stream.close()
+
+
+def test_a_client_takes_no_server_of_tls_1_2(contexts):
+    older = contexts[0]()
+    older.minimum_version = older.maximum_version = ssl.TLSVersion.TLSv1_2
+    with serving(lambda stream: pytest.fail("it was served"), tls=lambda: older) as (_, connect):
+        stream = wrapped(connect(), contexts[1])
+        with pytest.raises(Unreachable, match=r"(?i)protocol[ _]version"):
+            stream.handshake(deadline_s=soon())
+        stream.close()
+
+
 def test_a_client_that_says_nothing_is_dropped(contexts, monkeypatch):
     monkeypatch.setattr("ps_server.stream_server.HELLO_DEADLINE_S", 0.01)
     with (

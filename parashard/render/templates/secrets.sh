@@ -10,7 +10,7 @@ set -eu
 folder=${1:?usage: sh secrets.sh FOLDER, which has or gets the authority and the keys}
 mkdir -p -m 700 -- "$folder"
 cd -- "$folder"
-test -e ca/ca-key.pem || parashard certs init ca --valid-days 3650
+test -e ca/ca.pem || parashard certs init ca --valid-days 3650
 
 secret() {
   role=$1

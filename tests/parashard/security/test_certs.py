@@ -1,14 +1,18 @@
 """What certificates of our own authority say, and that keys are nobody else's to read."""
 
+import errno
+import os
+import shutil
 import stat
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
 from cryptography import x509
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from parashard.errors import ConfigurationError
-from parashard.security.certs import issue, make_authority
+from parashard.security.certs import has_authority, issue, make_authority
 from parashard.security.credentials import load
 from parashard.security.identity import Identity, Role
 
@@ -76,6 +80,73 @@ def test_an_authority_is_not_replaced(authority):
     assert (authority / "ca-key.pem").read_bytes() == before
 
 
+class Killed(BaseException):
+    """Stands for a process that is killed."""
+
+
+class TestHalfAnAuthority:
+    """Is finished where that is possible, and else it is said what to do."""
+
+    @pytest.mark.parametrize("renamed", [0, 1])
+    def test_that_a_kill_left_is_finished_by_the_next_call(self, tmp_path, monkeypatch, renamed):
+        calls = []
+
+        def replace(source: str, target: object, really=os.replace) -> None:
+            calls.append(target)
+            if len(calls) > renamed:
+                raise Killed
+            really(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", replace)
+            with pytest.raises(Killed):
+                make_authority(tmp_path / "ca", valid_days=1)
+        assert not has_authority(tmp_path / "ca")
+        key = tmp_path / "ca" / "ca-key.pem"
+        before = key.read_bytes() if key.exists() else None
+        assert (before is not None) == bool(renamed)
+        make_authority(tmp_path / "ca", valid_days=1)
+        assert has_authority(tmp_path / "ca")
+        assert before in (None, key.read_bytes())
+        issued(tmp_path / "ca", WORKER)
+        assert load(tmp_path / "tls").identities == (WORKER,)
+
+    def test_is_on_the_disk_in_the_order_in_which_it_is_made(self, tmp_path, monkeypatch):
+        done = []
+
+        def note(what: str, really):
+            def noted(*arguments):
+                name = Path(f"/proc/self/fd/{arguments[0]}").readlink() if what == "fsync" else arguments[1]
+                done.append(f"{what} {name.stem if name.name.startswith('.') else name.name}")
+                return really(*arguments)
+
+            return noted
+
+        for what in ("fsync", "replace"):
+            monkeypatch.setattr(os, what, note(what, getattr(os, what)))
+        make_authority(tmp_path / "ca", valid_days=1)
+        key = ["fsync .ca-key.pem", "replace ca-key.pem", "fsync ca"]
+        assert done == [*key, "fsync .ca.pem", "replace ca.pem", "fsync ca"]
+
+    def test_without_its_certificate_is_named_with_the_command_that_helps(self, authority):
+        before = issued(authority, WORKER)
+        (authority / "ca.pem").unlink()
+        with pytest.raises(ConfigurationError, match=r"ca\.pem: No such file .*; `parashard certs init` makes it"):
+            issued(authority, WORKER)
+        make_authority(authority, valid_days=2)
+        before.verify_directly_issued_by(x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()))
+
+    def test_without_its_key_is_refused_by_every_command_with_one_advice(self, authority):
+        (authority / "ca-key.pem").unlink()
+        before = (authority / "ca.pem").read_bytes()
+        advice = r"ca has ca\.pem and no ca-key\.pem; put its key back, or make an authority in another folder"
+        with pytest.raises(ConfigurationError, match=advice):
+            make_authority(authority, valid_days=1)
+        with pytest.raises(ConfigurationError, match=advice):
+            issued(authority, WORKER)
+        assert (authority / "ca.pem").read_bytes() == before
+
+
 class TestKeptAuthorities:
     """What a folder trusts besides the issuer while the authority changes."""
 
@@ -102,13 +173,82 @@ class TestKeptAuthorities:
         issued(authority, WORKER, keep_ca=True, now=datetime.now(UTC) + timedelta(days=1.5))
         assert (authority.parent / "tls" / "ca.pem").read_bytes() == (authority / "ca.pem").read_bytes()
 
+    def test_that_others_may_have_written_are_refused(self, authority):
+        issued(authority, WORKER)
+        (authority.parent / "tls" / "ca.pem").chmod(0o666)
+        with pytest.raises(ConfigurationError, match=r"tls/ca\.pem: its mode is 0666; allowed: no writing but"):
+            issued(authority, WORKER, keep_ca=True)
+
     def test_that_cannot_be_read_are_named_and_nothing_is_written(self, authority):
         issued(authority, WORKER)
         before = (authority.parent / "tls" / "cert.pem").read_bytes()
         (authority.parent / "tls" / "ca.pem").write_text("hello")
-        with pytest.raises(ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read"):
+        with pytest.raises(
+            ConfigurationError, match=r"tls/ca\.pem has no certificate that can be read, .* needed: PEM"
+        ):
             issued(authority, WORKER, keep_ca=True)
         assert (authority.parent / "tls" / "cert.pem").read_bytes() == before
+
+
+class TestARenewedFile:
+    """Is for the same user, group and others as the one that it replaces: who renews need not be who reads."""
+
+    FILES = ("ca.pem", "cert.pem", "key.pem")
+
+    @pytest.fixture
+    def folder(self, authority, tmp_path):
+        issued(authority, WORKER)
+        return tmp_path / "tls"
+
+    @pytest.mark.parametrize(
+        ("before", "after"), [(0o600, 0o600), (0o440, 0o440), (0o640, 0o640), (0o666, 0o640), (0o6660, 0o640)]
+    )
+    def test_has_the_mode_of_before_without_what_no_key_may_have(self, authority, folder, before, after):
+        (folder / "key.pem").chmod(before)
+        issued(authority, WORKER)
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == after
+        assert load(folder)
+
+    @pytest.mark.parametrize(("before", "after"), [(0o644, 0o644), (0o440, 0o440), (0o666, 0o644)])
+    def test_of_certificates_is_nobodys_to_write_but_its_owners(self, authority, folder, before, after):
+        (folder / "ca.pem").chmod(before)
+        issued(authority, WORKER)
+        assert stat.S_IMODE((folder / "ca.pem").stat().st_mode) == after
+
+    @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+    def test_is_its_owners_if_root_renews(self, authority, folder):
+        (folder / "key.pem").chmod(0o640)
+        for name in self.FILES:
+            os.chown(folder / name, 65534, 65533)
+        issued(authority, WORKER)
+        found = [(folder / name).stat() for name in self.FILES]
+        assert [(file.st_uid, file.st_gid) for file in found] == [(65534, 65533)] * 3
+        assert stat.S_IMODE(found[-1].st_mode) == 0o640
+
+    @pytest.mark.parametrize(("refused", "mode"), [("user", 0o640), ("group", 0o600)])
+    def test_that_cannot_be_given_to_its_group_is_for_no_other(self, authority, folder, monkeypatch, refused, mode):
+        asked = []
+
+        def fchown(number: int, user: int, group: int) -> None:
+            asked.append((user, group))
+            if refused == "group" or user != -1:
+                raise PermissionError(errno.EPERM, "Operation not permitted")
+
+        (folder / "key.pem").chmod(0o640)
+        mine = (folder / "key.pem").stat()
+        monkeypatch.setattr(os, "fchown", fchown)
+        issued(authority, WORKER)
+        assert asked == [(mine.st_uid, mine.st_gid), (-1, mine.st_gid)] * 3
+        assert stat.S_IMODE((folder / "key.pem").stat().st_mode) == mode
+
+
+@pytest.mark.parametrize("written", ["", ".", "../ca", "link"])
+def test_a_processs_key_is_not_put_beside_the_authoritys(authority, written):
+    (authority / "link").symlink_to(authority)
+    before = sorted(authority.iterdir())
+    with pytest.raises(ConfigurationError, match=r"is the authority's own folder, .*; allowed: another"):
+        issue(authority, authority / written, [WORKER], valid_days=1)
+    assert sorted(authority.iterdir()) == before
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "-x", "a b", "x" * 64, "é"])
@@ -150,5 +290,37 @@ def test_an_authority_that_has_expired_issues_nothing(authority):
 
 def test_a_damaged_authority_is_named(authority):
     (authority / "ca-key.pem").write_text("not a key")
-    with pytest.raises(ConfigurationError, match=r"ca-key\.pem cannot be read"):
+    with pytest.raises(
+        ConfigurationError, match=r"ca-key\.pem cannot be read; needed: PEM, -----BEGIN PRIVATE KEY-----"
+    ):
         issued(authority, WORKER)
+    (authority / "ca.pem").write_text("no certificate")
+    with pytest.raises(ConfigurationError, match=r"ca/ca\.pem has no certificate that can be read, .* needed: PEM"):
+        issued(authority, WORKER)
+
+
+def test_an_authority_whose_key_is_anothers_issues_nothing(authority, tmp_path):
+    make_authority(tmp_path / "other", valid_days=2)
+    shutil.copy(tmp_path / "other" / "ca-key.pem", authority / "ca-key.pem")
+    with pytest.raises(
+        ConfigurationError, match=r"ca: ca\.pem and ca-key\.pem do not belong together, .* another folder"
+    ):
+        issued(authority, WORKER)
+    assert not (tmp_path / "tls").exists()
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o660])
+def test_an_authority_whose_key_is_open_to_others_issues_nothing(authority, tmp_path, mode):
+    (authority / "ca-key.pem").chmod(mode)
+    with pytest.raises(ConfigurationError, match=rf"ca/ca-key\.pem: its mode is {mode:04o}; allowed: "):
+        issued(authority, WORKER)
+    assert not (tmp_path / "tls").exists()
+
+
+def test_nothing_that_is_issued_outlives_its_authority(authority, tmp_path):
+    ends = x509.load_pem_x509_certificate((authority / "ca.pem").read_bytes()).not_valid_after_utc
+    assert issue(authority, tmp_path / "tls", [WORKER], valid_days=3) == ends
+    assert load(tmp_path / "tls").expires == ends
+    assert x509.load_pem_x509_certificate((tmp_path / "tls" / "cert.pem").read_bytes()).not_valid_after_utc == ends
+    assert issue(authority, tmp_path / "tls", [WORKER], valid_days=1) is None
+    assert load(tmp_path / "tls").expires < ends

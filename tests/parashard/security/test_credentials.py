@@ -48,10 +48,17 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match="No such file"):
             Credentials(folder)
 
-    @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o601])
+    @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o660, 0o601])
     def test_a_key_that_others_may_use(self, folder, mode):
         (folder / "key.pem").chmod(mode)
-        assert fault_of(folder) == f"tls/key.pem: its mode is {mode:04o}; allowed: no access for others, such as 0600"
+        allowed = "no access for others, no writing for its group, such as 0600"
+        assert fault_of(folder) == f"tls/key.pem: its mode is {mode:04o}; allowed: {allowed}"
+
+    @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
+    def test_authorities_that_others_may_write(self, folder, mode):
+        (folder / "ca.pem").chmod(mode)
+        allowed = "no writing but its owner's, such as 0644"
+        assert fault_of(folder) == f"tls/ca.pem: its mode is {mode:04o}; allowed: {allowed}"
 
     @pytest.mark.parametrize("mode", [0o600, 0o400, 0o440])
     def test_not_a_key_that_its_group_may_read(self, folder, mode):
@@ -66,8 +73,11 @@ class TestFaults:
         )
 
     def test_an_authority_that_expired(self, certificates, folder):
-        certificates.renew(folder, [Role.WORKER], valid_days=1000)
-        assert fault_of(folder, datetime.now(UTC) + timedelta(days=500)).startswith("tls/ca.pem expired at ")
+        make_authority(folder.parent / "short", valid_days=1)
+        certificates.renew(folder, [Role.WORKER], valid_days=9)
+        with (folder / "ca.pem").open("ab") as trusted:
+            trusted.write((folder.parent / "short" / "ca.pem").read_bytes())
+        assert fault_of(folder, datetime.now(UTC) + timedelta(days=2)).startswith("tls/ca.pem expired at ")
 
     def test_a_certificate_that_is_not_valid_yet(self, folder):
         fault = fault_of(folder, datetime.now(UTC) - timedelta(days=1))
@@ -88,7 +98,8 @@ class TestFaults:
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem"])
     def test_a_file_that_is_no_certificate(self, folder, name):
         (folder / name).write_text("hello")
-        assert fault_of(folder).startswith(f"tls/{name} has no certificate that can be read")
+        needed = "PEM, -----BEGIN CERTIFICATE-----"
+        assert fault_of(folder) == f"tls/{name} has no certificate that can be read, or a damaged one; needed: {needed}"
 
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
     def test_a_file_that_vanishes_once_it_was_read(self, folder, name, monkeypatch):
@@ -152,6 +163,44 @@ class TestRenewal:
         shutil.copy(fresh / "key.pem", folder / "key.pem")
         clock[0] += LOOK_S
         assert credentials.current().chain == (fresh / "cert.pem").read_bytes()
+
+    def test_that_does_not_come_about_is_told_when_the_cause_changes_and_once_a_day(self, folder, credentials, clock):
+        def told(mode: int, looks: int = 3) -> int:
+            (folder / "key.pem").chmod(mode)
+            with capture_logs() as logs:
+                for _ in range(looks):
+                    clock[0] += LOOK_S
+                    credentials.current()
+            return len([entry for entry in logs if entry["event"] == "credentials-not-renewed"])
+
+        assert (told(0o644), told(0o644)) == (1, 0)
+        assert told(0o666) == 1
+        clock[0] += WARN_EVERY_S
+        assert told(0o666) == 1
+        assert (told(0o600), told(0o666)) == (0, 1), "in between it was right"
+
+    @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+    def test_while_it_is_read_is_no_mixture_of_both(self, certificates, folder, clock, monkeypatch, name):
+        watched = Credentials(folder, clock=lambda: clock[0])
+        before, read = watched.current(), credentials._content
+        replaced: list[str] = []
+
+        def read_then_replace(path: Path) -> object:
+            content = read(path)
+            if path.name == name and not replaced:
+                replaced.append(name)
+                certificates.renew(folder, [Role.WORKER])
+            return content
+
+        certificates.renew(folder, [Role.WORKER])
+        monkeypatch.setattr(credentials, "_content", read_then_replace)
+        clock[0] += LOOK_S
+        assert watched.current() is before
+        assert replaced == [name]
+        clock[0] += LOOK_S
+        assert (watched.current().chain, watched.current().key) == tuple(
+            (folder / name).read_bytes() for name in ("cert.pem", "key.pem")
+        )
 
     def test_a_folder_that_is_gone_changes_nothing(self, folder, credentials, clock):
         before = credentials.current()
