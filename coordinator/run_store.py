@@ -178,7 +178,7 @@ class RunStore:
         """
         newest = self.catalogue.newest_plan()
         if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
-            return newest.to_plan(), newest.source or ""
+            return replace(wanted, version=newest.version), newest.source or ""
         source = None
         if newest is None and source_asked:
             raise ConfigurationError(f"--from-checkpoint {source_asked}: this run has no drained checkpoint yet")

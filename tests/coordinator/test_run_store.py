@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,15 @@ def test_the_same_placement_stays_in_force(store: MemoryStore) -> None:
     first = RunStore(store, 1).open_plan(plan_on(2))
     assert RunStore(store, 2).open_plan(plan_on(2)) == first
     assert Catalogue(store).plans() == [1]
+
+
+def test_a_plan_that_is_taken_up_has_the_encodings_of_the_job(store: MemoryStore) -> None:
+    wanted = plan_on(2)
+    variables = {name: replace(variable, encoding="int8") for name, variable in wanted.variables.items()}
+    first = RunStore(store, 1).open_plan(replace(wanted, variables=variables))
+    again, _ = RunStore(store, 2).open_plan(replace(wanted, variables=variables))
+    assert (again, "") == first
+    assert {variable.encoding for variable in again.variables.values()} == {"int8"}
 
 
 def test_another_placement_takes_effect_over_the_newest_drained_checkpoint(store: MemoryStore) -> None:  # P8
