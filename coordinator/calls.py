@@ -93,3 +93,4 @@ class Announcement:
     held: IntervalSet
     returnable: frozenset[int] = frozenset({0})
     restored: str = ""
+    first_incarnation: int = 0  # of its process; 0: this life's

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.membership import ShardLife
+from coordinator.shard_says import INTERVALS_MAX, check_count
 from coordinator.shard_stubs import ShardStubs
 from parashard import rpc
 from parashard.errors import ParashardError
@@ -45,6 +46,7 @@ class ShardCommands:
         for life, call in self._begun(lives, requests, SAVE_DEADLINE_S):
             with rpc.our_errors(life.address):
                 replies.append(call.result())
+            check_count("applied", replies[-1].applied, INTERVALS_MAX)
         return replies
 
     def name_round(self, lives: Sequence[ShardLife], round_: int) -> dict[int, ParashardError]:

@@ -205,7 +205,7 @@ class Coordination:
         whole = IntervalSet([(0, steps)])
         applied = [intervals_from(part.applied) for part in parts]
         if any(steps_of != whole for steps_of in applied):
-            furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
+            furthest = max(steps_of.stop() for steps_of in applied)
             if furthest <= steps:
                 lacking = "a shard's own record lacks steps that it acknowledged"
                 self.service.run(lambda core, _: core.fail(lacking))

@@ -31,9 +31,10 @@ class Core(Course):
 
     def announced(self, shard: int, says: Announcement, now_s: float) -> None:
         """Take in a shard's life, and what it says of itself; a new life replaces all that was believed of it (P3)."""
-        held_stop = max((stop for _, stop in says.held.intervals()), default=0)
-        if held_stop > self.options.steps_total:
-            raise MalformedFrame(f"shard {shard} holds step {held_stop - 1}; this job has {self.options.steps_total}")
+        held_stop = says.held.stop()
+        furthest = max(held_stop, says.applied.stop())
+        if furthest > self.options.steps_total:
+            raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {self.options.steps_total}")
         earlier = self._last_life(shard)
         is_new = self.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s
@@ -41,9 +42,8 @@ class Core(Course):
         self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
         self.leases.reach(held_stop - 1)
         if is_new:
-            # Told to return: that is no restart. What a coordinator that is gone told is not known: that counts as one.
-            returns = self.rounds.returning_to is not None
-            self.shard_restarts += 0 < earlier < says.life.incarnation and not returns
+            # The same process has a new life where it was told to return to a round: that is no restart.
+            self.shard_restarts += 0 < earlier < (says.first_incarnation or says.life.incarnation)
             lost = self.leases.shard_registered(shard, says.held)
             due = f"; {lost} steps are due again" if lost else ""
             self._event(
@@ -276,7 +276,8 @@ class Core(Course):
         worker = self.workers.by_name.get(str(exit_.process))
         if worker is not None and worker.live:
             self._left(worker, "ended")
-        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s)
+        was_up = worker is not None or (exit_.process.role == "shard" and self._last_life(exit_.process.index) > 0)
+        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s, was_up=was_up)
         if fatal:
             self.fail(fatal)
 

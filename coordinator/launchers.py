@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from coordinator.restarts import Restarts
+from parashard.backoff import BACKOFF_MAX_S
+
+CONFIGURATION = 2  # an exit code, as in `parashard.process`
 
 
 @dataclass(frozen=True, order=True)
@@ -46,8 +49,8 @@ class Orders:
 class Launcher(Protocol):
     """Decides which processes should run."""
 
-    def exited(self, exit_: Exit, now_s: float) -> str | None:
-        """Take note of an exit; return why the job must stop, or None."""
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
 
     def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:
         """Return what to start and stop, given what runs."""
@@ -71,11 +74,17 @@ class LocalLauncher:
         self._shards = [ProcessName("shard", i) for i in range(shards)]
         self._restarts = restarts
 
-    def exited(self, exit_: Exit, now_s: float) -> str | None:
-        """A wrong configuration ends the job; any other process that ended is started again."""
-        if exit_.exit_code == 2:
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
+        """A process that ended is started again, but for one that a wrong configuration kept from ever being up.
+
+        What has been up is configured rightly. If it does not come back for its configuration, something else has
+        changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
+        """
+        misconfigured = exit_.exit_code == CONFIGURATION
+        if misconfigured and not was_up:
             return f"{exit_.process} ended: {exit_.reason}"
-        if not self._restarts.exited(str(exit_.process), now_s):
+        pause_s = BACKOFF_MAX_S if misconfigured else 0.0
+        if not self._restarts.exited(str(exit_.process), now_s, pause_s):
             return f"{exit_.process} ended too often without a step completed in between, the last time: {exit_.reason}"
         return None
 
@@ -95,7 +104,7 @@ class LocalLauncher:
 class ExternalLauncher:
     """Starts and stops nothing."""
 
-    def exited(self, exit_: Exit, now_s: float) -> str | None:
+    def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
         """Nobody reports exits to this launcher; workers that vanish lose their leases by time."""
         return None
 

@@ -48,7 +48,7 @@ class CoordinatorCollector(Collector):
         restarts = core.supervision.worker_restarts
         yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
         yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)
-        yield _counter("shard_restarts", "Shards that registered again.", core.shard_restarts)
+        yield _counter("shard_restarts", "Shards that were started again.", core.shard_restarts)
         yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.supervision.worker_exits)
         ends = CounterMetricFamily(
             "parashard_coordinator_pod_ends", "Ends of pods and of their containers.", labels=["role", "reason"]

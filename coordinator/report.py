@@ -17,7 +17,6 @@ from coordinator.course import Course
 from coordinator.resolve import ResolvedJob
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
-from parashard.intervals import IntervalSet
 from parashard.models.base import Audited
 from parashard.run_files import REPORT_FILE, WEIGHTS_FILE
 from parashard.transfer import Bytes, Overlap
@@ -32,7 +31,8 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
     latest = core.evaluations.latest
     metrics = (latest.metrics or {}) if latest else {}
     overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
-    moved = Bytes.of(records.values())
+    figures = [record.figures for record in records.values()]
+    moved = Bytes.of(figures)
     return {
         "job": resolved.job.job.name,
         "run_id": core.options.run_id,
@@ -42,9 +42,11 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "shards": core.options.shards,
         "workers": core.workers_wanted,
         "steps_total": core.leases.target,
-        "steps_applied": [_steps(records[shard]) if shard in records else 0 for shard in range(core.options.shards)],
-        "duplicate_pushes": sum(r.duplicate_pushes for r in records.values()),
-        "refused_pushes": sum(r.refused_pushes for r in records.values()),
+        "steps_applied": [
+            records[shard].steps_applied if shard in records else 0 for shard in range(core.options.shards)
+        ],
+        "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
+        "refused_pushes": sum(f.refused_pushes for f in figures),
         "skipped_steps": core.skipped_steps,
         "speculative_leases": core.leases.speculative_leases,
         "examples_per_s": round(core.progress.examples / training_s, 1) if training_s > 0 else 0.0,
@@ -57,7 +59,7 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
             "p95": quantile(staleness, 0.95),
             "max": max(staleness, default=0),
         },
-        "step_lag": {"max": max((r.step_lag_max for r in records.values()), default=0)},
+        "step_lag": {"max": max((f.step_lag_max for f in figures), default=0)},
         "transfer": {
             "seconds": round(overlap.transfer_s, 3),
             "waited_s": round(overlap.waited_s, 3),
@@ -69,9 +71,9 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "coordinator_restarts": core.options.incarnation - 1,
         "rollbacks": core.rounds.rollbacks,
         "checkpoints": {
-            "stored": sum(r.checkpoints for r in records.values()),
-            "failed": sum(r.failed_checkpoints for r in records.values()),
-            "stall_s": max((r.checkpoint_stall_s for r in records.values()), default=0.0),
+            "stored": sum(f.checkpoints for f in figures),
+            "failed": sum(f.failed_checkpoints for f in figures),
+            "stall_s": max((f.checkpoint_stall_s for f in figures), default=0.0),
         },
     }
 
@@ -98,10 +100,6 @@ def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
     temporary = folder / f"{REPORT_FILE}.tmp"
     temporary.write_text(json.dumps(figures, indent=2) + "\n")
     os.replace(temporary, folder / REPORT_FILE)
-
-
-def _steps(record: Any) -> int:
-    return len(IntervalSet((i.start, i.stop) for i in record.applied))
 
 
 def _rounded(share: float | None) -> float | None:

@@ -32,10 +32,10 @@ class Restarts:
         if self._exits_in_a_row:
             self._exits_in_a_row.clear()
 
-    def exited(self, process: str, now_s: float) -> bool:
-        """Record an exit; return False when the budget is spent."""
+    def exited(self, process: str, now_s: float, at_least_s: float = 0.0) -> bool:
+        """Record an exit, with a pause of at least so long; return False when the budget is spent."""
         count = self._exits_in_a_row[process] = self._exits_in_a_row.get(process, 0) + 1
-        self._not_before_s[process] = now_s + backoff_s(self._backoff_s, count)
+        self._not_before_s[process] = now_s + max(at_least_s, backoff_s(self._backoff_s, count))
         return count <= self._budget
 
     def may_start(self, process: str, now_s: float) -> bool:

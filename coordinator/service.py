@@ -13,15 +13,14 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import CompletedStep, JobState, LeaseAnswer, LeaseCall
 from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.launchers import Exit, ProcessName
-from coordinator.membership import PHASES, ShardLife
+from coordinator.membership import PHASES
 from coordinator.peer_texts import (
     DEVICE_BYTES_MAX,
     FINGERPRINT_BYTES_MAX,
-    PATH_BYTES_MAX,
     REASON_BYTES_MAX,
     checked_address,
     checked_name,
@@ -29,17 +28,14 @@ from coordinator.peer_texts import (
     fault_of_metrics,
     readable,
 )
+from coordinator.shard_says import announcement, check_count
 from coordinator.status import StatusView
 from parashard import failpoints
-from parashard.contracts import intervals_from
-from parashard.errors import LimitExceeded
 from parashard.rpc import SERVER_THREADS, Server
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
 
 REQUEST_BYTES_MAX = 1 << 20  # holds the most intervals below, of steps up to 2^35
-INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
-ROUNDS_MAX = 1 << 16  # that a shard can return to
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
 WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
@@ -115,15 +111,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
         """Take in a shard, or what a known one says of itself."""
-        for what, most in (("applied", INTERVALS_MAX), ("held", INTERVALS_MAX), ("checkpoint_rounds", ROUNDS_MAX)):
-            _check_count(request, what, most)
-        says = Announcement(
-            _shard_life(request),
-            applied=intervals_from(request.applied),
-            held=intervals_from(request.held or request.applied),
-            returnable=frozenset(request.checkpoint_rounds),
-            restored=readable(request.restored, REASON_BYTES_MAX),
-        )
+        says = announcement(request)
 
         def register(core: Core, now_s: float) -> pb.RegisterShardReply:
             core.check_run(request.run_id, request.job_digest)
@@ -261,7 +249,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     """Return a worker's call as the core takes it."""
     for what in ("held", "completed", "failed", "evaluated", "held_evaluations"):
-        _check_count(request, what, REPORTS_MAX)
+        check_count(what, getattr(request, what), REPORTS_MAX)
     return LeaseCall(
         worker=request.worker,
         incarnation=request.incarnation,
@@ -279,27 +267,11 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     )
 
 
-def _check_count(request: Any, what: str, most: int) -> None:
-    count = len(getattr(request, what))
-    if count > most:
-        raise LimitExceeded(f"{what} has {count} entries; allowed are {most}")
-
-
 def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]:
     """Return an evaluation's result; metrics that nobody could show make it one that failed."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
     return result.evaluation, metrics, readable(result.error or fault, REASON_BYTES_MAX)
-
-
-def _shard_life(request: pb.RegisterShardRequest) -> ShardLife:
-    return ShardLife(
-        request.incarnation,
-        checked_address(request.address, "address"),
-        checked_address(request.http_address, "http_address"),
-        checked_address(request.data_address, "data_address"),
-        checked_text(request.local_path, "local_path", PATH_BYTES_MAX),
-    )
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:

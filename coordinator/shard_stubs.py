@@ -14,6 +14,9 @@ from parashard import rpc
 from parashard.security.credentials import Credentials
 from protos import shard_pb2_grpc
 
+ANSWER_BYTES_MAX = 1 << 20
+"""Holds the most intervals that a shard may tell of, of steps up to 2^35. Decoded, it can be 20 times as large."""
+
 
 class ShardStubs:
     """Stubs of shards, by their addresses.
@@ -31,7 +34,7 @@ class ShardStubs:
     def of(self, life: ShardLife) -> shard_pb2_grpc.ShardStub:
         """Return the stub of a shard's life."""
         if life.address not in self._open:
-            channel = rpc.connect(life.address, self._credentials)
+            channel = rpc.connect(life.address, self._credentials, ANSWER_BYTES_MAX)
             self._open[life.address] = channel, shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
         return self._open[life.address][1]
 

@@ -8,9 +8,9 @@ from collections import Counter
 
 from coordinator.course import Course
 from coordinator.membership import Worker
+from coordinator.shard_says import ShardRecord
 from coordinator.staleness import merged, quantile
 from protos import coordinator_pb2 as pb
-from protos import shard_pb2
 
 
 class StatusView:
@@ -27,24 +27,24 @@ class StatusView:
     def __init__(self, job_name: str, consistency: str, shards: int) -> None:
         self._job_name = job_name
         self._consistency = consistency
-        self._records: dict[int, shard_pb2.InspectReply] = {}
+        self._records: dict[int, ShardRecord] = {}
         self._shards = shards
         self._lock = threading.Lock()
         self.http_address = ""
 
-    def saw(self, record: shard_pb2.InspectReply) -> None:
+    def saw(self, shard: int, record: ShardRecord) -> None:
         """Remember a shard's record."""
         with self._lock:
-            self._records[record.shard] = record
+            self._records[shard] = record
 
-    def records(self) -> dict[int, shard_pb2.InspectReply]:
+    def records(self) -> dict[int, ShardRecord]:
         """Return the last known records by shard."""
         with self._lock:
             return dict(self._records)
 
     def staleness(self) -> Counter[int]:
         """Return the exact staleness counts of all shards together."""
-        return merged([(c.staleness, c.pushes) for c in r.staleness] for r in self.records().values())
+        return merged(record.staleness.items() for record in self.records().values())
 
     def message(self, core: Course, now_s: float) -> pb.GetStatusReply:
         """Return how the job goes."""
@@ -68,7 +68,7 @@ class StatusView:
             staleness_p50=quantile(staleness, 0.5),
             staleness_p95=quantile(staleness, 0.95),
             staleness_max=max(staleness, default=0),
-            step_lag_max=max((r.step_lag_max for r in records.values()), default=0),
+            step_lag_max=max((r.figures.step_lag_max for r in records.values()), default=0),
             workers_wanted=core.workers_wanted,
             events=list(core.events),
             events_total=core.events_total,
@@ -91,12 +91,13 @@ class StatusView:
             http_address=worker.http_address,
         )
 
-    def _shard(self, core: Course, shard: int, record: shard_pb2.InspectReply | None) -> pb.ShardStatus:
+    def _shard(self, core: Course, shard: int, record: ShardRecord | None) -> pb.ShardStatus:
         life = core.shards.life(shard)
         return pb.ShardStatus(
             shard=shard,
             address=life.address if life else "",
             registered=life is not None,
-            record=record,
+            record=record.figures if record else None,
+            steps_applied=record.steps_applied if record else 0,
             http_address=life.http_address if life else "",
         )

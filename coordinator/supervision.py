@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from coordinator.launchers import Exit, Launcher, Orders, ProcessName
+from coordinator.launchers import CONFIGURATION, Exit, Launcher, Orders, ProcessName
 from coordinator.pods.ledger import PodEnd
 
 
@@ -43,11 +43,11 @@ class Supervision:
         self._heard = max((self._heard, *(exit_.number for exit_ in new)))
         return new
 
-    def ended(self, exit_: Exit, workers_wanted: int, now_s: float) -> str | None:
-        """Take note of an exit; return why the job must stop, or None."""
+    def ended(self, exit_: Exit, workers_wanted: int, now_s: float, *, was_up: bool) -> str | None:
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
         is_worker = exit_.process.role == "worker"
         self.worker_exits += is_worker
-        fatal = self._launcher.exited(exit_, now_s)
+        fatal = self._launcher.exited(exit_, now_s, was_up=was_up)
         if is_worker and not fatal:
             self._expected.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down
@@ -56,7 +56,7 @@ class Supervision:
     def pod_ended(self, end: PodEnd) -> str | None:
         """Take note of a pod's end, which Kubernetes makes up for; return why the job must stop, or None."""
         self.pod_ends[end.pod.role, end.reason] += 1
-        return str(end) if end.exit_code == 2 else None
+        return str(end) if end.exit_code == CONFIGURATION else None
 
     def joined(self, worker: str, lives_before: int) -> None:
         """Count a worker's new life as a restart, unless its end was counted already."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from coordinator.membership import ShardLife
+from coordinator.shard_says import ShardRecord, record_of
 from coordinator.shard_stubs import ShardStubs
 from parashard import rpc
 from parashard.errors import ParashardError
@@ -38,9 +39,7 @@ class ShardWatch:
         self._stubs = stubs
         self._silent_since_s: dict[int, float] = {}
 
-    def look(
-        self, lives: list[ShardLife], saw: Callable[[shard_pb2.InspectReply], None], now_s: float
-    ) -> dict[int, Silence]:
+    def look(self, lives: list[ShardLife], saw: Callable[[int, ShardRecord], None], now_s: float) -> dict[int, Silence]:
         """Ask every shard at once and hand on each record; return the shards that did not answer, by index."""
         self._stubs.keep(lives)
         calls = [(life, self._stubs.of(life).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
@@ -48,7 +47,7 @@ class ShardWatch:
         for shard, (life, call) in enumerate(calls):
             try:
                 with rpc.our_errors(life.address):
-                    saw(call.result())
+                    saw(shard, record_of(shard, call.result()))
             except ParashardError as error:
                 since_s = self._silent_since_s.setdefault(shard, now_s)
                 silent[shard] = Silence(now_s - since_s, error)

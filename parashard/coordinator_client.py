@@ -16,7 +16,7 @@ import structlog
 import tenacity
 
 from parashard import rpc
-from parashard.errors import ConfigurationError, RetryLater, Unreachable
+from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
@@ -63,6 +63,8 @@ class CoordinatorClient:
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self.retry_budget_s = retry_budget_s
         self._giving_up = giving_up or threading.Event()
+        self.unanswered = False
+        """The last call found nobody."""
 
     def close(self) -> None:
         """Close the channel."""
@@ -114,8 +116,13 @@ class CoordinatorClient:
             with rpc.our_errors(self.address):
                 answer = getattr(self._stub, name)(request, timeout=deadline_s)
         except Unreachable:
+            self.unanswered = True
             self._follow()
             raise
+        except ParashardError:
+            self.unanswered = False
+            raise
+        self.unanswered = False
         assert isinstance(answer, reply)
         return answer
 

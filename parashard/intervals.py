@@ -104,6 +104,10 @@ class IntervalSet:
         """Return the lowest integer >= 0 that is not in the set."""
         return self._stops[0] if self._starts and self._starts[0] == 0 else 0
 
+    def stop(self) -> int:
+        """Return the first integer after all that are in the set; 0 where there is none."""
+        return self._stops[-1] if self._stops else 0
+
     def missing(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Yield the half-open intervals of [start, stop) that are not in the set, ascending."""
         position = start

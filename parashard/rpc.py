@@ -60,7 +60,6 @@ _SERVER_OPTIONS = [
 ]
 _CHANNEL_OPTIONS = [
     *_SHARED_OPTIONS,
-    (_RECEIVE_OPTION, wire.FRAME_BYTES_MAX),
     ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
@@ -224,11 +223,15 @@ def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.Servicer
     )
 
 
-def connect(address: str, credentials: Credentials | None = None) -> Any:
-    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call."""
+def connect(address: str, credentials: Credentials | None = None, answer_bytes_max: int = wire.FRAME_BYTES_MAX) -> Any:
+    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call.
+
+    An answer of more than `answer_bytes_max` is refused by its declared length, as `LimitExceeded`.
+    """
+    options = [*_CHANNEL_OPTIONS, (_RECEIVE_OPTION, answer_bytes_max)]
     if credentials is None:
-        return grpc.insecure_channel(address, options=_CHANNEL_OPTIONS)
-    return RotatingChannel(credentials, lambda ours: grpc.secure_channel(address, ours, options=_CHANNEL_OPTIONS))
+        return grpc.insecure_channel(address, options=options)
+    return RotatingChannel(credentials, lambda ours: grpc.secure_channel(address, ours, options=options))
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from parashard.backoff import backoff_s
 from parashard.coordinator_client import CoordinatorClient
-from parashard.errors import ConfigurationError, JobFailed, ParashardError, RetryLater
+from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
 from parashard.live import JobView
 from parashard.local_cluster import Ended, LocalCluster
@@ -116,14 +116,17 @@ class Running:
             self._start_coordinator_again([])
             try:
                 orders = self._supervise(unheard)
-            except RetryLater:
+            except RetryLater as error:
+                if isinstance(error, NotReady):  # it answers: our certificate has expired
+                    self._heard_s = time.monotonic()
                 self._check_silence()
                 time.sleep(SUPERVISE_S)
                 continue
             self._heard_s = time.monotonic()
-            for child in unheard:
-                if child.exit_code == ExitCode.CONFIGURATION:
-                    self.failure_code = ExitCode.CONFIGURATION
+            if orders.state == pb.JOB_STATE_FAILED and any(
+                child.exit_code == ExitCode.CONFIGURATION for child in unheard
+            ):
+                self.failure_code = ExitCode.CONFIGURATION
             unheard = []
             if time.monotonic() >= next_show_s:
                 next_show_s = time.monotonic() + SHOW_S
@@ -147,12 +150,17 @@ class Running:
             self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
 
     def _check_exit(self, child: Ended) -> None:
-        """Give up where to start the coordinator again would not help."""
-        if child.exit_code == ExitCode.CONFIGURATION:
+        """Give up where to start the coordinator again would not help.
+
+        Once it has taken the job, what keeps it from starting may pass, such as a certificate that has expired.
+        """
+        misconfigured = child.exit_code == ExitCode.CONFIGURATION
+        self._coordinator_exits += 1
+        too_often = self._coordinator_exits > self._cluster_options.max_restarts
+        if misconfigured and (too_often or not self.accepted):
             self.failure_code = ExitCode.CONFIGURATION
             raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
-        self._coordinator_exits += 1
-        if self._coordinator_exits > self._cluster_options.max_restarts:
+        if too_often:
             raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
 
     def _check_silence(self) -> None:

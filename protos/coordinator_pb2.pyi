@@ -100,7 +100,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -113,6 +113,7 @@ class RegisterShardRequest(_message.Message):
     RESTORED_FIELD_NUMBER: _ClassVar[int]
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -125,7 +126,8 @@ class RegisterShardRequest(_message.Message):
     restored: str
     data_address: str
     local_path: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
+    first_incarnation: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
     __slots__ = ("coordinator_incarnation", "cut_round", "state")
@@ -400,18 +402,20 @@ class WorkerStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., live: _Optional[bool] = ..., device: _Optional[str] = ..., steps_complete: _Optional[int] = ..., steps_held: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., restarts: _Optional[int] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "registered", "record", "http_address")
+    __slots__ = ("shard", "address", "registered", "record", "http_address", "steps_applied")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     registered: bool
     record: _shard_pb2.InspectReply
     http_address: str
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
+    steps_applied: int
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ..., steps_applied: _Optional[int] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("workers", "run_id")

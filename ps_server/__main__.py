@@ -23,8 +23,9 @@ from parashard.arguments import address, credentials_of, port, seconds, service_
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.coordinator_client import CoordinatorClient
 from parashard.errors import ParashardError, RetryLater
+from parashard.giving_up import client_of, connecting_arguments
 from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
 from parashard.security.identity import Role
@@ -58,7 +59,7 @@ log = structlog.get_logger("shard")
 def main() -> int:
     """Run one shard and return its exit code."""
     parser = service_arguments("One parashard shard: holds variables and applies pushes.")
-    parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
+    connecting_arguments(parser)
     parser.add_argument("--index", required=True, type=int, help="which shard of the plan this is")
     parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: what the job file says)")
     parser.add_argument("--data-port", type=port, default=0, help="port of the stream server; 0 picks a free one")
@@ -85,12 +86,7 @@ def main() -> int:
 def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Serve one shard until asked to stop."""
     credentials = credentials_of(arguments, Role.SHARD)
-    coordinator = CoordinatorClient(
-        find_coordinator(arguments.connect, giving_up=stop.event),
-        giving_up=stop.event,
-        where=arguments.connect,
-        credentials=credentials,
-    )
+    coordinator = client_of(arguments, stop, credentials)
     reply = coordinator.get_job()
     store = open_store(reply.checkpoint_url)
     catalogue = Catalogue(store)
@@ -270,6 +266,7 @@ class _Announcer:
             job_digest=self._job.job_digest,
             shard=mine.shard,
             incarnation=mine.incarnation,
+            first_incarnation=self._lives.first_incarnation,
             address=self._where.address,
             data_address=self._where.data_address,
             local_path=self._where.local_path,

@@ -74,6 +74,8 @@ class Lives:
         self.log: PushLog | None = None
         self._log_folder: Path | None = None
         self._returning = threading.Lock()
+        self.first_incarnation = 0
+        """Of this process; later ones are returns to a round."""
         self._claimed = 0  # the highest incarnation that this process has claimed, or tried to
         self._served: Served
         self._checkpointer: Checkpointer
@@ -87,7 +89,7 @@ class Lives:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = self._claimed = self._claim()
+        incarnation = self.first_incarnation = self._claimed = self._claim()
         failpoints.hit("shard.boot.claimed")
         restored = self._restorer.newest()
         self.known = restored.known

@@ -19,10 +19,10 @@ from parashard.arguments import credentials_of, service_arguments
 from parashard.client import ShardClient
 from parashard.compute import limit_threads, threads_for
 from parashard.contracts import plan_from, view_from
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.errors import WrongRun
+from parashard.giving_up import client_of, connecting_arguments
 from parashard.job.digest import changed_keys, identity_digest, in_few_words, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import job_from_toml
@@ -55,7 +55,7 @@ log = structlog.get_logger("worker")
 def main() -> int:
     """Run one worker and return its exit code."""
     parser = service_arguments("One parashard worker: leases steps, computes gradients, pushes them.")
-    parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
+    connecting_arguments(parser)
     parser.add_argument("--name", default="", help="its name in the job, such as worker-0 (default: the next free one)")
     parser.add_argument("--device", default="", help="auto, cpu, cuda or cuda:N (default: what the job file says)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as data.path=/mnt/mnist")
@@ -74,12 +74,7 @@ def main() -> int:
 def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
     credentials = credentials_of(arguments, Role.WORKER)
-    coordinator = CoordinatorClient(
-        find_coordinator(arguments.connect, giving_up=stop.event),
-        giving_up=stop.event,
-        where=arguments.connect,
-        credentials=credentials,
-    )
+    coordinator = client_of(arguments, stop, credentials)
     reply = coordinator.get_job()
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
     policy = job.consistency.policy

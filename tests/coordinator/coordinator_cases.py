@@ -53,14 +53,18 @@ def announce(
     held: Iterable[tuple[int, int]] = (),
     returnable: Iterable[int] = (0,),
     restored: str = "",
+    process: int = 0,
     now_s: float = 0.0,
 ) -> None:
-    """Announce a life of a shard that has applied these intervals of steps and holds those beside them."""
+    """Announce a life of a shard that has applied these intervals of steps and holds those beside them.
+
+    `process` is the first incarnation of its process.
+    """
     in_weights = IntervalSet(applied)
     both = in_weights.copy()
     for start, stop in held:
         both.add_range(start, stop)
-    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored)
+    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored, process)
     core.announced(shard, says, now_s)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from coordinator_cases import DIGEST, RUN, core_of
@@ -28,6 +29,8 @@ from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 
 OTHER = "run-2"
+WITHIN = [shard_pb2.Interval(start=0, stop=1)]
+BEYOND = [shard_pb2.Interval(start=40, stop=(1 << 64) - 1)]
 
 
 @pytest.fixture
@@ -130,17 +133,22 @@ def test_bytes_that_are_no_message_are_refused_and_change_nothing(it: Served, me
     assert it.core.events_total == 0
 
 
+def test_a_process_with_another_life_was_not_started_again(it: Served) -> None:
+    for incarnation, first, restarts in ((1, 1, 0), (2, 1, 0), (3, 3, 1)):
+        it.client.register_shard(shard_request(0, incarnation, first_incarnation=first))
+        assert it.core.shard_restarts == restarts
+
+
 def test_intervals_that_are_none_are_refused(it: Served) -> None:
     with pytest.raises(MalformedFrame):
         it.client.register_shard(shard_request(0, applied=[shard_pb2.Interval(start=5, stop=2)]))
     assert it.core.shards.life(0) is None
 
 
-@pytest.mark.parametrize("key", ["applied", "held"])
-def test_steps_that_the_job_does_not_have_are_refused_before_they_are_counted(it: Served, key: str) -> None:
-    beyond = [shard_pb2.Interval(start=40, stop=1 << 62)]
+@pytest.mark.parametrize("says", [{"applied": BEYOND}, {"held": BEYOND}, {"applied": BEYOND, "held": WITHIN}])
+def test_steps_that_the_job_does_not_have_are_refused_before_they_are_counted(it: Served, says: Any) -> None:
     with pytest.raises(MalformedFrame, match="this job has 40"):
-        it.client.register_shard(shard_request(0, **{key: beyond}))
+        it.client.register_shard(shard_request(0, **says))
     assert it.core.shards.life(0) is None
 
 

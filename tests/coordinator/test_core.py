@@ -273,11 +273,35 @@ def test_a_shard_that_ended_is_started_again_and_the_job_goes_on() -> None:
 
 
 def test_a_wrong_configuration_ends_the_job_and_nothing_is_started_any_more() -> None:
-    core = core_of(launcher=local())
+    core = core_of(launcher=local(), registered=False)
+    announce(core, 0)
     assert core.supervise(ended("shard-1", 2, "there is no such disk"), [], 0.0) == Orders()
     assert (core.state, core.reason) == (JobState.FAILED, "shard-1 ended: there is no such disk")
     core.supervise(ended("worker-0"), [], 0.0)
     assert core.supervision.worker_exits == 0, "the end of the others is the end of the job"
+
+
+def test_a_worker_that_was_never_up_ends_the_job_with_its_wrong_configuration() -> None:
+    core = core_of(launcher=local())
+    Caller(core, "worker-0")
+    core.supervise(ended("worker-1", 2, "there is no GPU"), [], 0.0)
+    assert (core.state, core.reason) == (JobState.FAILED, "worker-1 ended: there is no GPU")
+
+
+@pytest.mark.parametrize("name", ["worker-0", "shard-1"])
+def test_what_cannot_come_back_ends_no_job_that_goes_on(name: str) -> None:
+    core = core_of(launcher=local(), lease_ttl_s=1000.0)
+    Caller(core, "worker-0")
+    other = Caller(core, "worker-1")
+    everybody = core.supervise([], [], 0.0).start
+    rest = [process for process in everybody if str(process) != name]
+    for step in range(10):
+        now_s = 10.0 * step
+        assert core.supervise(ended(name, 2, "cert.pem expired"), rest, now_s).start == (), "not at once"
+        assert [str(process) for process in core.supervise([], rest, now_s + 5.0).start] == [name]
+        assert other.complete_all(1, now_s + 5.0) == [step]
+    assert core.state is JobState.RUNNING
+    assert f"{name} ended: cert.pem expired" in core.events
 
 
 def test_a_worker_that_is_killed_for_ever_ends_the_job_unless_steps_complete() -> None:

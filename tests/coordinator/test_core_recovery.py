@@ -109,10 +109,31 @@ def test_in_rounds_a_shard_that_comes_back_without_applied_steps_takes_all_back(
     assert (core.rounds.returning_to, core.rounds.strayed()) == (0, [(0, 0)])
     answer = caller.call(want=1)
     assert (answer.granted, answer.reason) == ([], "the shards return to round 0")
-    announce(core, 0, 2)
+    announce(core, 0, 2, process=1)
     assert core.rounds.returning_to is None
     assert caller.lease(2) == [0, 1]
     assert (core.rounds.rollbacks, core.state) == (1, JobState.RUNNING)
+    assert core.shard_restarts == 1, "shard 1; shard 0 was told to return"
+
+
+def test_a_return_that_an_earlier_coordinator_began_is_no_restart() -> None:  # P12
+    core = core_after(core_of(Sync(2)), Sync(2))
+    announce(core, 0, 2, process=1)  # was told to return, and the coordinator died before it heard of that
+    announce(core, 1, 4, process=4)  # died, and came back
+    assert core.shard_restarts == 1
+    announce(core, 1, 6, process=4)  # has returned since, twice
+    assert core.shard_restarts == 1
+    announce(core, 1, 7, process=7)
+    assert core.shard_restarts == 2
+
+
+def test_a_shard_that_dies_while_it_returns_is_started_again() -> None:
+    core = core_of(Sync(2))
+    announce(core, 0, 1, [(0, 2)])
+    announce(core, 1, 2, process=2)
+    assert core.rounds.returning_to == 0
+    announce(core, 0, 3, process=3)
+    assert (core.rounds.returning_to, core.shard_restarts) == (None, 2)
 
 
 def test_in_rounds_a_shard_that_lost_only_what_nobody_has_applied_takes_nobody_back() -> None:  # P5, P10

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 from coordinator_cases import core_of
 from served_core import Served, lease_request, served, shard_request, worker_request
-from shard_records import record_of
+from shard_records import largest_record
 
 from coordinator.core import WORKERS_MAX
 from coordinator.course import EVENTS_KEPT
@@ -22,7 +22,8 @@ from coordinator.peer_texts import (
     NAME_BYTES_MAX,
     REASON_BYTES_MAX,
 )
-from coordinator.service import INTERVALS_MAX, REPORTS_MAX, REQUEST_BYTES_MAX, ROUNDS_MAX
+from coordinator.service import REPORTS_MAX, REQUEST_BYTES_MAX
+from coordinator.shard_says import INTERVALS_MAX, ROUNDS_MAX
 from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame, ParashardError
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
@@ -156,7 +157,7 @@ def test_the_largest_status_passes() -> None:
         for shard in range(SHARDS_MAX):
             where = {key: "h" * ADDRESS_BYTES_MAX for key in ("address", "http_address", "data_address")}
             announced(shard_request(shard, (1 << 63) - 1, **where), None)
-            it.service._status.saw(record_of(shard, 1, {lag: 1 << 40 for lag in range(10)}))
+            it.service._status.saw(shard, largest_record(shard))
         for index in range(WORKERS_MAX):
             name = f"{index:0{NAME_BYTES_MAX}}"
             it.service.RegisterWorker(

@@ -52,8 +52,8 @@ def ended() -> Core:
 def seen() -> StatusView:
     status = StatusView("ledger", "async", 2)
     sent = {"push_bytes": 25, "push_float32_bytes": 100, "pull_bytes": 75, "pull_unmoved_bytes": 25}
-    status.saw(record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3, **sent))
-    status.saw(record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1, **sent))
+    status.saw(0, record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3, **sent))
+    status.saw(1, record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1, **sent))
     return status
 
 

@@ -50,23 +50,23 @@ def start() -> Iterator[Starts]:
 def test_every_record_is_handed_on(start: Starts) -> None:
     lives, seen = [start(0), start(1)], []
     watch = ShardWatch("run-1", ShardStubs())
-    assert watch.look(lives, seen.append, 0.0) == {}
-    assert watch.look(lives, seen.append, 1.0) == {}
-    assert [(record.shard, record.version) for record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+    assert watch.look(lives, lambda *told: seen.append(told), 0.0) == {}
+    assert watch.look(lives, lambda *told: seen.append(told), 1.0) == {}
+    assert [(shard, record.figures.version) for shard, record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
     lives, seen = [ShardLife(1, "127.0.0.1:1", ""), start(1)], []
-    silence = ShardWatch("run-1", ShardStubs()).look(lives, seen.append, 0.0)[0]
+    silence = ShardWatch("run-1", ShardStubs()).look(lives, lambda shard, _: seen.append(shard), 0.0)[0]
     assert isinstance(silence.error, Unreachable)
     assert silence.error.peer == "127.0.0.1:1"
-    assert [record.shard for record in seen] == [1]
+    assert seen == [1]
 
 
 def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
     dead, alive, watch = ShardLife(1, "127.0.0.1:1", ""), start(0), ShardWatch("run-1", ShardStubs())
     assert [watch.look([dead], pytest.fail, now_s)[0].silent_s for now_s in (5.0, 6.0, 9.0)] == [0.0, 1.0, 4.0]
-    assert watch.look([alive], lambda record: None, 10.0) == {}
+    assert watch.look([alive], lambda *_: None, 10.0) == {}
     assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
 
 

@@ -35,8 +35,8 @@ def test_a_job_on_its_way() -> None:
     caller.call(2.0, evaluated=[(0, {"accuracy": 0.5}, "")], want=1)
     core.tick(11.0)
     seen = view()
-    seen.saw(record_of(0, 1, {0: 3, 2: 1}, step_lag_max=4))
-    seen.saw(record_of(1, 1, {7: 1}, step_lag_max=2))
+    seen.saw(0, record_of(0, 1, {0: 3, 2: 1}, step_lag_max=4))
+    seen.saw(1, record_of(1, 1, {7: 1}, step_lag_max=2))
     seen.http_address = "host:8"
     status = seen.message(core, 4.0)
     assert status.state == pb.JOB_STATE_RUNNING
@@ -56,10 +56,10 @@ def test_a_job_on_its_way() -> None:
 
 def test_a_later_record_replaces_an_earlier_one() -> None:
     seen = view()
-    seen.saw(record_of(0, 1, {5: 1}))
-    seen.saw(record_of(0, 2, {1: 2}))
+    seen.saw(0, record_of(0, 1, {5: 1}))
+    seen.saw(0, record_of(0, 2, {1: 2}))
     assert seen.staleness() == {1: 2}
-    assert seen.records()[0].version == 2
+    assert seen.records()[0].figures.version == 2
 
 
 def test_a_loss_that_is_not_finite_is_not_shown() -> None:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT
+from cluster_run import DEADLINE_S, ROOT, eventually
+
+from parashard.coordinator_client import address_in
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -44,6 +46,23 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
+
+
+def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(start, tmp_path):
+    sets = ("job.epochs=500", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
+    coordinator = start(
+        *("coordinator", "--job", "examples/ledger.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
+        *(word for text in sets for word in ("--set", text)),
+    )
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "1")
+    worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "1")
+    history = tmp_path / "history.jsonl"
+    eventually(lambda: history.exists() and '"steps_complete": 1' in history.read_text(), "the job is on its way")
+    coordinator.kill()
+    late = start("worker", "--connect", str(address_in(tmp_path)), "--give-up-s", "1")
+    assert [process.wait(DEADLINE_S) for process in (shard, worker, late)] == [0, 0, 0]
+    assert "event=giving-up" in late.stderr.read()
+    assert list(tmp_path.glob("checkpoints/shards/p0001/s0000/i00000001-*/manifest.json")), "it has saved what it had"
 
 
 @pytest.mark.parametrize(

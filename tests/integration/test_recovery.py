@@ -98,6 +98,7 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(start_run: Start, faul
     report = run.report()
     assert report["weights_sha256"] == faultless_digest
     assert report["rollbacks"] >= 1
+    assert report["shard_restarts"] == 2, "a return to a round is none"
 
 
 def test_rounds_need_no_rollback_with_a_log(start_run: Start, faultless_digest: str) -> None:  # P18

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from certificates import WRONG_CA, Certificates
-from cluster_run import ROOT, ClusterRun, sets
+from certificates import EXPIRED, WRONG_CA, Certificates
+from cluster_run import ROOT, ClusterRun, eventually, sets
 
 from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import NotAllowed, ParashardError
@@ -41,6 +41,31 @@ def test_certificates_change_and_no_push_is_lost(
     assert (report["ledger_wrong"], report["state"]) == (0, "done")
     assert "credentials-renewed" in (run.dir / "logs" / "worker-0.log").read_text()
     assert f"kind={transport}" in (run.dir / "logs" / "worker-0.log").read_text()
+
+
+def test_a_job_goes_on_while_expired_certificates_keep_processes_from_coming_back(
+    start_run: Start, certificates: Certificates, tmp_path: Path
+) -> None:
+    folder = tmp_path / "tls"
+    certificates.renew(folder, list(Role))
+    run = start_run("examples/ledger.toml", "--tls-dir", str(folder), *sets(job__epochs=500))
+    run.credentials = Credentials(folder)
+    run.wait_for_steps(50)
+    certificates.renew(folder, list(Role), EXPIRED)  # who runs already has the good one in memory
+    run.kill("worker", "worker-0")
+
+    def refused() -> bool:
+        return any(event.startswith("worker-0 ended") and "expired at" in event for event in run.status().events)
+
+    eventually(refused, "worker-0 has tried to come back")
+    run.wait_for_steps(run.status().steps_complete + 50)
+    run.kill("coordinator", "coordinator")
+    log = run.dir / "logs" / "coordinator.log"
+    eventually(lambda: "exit_code=2" in log.read_text(), "the coordinator has tried to come back")
+    certificates.renew(folder, list(Role))
+    run.wait_for_steps(run.status().steps_complete + 50)
+    back = eventually(lambda: [w for w in run.status().workers if w.name == "worker-0"], "worker-0 is back")
+    assert back[0].live
 
 
 def test_only_an_operator_asks_and_scales(start_run: Start, certificates: Certificates) -> None:

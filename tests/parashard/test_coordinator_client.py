@@ -3,12 +3,13 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from parashard.coordinator_client import ADDRESS_FILE, CoordinatorClient, find_coordinator
-from parashard.errors import ConfigurationError, NotReady, StaleIncarnation, Unreachable, WrongRun
+from parashard.errors import ConfigurationError, NotReady, ParashardError, StaleIncarnation, Unreachable, WrongRun
 from parashard.rpc import Server
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
@@ -184,6 +185,17 @@ def test_what_may_be_repeated_is_and_what_may_not_is_not(name, coordinator, clie
         with pytest.raises(NotReady, match="starting"):
             call(client)
         assert coordinator.calls == [name]
+
+
+def test_it_knows_whether_the_last_call_found_somebody(coordinator, client):
+    nobody, reply = Unreachable("no"), pb.GetViewReply(view=2)
+    coordinator.answers = [reply, nobody, NotReady("no"), nobody, WrongRun("no")]
+    found = [client.unanswered]
+    while coordinator.answers:
+        with suppress(ParashardError):
+            client.get_view("x")
+        found.append(client.unanswered)
+    assert found == [False, False, True, False, True, False], "a refusal is an answer"
 
 
 @pytest.mark.parametrize("error", [WrongRun, StaleIncarnation, ConfigurationError])

@@ -49,6 +49,7 @@ def test_adding_in_any_order_is_a_set(changes):
         assert members(steps) == model
     assert [value in steps for value in range(-2, BOUND + 2)] == [value in model for value in range(-2, BOUND + 2)]
     assert steps.lowest_missing() == next(value for value in range(BOUND + 2) if value not in model)
+    assert steps.stop() == max(model, default=-1) + 1
 
 
 @settings(deadline=None, max_examples=200)

@@ -85,6 +85,8 @@ def test_a_return_begins_a_new_life_with_the_bits_that_the_round_began_with(stor
     shard.push(6)
     assert shard.lives.roll_back(round_, incarnation=1) == 2
     assert shard.shard.identity.incarnation == 2
+    assert shard.lives.first_incarnation == 1
+    assert process(store).lives.first_incarnation == 3, "another process"
     assert bits_of(shard.shard) == seen[round_]
     assert shard.served.restored == f"returned to round {round_}"
     assert shard.served.changed.is_set(), "the new life is announced at once"

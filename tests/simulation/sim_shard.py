@@ -205,6 +205,7 @@ class ShardProcess(Process):
             job_digest=DIGEST,
             shard=mine.shard,
             incarnation=mine.incarnation,
+            first_incarnation=self.lives.first_incarnation,
             address=self.address,
             applied=interval_messages(ingest.applied),
             held=interval_messages(ingest.held),

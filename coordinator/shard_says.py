@@ -1,0 +1,131 @@
+"""What shards say of themselves, decoded: within bounds, before the coordinator keeps or forwards any of it.
+
+Owns how much a shard may say. Decides nothing about the job. Called by `coordinator.service` for announcements, by
+`coordinator.watch` for records and by `coordinator.commands` for checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from coordinator.calls import Announcement
+from coordinator.membership import ShardLife
+from coordinator.peer_texts import PATH_BYTES_MAX, REASON_BYTES_MAX, checked_address, checked_text, readable
+from parashard.contracts import intervals_from
+from parashard.errors import LimitExceeded, MalformedFrame
+from protos import coordinator_pb2 as pb
+from protos import shard_pb2
+
+INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
+ROUNDS_MAX = 1 << 16  # that a shard can return to
+STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
+ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
+
+_FIGURES = tuple(
+    field.name
+    for field in shard_pb2.InspectReply.DESCRIPTOR.fields
+    if isinstance(getattr(shard_pb2.InspectReply(), field.name), int | float | str)
+)
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says.
+
+    Attributes
+    ----------
+    figures : InspectReply
+        Without its lists.
+    steps_applied : int
+        How many steps are in the weights.
+    staleness : Counter
+        Pushes by staleness.
+    """
+
+    figures: shard_pb2.InspectReply
+    steps_applied: int
+    staleness: Counter[int]
+
+
+def announcement(request: pb.RegisterShardRequest) -> Announcement:
+    """Return what a shard announces.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If an address or an interval is none.
+    """
+    _check_counts(request)
+    life = ShardLife(
+        request.incarnation,
+        checked_address(request.address, "address"),
+        checked_address(request.http_address, "http_address"),
+        checked_address(request.data_address, "data_address"),
+        checked_text(request.local_path, "local_path", PATH_BYTES_MAX),
+    )
+    return Announcement(
+        life,
+        applied=intervals_from(request.applied),
+        held=intervals_from(request.held or request.applied),
+        returnable=frozenset(request.checkpoint_rounds),
+        restored=readable(request.restored, REASON_BYTES_MAX),
+        first_incarnation=request.first_incarnation,
+    )
+
+
+def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
+    """Return the record that came from where a shard should be.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If it is another shard's, or a figure in it is impossible.
+    """
+    if reply.shard != shard:
+        raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
+    _check_counts(reply)
+    check_count("staleness", reply.staleness, STALENESS_VALUES_MAX)
+    # A new message: one that was decoded keeps the memory of what is cleared in it, and fields that nobody knows.
+    return ShardRecord(
+        figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
+        steps_applied=_length(reply.applied),
+        staleness=Counter({count.staleness: count.pushes for count in reply.staleness}),
+    )
+
+
+def check_count(what: str, entries: Any, most: int) -> None:
+    """Raise `LimitExceeded` if a list has more entries than may be said."""
+    if len(entries) > most:
+        raise LimitExceeded(f"{what} has {len(entries)} entries; allowed are {most}")
+
+
+def _check_counts(says: pb.RegisterShardRequest | shard_pb2.InspectReply) -> None:
+    check_count("applied", says.applied, INTERVALS_MAX)
+    check_count("held", says.held, INTERVALS_MAX)
+    check_count("checkpoint_rounds", says.checkpoint_rounds, ROUNDS_MAX)
+
+
+def _figure(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return readable(value, ERROR_BYTES_MAX)
+    if not math.isfinite(value):
+        raise MalformedFrame(f"{name} is {value}")
+    return value
+
+
+def _length(ascending: Iterable[shard_pb2.Interval]) -> int:
+    """Return how many steps are in intervals; no set is made, whose cost depends on their order."""
+    length = stop = 0
+    for interval in ascending:
+        if not stop <= interval.start <= interval.stop:
+            raise MalformedFrame(f"applied: [{interval.start}, {interval.stop}) comes after step {stop}")
+        length, stop = length + interval.stop - interval.start, interval.stop
+    return length

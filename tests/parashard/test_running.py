@@ -1,0 +1,142 @@
+"""A run in progress, in virtual time: when its coordinator is killed, and when what ended is given up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parashard.coordinator_client import ADDRESS_FILE
+from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
+from parashard.job.load import load_job
+from parashard.live import NoView
+from parashard.local_cluster import Ended
+from parashard.process import ExitCode
+from parashard.run_files import REPORT_FILE
+from parashard.running import Running
+from protos import coordinator_pb2 as pb
+
+JOB = Path(__file__).resolve().parent.parent.parent / "examples" / "digits.toml"
+PID = 17
+
+
+class FakeCluster:
+    """A coordinator that runs, and ends when a test says so; whatever is started or killed is noted."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+        self.noted: list[str] = []
+        self.running = ["coordinator"]
+
+    def reap(self) -> list[Ended]:
+        ended, self.ended = self.ended, []
+        self.running = [name for name in self.running if name not in {child.name for child in ended}]
+        return ended
+
+    def pid(self, name: str) -> int:
+        return PID + self.noted.count("start coordinator")  # one that is started again never gets to write its own
+
+    def start(self, name: str, module: str, arguments: list[str]) -> None:
+        self.noted.append(f"start {name}")
+        self.running.append(name)
+
+    def kill(self, name: str) -> None:
+        self.noted.append(f"kill {name}")
+
+
+class Clock:
+    """Moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Run:
+    """A run whose coordinator answers as `answers(now_s)` says, with a state or an error."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / ADDRESS_FILE).write_text(json.dumps({"pid": PID, "address": "x:1", "run_id": "run-1"}))
+        (folder / REPORT_FILE).write_text("{}")
+        self.clock, self.cluster = Clock(), FakeCluster()
+        monkeypatch.setattr(
+            "parashard.running.time", SimpleNamespace(monotonic=lambda: self.clock.now_s, sleep=self.clock.sleep)
+        )
+        loaded = load_job(JOB, environ={})
+        self.silence_s = loaded.job.cluster.silence_s
+        self.budget = loaded.job.cluster.max_restarts
+        self.running = Running(loaded, folder, self.cluster, NoView(), None, trace=False)  # type: ignore[arg-type]
+        self.running._client = self  # type: ignore[assignment]
+        self.running.accepted = True
+        self.answers: Callable[[float], pb.JobState | ParashardError] = lambda now_s: pb.JOB_STATE_DONE
+
+    def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
+        answer = self.answers(self.clock.now_s)
+        if isinstance(answer, ParashardError):
+            raise answer
+        return pb.SuperviseReply(state=answer)
+
+    def get_status(self) -> pb.GetStatusReply:
+        raise NotReady("not now")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]:
+    return lambda now_s: error if now_s < seconds else pb.JOB_STATE_DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [(Unreachable("nobody"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
+    ids=["nobody answers", "it answers and refuses"],
+)
+def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: ParashardError, noted: list[str]) -> None:
+    run.answers = for_so_long(1.5 * run.silence_s, error)
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert run.cluster.noted == noted
+
+
+@pytest.mark.parametrize("code", [2, -9, 75])
+def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, code: int) -> None:
+    def ends(now_s: float) -> ParashardError:
+        if len(run.cluster.noted) == starts[0]:
+            starts[0] += 1
+            run.cluster.ended = [Ended("coordinator", code, f"cannot listen (exit code {code})", starts[0])]
+        return Unreachable("nobody")
+
+    starts = [0]
+    run.answers = ends
+    with pytest.raises(ConfigurationError if code == 2 else JobFailed, match="cannot listen"):
+        run.running.until_over()
+    assert run.cluster.noted == ["start coordinator"] * run.budget
+    assert run.running.failure_code == (ExitCode.CONFIGURATION if code == 2 else ExitCode.FAILED)
+
+
+def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Run) -> None:
+    run.running.accepted = False
+    run.cluster.ended = [Ended("coordinator", 2, "there is no such file (exit code 2)", 1)]
+    with pytest.raises(ConfigurationError, match=r"no such file$"):
+        run.running.until_over()
+    assert run.cluster.noted == []
+
+
+def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Run) -> None:
+    states = iter([pb.JOB_STATE_RUNNING, pb.JOB_STATE_FAILED])
+    run.answers = lambda now_s: next(states)
+    run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 1)]
+    run.running.until_over()
+    assert run.running.failure_code == ExitCode.FAILED, "the job failed later, and not for that"
+    run.answers = lambda now_s: pb.JOB_STATE_FAILED
+    run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 2)]
+    run.running.until_over()
+    assert run.running.failure_code == ExitCode.CONFIGURATION
