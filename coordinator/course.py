@@ -186,7 +186,7 @@ class Course:
         self.progress.resume(saved.examples, saved.training_s)
 
     def started_anew(self) -> None:
-        """Forget the lives that an earlier coordinator knew of, and scalings: somebody has started the whole run again."""
+        """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
         self._earlier_lives = [0] * self.options.shards
 

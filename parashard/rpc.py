@@ -6,6 +6,7 @@ that called it gets the same class, with the peer's address. Every call has a de
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -149,6 +150,11 @@ def data_deadline_s(length_bytes: int) -> float:
 def join_address(host: str, port: int) -> str:
     """Return host:port, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
 def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:

@@ -9,7 +9,7 @@ import socket
 
 from parashard.errors import ConfigurationError
 from parashard.job.schema import Job
-from parashard.rpc import join_address
+from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import allows
@@ -143,7 +143,6 @@ def _shared(served: Served) -> SharedWeights | None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG)
     except OSError as error:
         raise ConfigurationError(f"cannot listen on {join_address(host, port)}: {error}") from None

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from cluster_run import DEADLINE_S, ROOT, eventually
+from ipv6 import needs_ipv6
 
 from parashard.coordinator_client import address_in
 
@@ -32,15 +33,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path):
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path, host):
     sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
-        *("--linger-s", "1"),
+        *("--linger-s", "1", "--host", host),
     )
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
-    worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0", "--host", host)
+    worker = start("worker", "--connect", str(tmp_path), "--host", "::1" if ":" in host else "localhost")
     assert worker.wait(DEADLINE_S) == 0
     assert shard.wait(DEADLINE_S) == 0  # it has heard of the end, and nobody has to stop it
     assert coordinator.wait(DEADLINE_S) == 0
