@@ -18,7 +18,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors, wire
-from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unreachable
+from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
 from parashard.security.grpc_tls import (
@@ -206,7 +206,7 @@ class Server:
             else:
                 port = self.grpc.add_secure_port(address, server_credentials(credentials))
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {address}: {error}") from None
+            raise Unavailable(f"cannot listen on {address}: {error}") from None
         self.address = f"{host}:{port}"
 
     def start(self) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import socket
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.schema import Job
 from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
@@ -56,6 +56,8 @@ class DataPorts:
     Raises
     ------
     ConfigurationError
+        If the job allows shared memory alone, and there is none.
+    Unavailable
         If the port cannot be listened on.
     """
 
@@ -145,4 +147,4 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {join_address(host, port)}: {error}") from None
+        raise Unavailable(f"cannot listen on {join_address(host, port)}: {error}") from None

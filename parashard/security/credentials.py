@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 from cryptography import x509
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable, may_pass
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
 
 CA_FILE = "ca.pem"
@@ -74,7 +74,9 @@ class Credentials:
     Raises
     ------
     ConfigurationError
-        If a file is missing, unreadable, open to others, expired or not yet valid, or the key is another's.
+        If a file is missing, damaged or open to others, or the key is another's.
+    Unavailable
+        If a certificate has expired or is not valid yet, or the disk does not give a file now.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -129,7 +131,7 @@ class Credentials:
             material = load(self.folder)
             if _stamp(self.folder) != stamp:
                 return  # they changed meanwhile: at the next look
-        except ConfigurationError as error:
+        except (ConfigurationError, Unavailable) as error:
             log.warning("credentials-not-renewed", why=str(error), expires=self._material.expires.isoformat())
             return
         self._material, self._stamp = material, stamp
@@ -150,7 +152,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
 
     Raises
     ------
-    ConfigurationError
+    ConfigurationError, Unavailable
         As `Credentials` says.
     """
     (ca, _), (chain, _), (key, mode) = (_content(folder / name) for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE))
@@ -172,13 +174,17 @@ def load(folder: Path, now: datetime | None = None) -> Material:
     return Material(ca, chain, key, identities, min(one.not_valid_after_utc for one in shown), server, client)
 
 
+def _kind_of(error: OSError) -> type[ConfigurationError | Unavailable]:
+    return Unavailable if may_pass(error) else ConfigurationError
+
+
 def _content(path: Path) -> tuple[bytes, int]:
     """Return what a file holds, and its mode."""
     try:
         with path.open("rb") as file:
             return file.read(), os.fstat(file.fileno()).st_mode
     except OSError as error:
-        raise ConfigurationError(
+        raise _kind_of(error)(
             f"{path}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
         ) from None
 
@@ -197,9 +203,9 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
 def _check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > ends:
-        raise ConfigurationError(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; {_renewal(path)}")
+        raise Unavailable(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; {_renewal(path)}")
     if now < begins:
-        raise ConfigurationError(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
+        raise Unavailable(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
 
 
 def _renewal(path: Path) -> str:
@@ -230,7 +236,7 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
             f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together, or one cannot be read: {error.reason}"
         ) from None
     except OSError as error:
-        raise ConfigurationError(f"{folder}: {error.strerror}") from None
+        raise _kind_of(error)(f"{folder}: {error.strerror}") from None
     return context
 
 
@@ -244,7 +250,7 @@ def _stamp(folder: Path) -> _Stamp:
     try:
         found = [(folder / name).stat() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
     except OSError as error:
-        raise ConfigurationError(
+        raise _kind_of(error)(
             f"{error.filename}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
         ) from None
     return tuple((file.st_mtime_ns, file.st_ino, file.st_size, file.st_mode) for file in found)

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from parashard import __version__
-from parashard.errors import ConfigurationError
+from parashard.errors import Unavailable
 from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 
@@ -97,9 +97,7 @@ class HttpPort:
         try:
             self._server = _BoundedServer((host, port), Handler)
         except OSError as error:
-            raise ConfigurationError(
-                f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}"
-            ) from None
+            raise Unavailable(f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}") from None
         self.address = join_address(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="http", daemon=True)
 

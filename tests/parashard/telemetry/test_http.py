@@ -15,7 +15,7 @@ from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from parashard import __version__
-from parashard.errors import ConfigurationError, ParashardError
+from parashard.errors import Unavailable
 from parashard.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
@@ -120,15 +120,15 @@ def test_it_listens_on_an_ipv6_address_and_is_asked_there():
     try:
         assert port.address.startswith("[::1]:")
         ask(port.address, live=False, timeout_s=DEADLINE_S)
-        with pytest.raises(ParashardError, match=rf"cannot listen on {re.escape(port.address)} for HTTP"):
+        with pytest.raises(Unavailable, match=rf"cannot listen on {re.escape(port.address)} for HTTP"):
             HttpPort("::1", int(port.address.rpartition(":")[2]), new_registry("shard"), lambda: "")
     finally:
         port.stop()
 
 
-def test_a_port_that_is_taken_is_a_configuration_error(served):
+def test_a_port_that_is_taken_may_be_free_later(served):
     taken = int(served.port.address.rpartition(":")[2])
-    with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
+    with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
         HttpPort("127.0.0.1", taken, new_registry("shard"), lambda: "")
 
 
