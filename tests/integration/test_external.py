@@ -13,6 +13,7 @@ from cluster_run import DEADLINE_S, ROOT, eventually
 from ipv6 import needs_ipv6
 
 from parashard.coordinator_client import address_in
+from parashard.process import ExitCode
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -48,6 +49,21 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
+
+
+def test_a_worker_of_a_job_that_has_failed_says_so_and_so_does_each_that_comes_later(start, tmp_path):
+    sets = ("cluster.launcher=external", "cluster.shards=1", "cluster.workers=1", "job.max_attempts=1")
+    coordinator = start(
+        *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
+        *(word for text in (*sets, "optimizer.learning_rate=1e15") for word in ("--set", text)),
+    )
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0")
+    worker = start("worker", "--connect", str(tmp_path))
+    assert worker.wait(DEADLINE_S) == ExitCode.JOB_FAILED
+    late = start("worker", "--connect", str(tmp_path))
+    assert late.wait(DEADLINE_S) == ExitCode.JOB_FAILED
+    assert "the job has failed" in late.stderr.read()
+    assert [process.poll() for process in (coordinator, shard)] == [None, None], "they stay, to be asked"
 
 
 def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(start, tmp_path):
