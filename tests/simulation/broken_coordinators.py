@@ -74,7 +74,8 @@ class LosingLeases(StepLeases):
 
     def end(self, worker: str) -> list[int]:
         steps = super().end(worker)
-        self._returned = [step for step in self._returned if step not in steps]
+        for step in steps:
+            self._returned.discard(step)
         return steps
 
 
