@@ -106,7 +106,6 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     if saved is not None:
         core.resume(saved)
         if arguments.resume:
-            core.workers_wanted = job.cluster.workers  # as the user says now, not as it was scaled before
             core.started_anew()
     reply = pb.GetJobReply(
         run_id=run_id,

@@ -158,6 +158,7 @@ class Core(Course):
             self._event(f"scaled from {self.workers_wanted} to {workers} workers")
         self.workers_wanted = workers
         self.scale_requests += 1
+        self.decisions += 1
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""

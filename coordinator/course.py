@@ -73,7 +73,7 @@ class Course:
         self.evaluations = evaluations
         self.progress = Progress()
         self.workers_wanted = options.workers
-        self.scale_requests = 0  # of this process: one that asks for the same number again is a request too
+        self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
@@ -161,6 +161,7 @@ class Course:
             shard_lives=tuple(self._last_life(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
             workers_wanted=self.workers_wanted,
+            scale_requests=self.scale_requests,
             examples=self.progress.examples,
             training_s=self.progress.training_s(),
             fingerprint=self.workers.fingerprint,
@@ -180,12 +181,13 @@ class Course:
         if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
             self._earlier_lives = list(saved.shard_lives)
         self.rounds.rollbacks = saved.rollbacks
-        self.workers_wanted = saved.workers_wanted
+        self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
         self.progress.resume(saved.examples, saved.training_s)
 
     def started_anew(self) -> None:
-        """Forget the lives that an earlier coordinator knew of: somebody has started the whole run again."""
+        """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
+        self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
         self._earlier_lives = [0] * self.options.shards
 
     # --- inside, and for the core ---

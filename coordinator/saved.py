@@ -29,6 +29,7 @@ class Saved(Record):
     shard_lives: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
     workers_wanted: int = 0
+    scale_requests: int = 0  # how often somebody asked for a number of workers; 0: the manifests' number
     examples: int = 0
     training_s: float = 0.0
     fingerprint: str = ""  # of the arithmetic that the job began with (P13)

@@ -111,10 +111,12 @@ def exit_code(text: str) -> int:
 
 
 def address(text: str) -> str:
-    """Read host:port from the command line."""
+    """Read host:port from the command line; an IPv6 address is in brackets, as in [::1]:7000."""
     host, _, number = text.rpartition(":")
     if not host or not number.isdecimal() or not port(number):
         raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
+    if ":" in host.removeprefix("[").removesuffix("]") and not (host[0] == "[" and host[-1] == "]"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT: an IPv6 address is in brackets, as in [::1]:7000")
     return text
 
 

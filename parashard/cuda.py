@@ -7,13 +7,16 @@ and shards. Called by `worker.device` and by the shard's `ps_server.card`; nothi
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 
+_NOT_HERE = (35, 100)  # cudaErrorInsufficientDriver, also said where there is no driver, and cudaErrorNoDevice
 _NUMBER_AT_END = re.compile(r"-([0-9]+)\Z")
 
 
@@ -41,12 +44,15 @@ def card(index: int) -> Any:
     ------
     ConfigurationError
         If CuPy or the device is not there.
+    Unavailable
+        If the driver or the device is at fault.
     """
     cupy, count = namespace(), cards()
     if index >= count:
         raise ConfigurationError(f"device cuda:{index} is not there: this machine has {count} CUDA devices")
     device = cupy.cuda.Device(index)
-    device.use()
+    with _driver(cupy):
+        device.use()
     return device
 
 
@@ -62,13 +68,24 @@ def cards() -> int:
     Raises
     ------
     ConfigurationError
-        If CuPy is not installed, or its driver does not answer.
+        If CuPy is not installed, or there is no driver or no card.
+    Unavailable
+        If the driver says anything else.
     """
     cupy = namespace()
+    with _driver(cupy):
+        found = int(cupy.cuda.runtime.getDeviceCount())
+    return found
+
+
+@contextmanager
+def _driver(cupy: Any) -> Iterator[None]:
+    """Raise what the driver says as ours: that nothing of it is here, or that it, or a card, is at fault now."""
     try:
-        return int(cupy.cuda.runtime.getDeviceCount())
+        yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise ConfigurationError(f"no CUDA device can be used here: {error}") from None
+        kind = ConfigurationError if getattr(error, "status", None) in _NOT_HERE else Unavailable
+        raise kind(f"no CUDA device can be used here: {error}") from None
 
 
 def spread(process: str, count: int) -> int:

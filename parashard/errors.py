@@ -19,7 +19,8 @@
     ├── RetryLater              send the same request again after a pause
     │   ├── QueueFull               a bounded queue or memory budget has no room now
     │   ├── NotReady                the process is starting or draining
-    │   └── Unreachable             no answer from the peer before the deadline
+    │   ├── Unreachable             no answer from the peer before the deadline
+    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a card, a certificate in its time
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
     │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
@@ -36,7 +37,26 @@ client raises the same class again. Broken invariants are `assert`s: they crash 
 
 from __future__ import annotations
 
+import errno
 from typing import ClassVar
+
+_OF_THE_PATH = frozenset(
+    (
+        errno.ENOENT,
+        errno.ENOTDIR,
+        errno.EISDIR,
+        errno.EACCES,
+        errno.EPERM,
+        errno.ENAMETOOLONG,
+        errno.ELOOP,
+        errno.EINVAL,
+    )
+)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Tell whether a failure is the system's at this moment, as of a disk or a limit, not of what a path says."""
+    return isinstance(error, OSError) and error.errno is not None and error.errno not in _OF_THE_PATH
 
 
 class ParashardError(Exception):
@@ -147,6 +167,10 @@ class NotReady(RetryLater, code="not-ready"):
 
 class Unreachable(RetryLater, code="unreachable"):
     """The peer did not answer before the deadline."""
+
+
+class Unavailable(RetryLater, code="unavailable"):
+    """This machine lacks it now: a port, bytes of a disk, a card, a certificate in its time; another may have it."""
 
 
 class ConfigurationError(ParashardError, code="configuration"):

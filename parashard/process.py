@@ -20,7 +20,7 @@ from typing import NoReturn
 import structlog
 
 from parashard import failpoints
-from parashard.errors import ConfigurationError, Fenced, ParashardError, RetryLater
+from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
@@ -33,6 +33,7 @@ class ExitCode(enum.IntEnum):
     FAILED = 1
     CONFIGURATION = 2  # do not start it again: the same thing would happen
     FENCED = 3  # another has its place, or it belongs to another run; to start it again helps once that has changed
+    JOB_FAILED = 4  # of a worker: the job has failed, and there is nothing to come back for
     RETRY = 75  # start it again later (sysexits.h: temporary failure)
 
 
@@ -104,7 +105,7 @@ def run_service(
     except ParashardError as error:
         if stop.asked and isinstance(error, RetryLater):
             return stop.exit_code  # it was waiting for somebody when it was asked to end
-        code = exit_code_of(error)
+        code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
         log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
     return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)

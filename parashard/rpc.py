@@ -6,6 +6,7 @@ that called it gets the same class, with the peer's address. Every call has a de
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
@@ -17,7 +18,7 @@ import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors, wire
-from parashard.errors import ConfigurationError, ParashardError, PeerFailed, Unreachable
+from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
 from parashard.security.grpc_tls import (
@@ -151,6 +152,11 @@ def join_address(host: str, port: int) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
+def address_family(host: str) -> socket.AddressFamily:
+    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
 def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:
     options = [*_SERVER_OPTIONS, (_RECEIVE_OPTION, request_bytes_max)]
     if request_bytes_max < wire.FRAME_BYTES_MAX:
@@ -200,7 +206,7 @@ class Server:
             else:
                 port = self.grpc.add_secure_port(address, server_credentials(credentials))
         except RuntimeError as error:
-            raise ConfigurationError(f"cannot listen on {address}: {error}") from None
+            raise Unavailable(f"cannot listen on {address}: {error}") from None
         self.address = f"{host}:{port}"
 
     def start(self) -> None:

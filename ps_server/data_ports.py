@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import socket
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.schema import Job
-from parashard.rpc import join_address
+from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import allows
@@ -56,6 +56,8 @@ class DataPorts:
     Raises
     ------
     ConfigurationError
+        If the job allows shared memory alone, and there is none.
+    Unavailable
         If the port cannot be listened on.
     """
 
@@ -143,7 +145,6 @@ def _shared(served: Served) -> SharedWeights | None:
 
 def _listening(host: str, port: int) -> socket.socket:
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG)
     except OSError as error:
-        raise ConfigurationError(f"cannot listen on {join_address(host, port)}: {error}") from None
+        raise Unavailable(f"cannot listen on {join_address(host, port)}: {error}") from None

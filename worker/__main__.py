@@ -168,7 +168,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     if leasing.failure is not None:
         raise leasing.failure
     log.info("left", steps=loop.steps, reason=stop.reason or leasing.reason)
-    return ExitCode.FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
+    return ExitCode.JOB_FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
 
 
 def _makers_of(

@@ -17,7 +17,7 @@ import threadpoolctl
 
 from parashard import cuda
 from parashard.data.base import Array, Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.variables import Float32s
 
 
@@ -172,13 +172,15 @@ def open_device(asked: str, worker: str = "") -> Device:
     ------
     ConfigurationError
         If a GPU is asked for and there is none, or the name is not one of these.
+    Unavailable
+        If a GPU that is asked for, or its driver, is at fault.
     """
     if asked == "cpu":
         return Cpu()
     if asked == "auto":
         try:
             return Gpu(cuda.spread(worker, cuda.cards()))
-        except ConfigurationError:
+        except (ConfigurationError, Unavailable):
             return Cpu()
     index = cuda.index_of(asked, worker)
     if index is None:

@@ -112,7 +112,8 @@ class KubernetesCluster:
     def scale_workers(self, workers: int) -> None:
         """Set how many workers the Job runs: both its numbers, which must be equal for either to change.
 
-        With 0 the Job is only paused: one that had nothing to complete would be complete.
+        With 0 the Job is only paused: one that had nothing to complete would be complete. Nothing is written where
+        the Job has that number already, whoever set it.
 
         Raises
         ------
@@ -123,9 +124,11 @@ class KubernetesCluster:
         """
         with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
             job = self._read_job()
+            spec = {"parallelism": workers} if workers == 0 else {"parallelism": workers, "completions": workers}
+            if all(getattr(job.spec, name) == number for name, number in spec.items()):
+                return
             if any(c.type in ("Complete", "Failed") and c.status == "True" for c in job.status.conditions or ()):
                 raise ConfigurationError(f"the Job {self._namespace}/{self._job} is over: it cannot be scaled")
-            spec = {"parallelism": workers} if workers == 0 else {"parallelism": workers, "completions": workers}
             self._batch.patch_namespaced_job(
                 self._job,
                 self._namespace,

@@ -52,7 +52,7 @@ class PodWatch:
     on_error : callable
         Is told of every time that following the pods breaks off with an error.
     workers : int
-        How many there are by the manifests: nothing is changed until another number is wanted.
+        How many there are by the manifests: nothing is changed while they are wanted and nobody has asked to scale.
     pause_s : float
         Pause after the second error in a row.
     look_s : float
@@ -76,7 +76,7 @@ class PodWatch:
         self._wanted = wanted
         self._on_scaled = on_scaled
         self._on_error = on_error
-        self._workers = workers
+        self._settled = Wanted(workers, 0)
         self._pause_s = pause_s
         self._look_s = look_s
         self._ledger = PodLedger()
@@ -138,8 +138,7 @@ class PodWatch:
         looks = looks_left = 0  # between tries of what was refused; until the next one
         while not self._stopping.wait(self._look_s + backoff_s(self._pause_s, errors)):
             wanted = self._wanted()
-            if wanted.workers == self._workers:
-                refused, errors = None, 0
+            if wanted == self._settled:
                 continue
             if wanted == refused and looks_left:
                 looks_left -= 1
@@ -150,7 +149,7 @@ class PodWatch:
                 errors += 1
                 log.warning("not-scaled", workers=wanted.workers, error=str(error), times=errors)
             except ConfigurationError as error:
-                # What the Job has stays what is known of it: a Role may be mended, and the user may ask again.
+                # A Role may be mended, and the user may ask again.
                 if wanted != refused:
                     refused, looks = wanted, REFUSED_LOOKS // 2
                     self._on_scaled(f"not scaled: {error}")
@@ -159,7 +158,7 @@ class PodWatch:
                 log.warning("not-scaled", workers=wanted.workers, error=str(error))
             else:
                 self._on_scaled(f"the Job has {wanted.workers} workers now")
-                self._workers, refused, errors = wanted.workers, None, 0
+                self._settled, refused, errors = wanted, None, 0
 
     def _scale(self, workers: int) -> None:
         for _ in range(CONFLICTS_MAX):

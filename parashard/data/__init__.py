@@ -31,6 +31,8 @@ def open_source(options: DataOptions) -> DataSource:
     ------
     BadData
         A file is missing, damaged or of another format; the message names it.
+    Unavailable
+        A file is there and the system does not give its content now.
     ConfigurationError
         A library that the source needs is not installed; the message names the extra to install.
     """

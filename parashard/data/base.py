@@ -11,10 +11,17 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from parashard.errors import BadData, Unavailable, may_pass
+
 Array = Any
 """A NumPy or a CuPy array: models receive the array namespace `xp` that goes with it."""
 
 Indices = npt.NDArray[np.int64]
+
+
+def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
+    """Return what a failure to read means: data to be fixed, or a disk that gives nothing at this moment."""
+    return Unavailable if may_pass(error) else BadData
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ import numpy as np
 from pydantic import Field, field_validator
 
 from parashard.data.arrays import ArraySource
+from parashard.data.base import kind_of_failure
 from parashard.data.columns import Column, Numbers, Table, TableOptions, table_source, words
 from parashard.errors import BadData
 
@@ -91,7 +92,7 @@ def _read(path: Path, options: CsvOptions) -> dict[str, Texts]:
     except csv.Error as error:
         raise BadData(f"{path}: row {len(rows) + 1} cannot be parsed: {error}") from error
     except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise kind_of_failure(error)(f"{path}: cannot be read: {error.strerror or error}") from error
     if names is None or not rows:
         raise BadData(f"{path}: has no rows")
     columns: dict[str, Texts] = {}

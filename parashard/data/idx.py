@@ -18,6 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.arrays import ArraySource, Split, class_labels, count_classes
+from parashard.data.base import kind_of_failure
 from parashard.errors import BadData
 
 _UNSIGNED_BYTE = 8
@@ -103,7 +104,7 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     except (gzip.BadGzipFile, zlib.error) as error:
         raise BadData(f"{path}: the gzip stream is damaged: {error}") from error
     except OSError as error:
-        raise BadData(f"{path}: cannot be read: {error.strerror or error}") from error
+        raise kind_of_failure(error)(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
 def _read(stream: IO[bytes] | gzip.GzipFile, path: Path, dimensions: int, least: int, most: int) -> Bytes:

@@ -19,6 +19,7 @@ from numpy.lib import format as npy
 from pydantic import Field
 
 from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, count_classes
+from parashard.data.base import kind_of_failure
 from parashard.data.split import SplitOptions
 from parashard.errors import BadData
 
@@ -57,7 +58,7 @@ def open_npz(options: NpzOptions) -> ArraySource:
     try:
         archive = zipfile.ZipFile(path)
     except _DAMAGE as error:
-        raise BadData(f"{path}: cannot be read as an .npz archive: {error}") from error
+        raise kind_of_failure(error)(f"{path}: cannot be read as an .npz archive: {error}") from error
     with archive:
         whole = _read_split(archive, path, options.inputs, options.targets)
         own = {options.held_out_inputs, options.held_out_targets} & _array_names(archive)
@@ -119,7 +120,7 @@ def _read_array(archive: zipfile.ZipFile, archive_bytes: int, name: str, origin:
         with archive.open(info) as member:
             array: AnyArray = npy.read_array(member, allow_pickle=False)  # to its last byte, where zip checks the CRC
     except (KeyError, *_DAMAGE) as error:
-        raise BadData(f"{origin}: damaged: {error}") from error
+        raise kind_of_failure(error)(f"{origin}: damaged: {error}") from error
     return np.ascontiguousarray(array, array.dtype.newbyteorder("="))
 
 

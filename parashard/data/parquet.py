@@ -12,6 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from parashard.data.arrays import ArraySource
+from parashard.data.base import kind_of_failure
 from parashard.data.columns import Column, Numbers, TableOptions, Words, table_source
 from parashard.errors import BadData, ConfigurationError
 
@@ -43,7 +44,7 @@ def _read(path: Path) -> dict[str, Column]:
             table = file.read()
         return _columns(pa, table, path)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
-        raise BadData(f"{path}: cannot be read as Parquet: {error}") from error
+        raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
 
 
 def _columns(pa: Any, table: Any, path: Path) -> dict[str, Column]:

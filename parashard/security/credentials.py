@@ -20,7 +20,7 @@ from pathlib import Path
 import structlog
 from cryptography import x509
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable, may_pass
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
 
 CA_FILE = "ca.pem"
@@ -75,8 +75,9 @@ class Credentials:
     Raises
     ------
     ConfigurationError
-        If a file is missing, unreadable, expired or not yet valid, the key is another's or open to others, or others
-        may write whom to trust.
+        If a file is missing or damaged, the key is another's or open to others, or others may write whom to trust.
+    Unavailable
+        If a certificate has expired or is not valid yet, or the disk does not give a file now.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -133,7 +134,7 @@ class Credentials:
             material = load(self.folder)
             if _stamp(self.folder) != stamp:
                 return  # they changed meanwhile: at the next look
-        except ConfigurationError as error:
+        except (ConfigurationError, Unavailable) as error:
             self._tell(str(error))
             return
         self._material, self._stamp, self._told = material, stamp, ("", 0.0)
@@ -161,7 +162,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
 
     Raises
     ------
-    ConfigurationError
+    ConfigurationError, Unavailable
         As `Credentials` says.
     """
     ca, authorities = trusted_in(folder / CA_FILE)
@@ -200,13 +201,17 @@ def trusted_in(path: Path) -> tuple[bytes, list[x509.Certificate]]:
     return content, _certificates(path, content)
 
 
+def _kind_of(error: OSError) -> type[ConfigurationError | Unavailable]:
+    return Unavailable if may_pass(error) else ConfigurationError
+
+
 def _content(path: Path) -> tuple[bytes, int]:
     """Return what a file holds, and its mode."""
     try:
         with path.open("rb") as file:
             return file.read(), os.fstat(file.fileno()).st_mode
     except OSError as error:
-        raise ConfigurationError(
+        raise _kind_of(error)(
             f"{path}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
         ) from None
 
@@ -227,9 +232,9 @@ def _certificate(path: Path, content: bytes) -> x509.Certificate:
 def _check_time(path: Path, certificate: x509.Certificate, now: datetime) -> None:
     begins, ends = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > ends:
-        raise ConfigurationError(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; {_renewal(path)}")
+        raise Unavailable(f"{path} expired at {ends:%Y-%m-%d %H:%M:%S} UTC; {_renewal(path)}")
     if now < begins:
-        raise ConfigurationError(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
+        raise Unavailable(f"{path} is not valid before {begins:%Y-%m-%d %H:%M:%S} UTC; is the clock right?")
 
 
 def _renewal(path: Path) -> str:
@@ -260,7 +265,7 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
             f"{folder}: {CERTIFICATE_FILE} and {KEY_FILE} do not belong together, or one cannot be read: {error.reason}"
         ) from None
     except OSError as error:
-        raise ConfigurationError(f"{folder}: {error.strerror}") from None
+        raise _kind_of(error)(f"{folder}: {error.strerror}") from None
     return context
 
 
@@ -274,7 +279,7 @@ def _stamp(folder: Path) -> _Stamp:
     try:
         found = [(folder / name).stat() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
     except OSError as error:
-        raise ConfigurationError(
+        raise _kind_of(error)(
             f"{error.filename}: {error.strerror}; a TLS folder has {CA_FILE}, {CERTIFICATE_FILE} and {KEY_FILE}"
         ) from None
     return tuple((file.st_mtime_ns, file.st_ino, file.st_size, file.st_mode) for file in found)

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, genera
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
 from parashard import __version__
-from parashard.errors import ConfigurationError
-from parashard.rpc import join_address
+from parashard.errors import Unavailable
+from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 
 REQUEST_TIMEOUT_S = 5.0
@@ -97,7 +97,7 @@ class HttpPort:
         try:
             self._server = _BoundedServer((host, port), Handler)
         except OSError as error:
-            raise ConfigurationError(f"cannot listen on {host}:{port} for HTTP: {error.strerror}") from None
+            raise Unavailable(f"cannot listen on {join_address(host, port)} for HTTP: {error.strerror}") from None
         self.address = join_address(host, self._server.server_address[1])
         self._thread = threading.Thread(target=self._server.serve_forever, args=(POLL_S,), name="http", daemon=True)
 
@@ -143,6 +143,7 @@ class _BoundedServer(ThreadingHTTPServer):
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self._open: dict[Any, None] = {}  # the oldest first
         self._lock = threading.Lock()
+        self.address_family = address_family(address[0])
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

@@ -240,8 +240,20 @@ def test_what_was_counted_goes_on() -> None:
     earlier.scale(7)
     core = core_after(earlier, Sync(4))
     assert (core.supervision.worker_restarts, core.shard_restarts) == (3, 2)
-    assert (core.rounds.rollbacks, core.workers_wanted) == (5, 7)
+    assert (core.rounds.rollbacks, core.workers_wanted, core.scale_requests) == (5, 7, 1)
     assert core_after(core, Sync(4)).saved() == earlier.saved(), "however often"
+
+
+def test_a_scaling_is_stored_before_it_acts_and_a_run_started_anew_has_the_user_s_number() -> None:  # P7
+    earlier = core_of()
+    before = earlier.decisions
+    earlier.scale(earlier.options.workers)
+    assert earlier.decisions == before + 1
+    core = core_after(earlier)
+    assert core.scale_requests == 1, "the Job may have another number than the manifests"
+    core.scale(7)
+    core.started_anew()
+    assert (core.workers_wanted, core.scale_requests) == (core.options.workers, 0)
 
 
 def test_the_first_worker_s_arithmetic_binds_over_coordinators() -> None:  # P13

@@ -134,7 +134,7 @@ def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
             assert all(rule["to"]) if "to" in rule else {port["port"] for port in rule["ports"]} == {443, 6443}
 
 
-def test_a_worker_is_started_again_unless_its_configuration_is_wrong(manifests):
+def test_a_worker_is_started_again_unless_its_configuration_is_wrong_or_the_job_has_failed(manifests):
     specs = [job["spec"] for job in of_kind(manifests, "Job")]
     for jobset in of_kind(manifests, "JobSet"):
         specs += [job["template"]["spec"] for job in jobset["spec"]["replicatedJobs"]]
@@ -147,9 +147,10 @@ def test_a_worker_is_started_again_unless_its_configuration_is_wrong(manifests):
         assert stopped["action"] == "Ignore"
         assert stopped["onExitCodes"]["values"] == [ExitCode.RETRY]
         assert configuration["action"] == "FailJob"
-        assert configuration["onExitCodes"]["values"] == [ExitCode.CONFIGURATION]
-        # One that is asked to stop must not look as if its index were complete.
         (container,) = spec["template"]["spec"]["containers"]
+        hopeless = [ExitCode.CONFIGURATION, *[ExitCode.JOB_FAILED] * (container["name"] == "worker")]
+        assert configuration["onExitCodes"]["values"] == hopeless
+        # One that is asked to stop must not look as if its index were complete.
         assert f"--stopped-exit-code={int(ExitCode.RETRY)}" in container["args"]
 
 

@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 from cluster_run import DEADLINE_S, ROOT, eventually
+from ipv6 import needs_ipv6
 
 from parashard.coordinator_client import ADDRESS_FILE, address_in
+from parashard.process import ExitCode
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -32,21 +34,38 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path):
+@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path, host):
     sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
     coordinator = start(
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
         *("--linger-s", "10"),  # in which the shard, that asks once a second, hears of the end
+        *("--host", host),
     )
     eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")  # others wait for it, but not for ever
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0")
-    worker = start("worker", "--connect", str(tmp_path), "--host", "localhost")
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0", "--host", host)
+    worker = start("worker", "--connect", str(tmp_path), "--host", "::1" if ":" in host else "localhost")
     assert worker.wait(DEADLINE_S) == 0
     assert shard.wait(DEADLINE_S) == 0  # it has heard of the end, and nobody has to stop it
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
+
+
+def test_a_worker_of_a_job_that_has_failed_says_so_and_so_does_each_that_comes_later(start, tmp_path):
+    sets = ("cluster.launcher=external", "cluster.shards=1", "cluster.workers=1", "job.max_attempts=1")
+    coordinator = start(
+        *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
+        *(word for text in (*sets, "optimizer.learning_rate=1e15") for word in ("--set", text)),
+    )
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0")
+    worker = start("worker", "--connect", str(tmp_path))
+    assert worker.wait(DEADLINE_S) == ExitCode.JOB_FAILED
+    late = start("worker", "--connect", str(tmp_path))
+    assert late.wait(DEADLINE_S) == ExitCode.JOB_FAILED
+    assert "the job has failed" in late.stderr.read()
+    assert [process.poll() for process in (coordinator, shard)] == [None, None], "they stay, to be asked"
 
 
 def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(start, tmp_path):

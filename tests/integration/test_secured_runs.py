@@ -66,7 +66,7 @@ def test_a_job_goes_on_while_expired_certificates_keep_processes_from_coming_bac
     run.wait_for_steps(run.status().steps_complete + 5)
     run.kill("coordinator", "coordinator")
     log = run.dir / "logs" / "coordinator.log"
-    eventually(lambda: "exit_code=2" in log.read_text(), "the coordinator has tried to come back")
+    eventually(lambda: "exit_code=75" in log.read_text(), "the coordinator has tried to come back")
     certificates.renew(folder, list(Role))
     run.wait_for_steps(run.status().steps_complete + 5)
     back = eventually(lambda: [w for w in run.status().workers if w.name == "worker-0"], "worker-0 is back")

@@ -77,6 +77,17 @@ def test_an_address_that_nobody_could_connect_to_is_not_advertised(text, capsys)
     assert "to 65535" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("text", ["::1:7000", "[::1:7000", "fe80::1]:7000"])
+def test_an_ipv6_address_without_brackets_is_refused(text, capsys):
+    with pytest.raises(SystemExit):
+        service_arguments("A service.").parse_args(["--advertise", text])
+    assert "is in brackets" in capsys.readouterr().err
+
+
+def test_an_ipv6_address_in_brackets_is_advertised():
+    assert service_arguments("A service.").parse_args(["--advertise", "[::1]:7000"]).advertise == "[::1]:7000"
+
+
 @pytest.mark.parametrize("text", ["-1", "256"])
 def test_a_number_that_is_no_exit_code_is_refused(text, capsys):
     with pytest.raises(SystemExit):

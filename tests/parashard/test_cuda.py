@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from parashard import cuda
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 
 
 class Driver:
@@ -52,6 +52,17 @@ def test_processes_are_spread_by_their_numbers(process: str, cards: int, index: 
 def test_a_name_means_a_card(monkeypatch: pytest.MonkeyPatch, asked: str, index: int) -> None:
     monkeypatch.setitem(sys.modules, "cupy", Driver(2))
     assert cuda.index_of(asked, "worker-3") == index
+
+
+def test_a_card_that_is_at_fault_may_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+    def uncorrectable() -> None:
+        raise OSError("cudaErrorECCUncorrectable")
+
+    driver = Driver(2)
+    driver.cuda.Device = lambda index: SimpleNamespace(use=uncorrectable)
+    monkeypatch.setitem(sys.modules, "cupy", driver)
+    with pytest.raises(Unavailable, match="no CUDA device can be used here: cudaErrorECCUncorrectable"):
+        cuda.card(1)
 
 
 @pytest.mark.parametrize(

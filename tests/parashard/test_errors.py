@@ -55,6 +55,7 @@ def test_codes_are_permanent():
         "unknown-variable": "UnknownVariable",
         "shape-mismatch": "ShapeMismatch",
         "non-finite-gradient": "NonFiniteGradient",
+        "unavailable": "Unavailable",
         "stale-plan": "StalePlan",
         "stale-incarnation": "StaleIncarnation",
         "stale-round": "StaleRound",

@@ -51,6 +51,7 @@ def test_exit_codes_are_what_starters_and_orchestrators_rely_on():
         "FAILED": 1,
         "CONFIGURATION": 2,
         "FENCED": 3,
+        "JOB_FAILED": 4,
         "RETRY": 75,
     }
 
@@ -93,6 +94,13 @@ def test_a_service_may_open_as_many_files_as_its_ports_may_have_connections(star
     tell = "    print(resource.getrlimit(resource.RLIMIT_NOFILE))\n    return ExitCode.DONE"
     said, _ = start(f"{lower}\ndef serve(stop):\n{tell}").communicate(timeout=DEADLINE_S)
     assert said.strip() == str((max(allowed, FILES_WANTED), hard))
+
+
+def test_a_service_of_a_job_that_has_failed_says_that_nobody_need_come_back(start):
+    process = start("def serve(stop):\n    raise errors.JobFailed('the job has failed: NaN')")
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.JOB_FAILED
+    assert said.splitlines()[-1] == "parashard shard-0: the job has failed: NaN"
 
 
 def test_a_bug_is_a_traceback_and_exit_code_1(start):

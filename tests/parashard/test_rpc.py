@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from ipv6 import needs_ipv6
 
 from parashard import errors, rpc, wire
 from parashard.errors import ParashardError
@@ -291,6 +292,18 @@ def test_a_server_knows_the_port_that_it_was_given():
     server.stop(0.0)
 
 
-def test_a_port_that_is_taken_is_a_configuration_error(echo):
-    with pytest.raises(errors.ConfigurationError, match=f"cannot listen on {echo.address}"):
+@needs_ipv6
+def test_a_server_on_an_ipv6_address_is_reached_by_what_it_says_of_itself():
+    server = Server("[::1]:0")
+    server.start()
+    try:
+        assert server.address.startswith("[::1]:")
+        with grpc.insecure_channel(server.address) as channel:
+            health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=DEADLINE_S)
+    finally:
+        server.stop(0.0)
+
+
+def test_a_port_that_is_taken_may_be_free_later(echo):
+    with pytest.raises(errors.Unavailable, match=f"cannot listen on {echo.address}"):
         Server(echo.address)  # never shared: two processes on a port would split a shard's pushes

@@ -1,5 +1,6 @@
 """Which servers a shard has is the job's choice, and who may use them the table's; what cannot be had is said."""
 
+import time
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
@@ -7,16 +8,18 @@ import pytest
 from certificates import Certificates
 from fake_plane import FakePlane
 from in_process import WEIGHT_AND_BIAS, plan_of, shard_of
+from ipv6 import needs_ipv6
 from stream_cases import DEADLINE_S
 from tcp_cases import GREETING, pull_of, push_of, ramp
 
 from parashard.buffers import Buffers
-from parashard.errors import ConfigurationError, NotAllowed
+from parashard.errors import ConfigurationError, NotAllowed, Unavailable
 from parashard.security import roles
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from parashard.security.roles import ALLOWED, PULL, PUSH
 from parashard.transports.base import ShardAddress
+from parashard.transports.dialling import dial
 from parashard.transports.tcp import TcpTransport
 from ps_server.data_ports import DataPorts
 from ps_server.owner import Owner
@@ -24,7 +27,12 @@ from ps_server.served import Served
 
 
 def ports_of(
-    transport: str, port: int = 0, plane: FakePlane | None = None, credentials: Credentials | None = None
+    transport: str,
+    port: int = 0,
+    host: str = "127.0.0.1",
+    *,
+    plane: FakePlane | None = None,
+    credentials: Credentials | None = None,
 ) -> DataPorts:
     """Return the ports of a shard whose weights are private."""
     served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
@@ -32,7 +40,7 @@ def ports_of(
         cluster=SimpleNamespace(transport=transport, queue_bytes=1 << 20),
         optimizer=SimpleNamespace(delay_compensation=0.0),
     )
-    return DataPorts(plane, served, job, "127.0.0.1", port, credentials)  # type: ignore[arg-type]
+    return DataPorts(plane, served, job, host, port, credentials)  # type: ignore[arg-type]
 
 
 def test_grpc_alone_needs_no_port():
@@ -51,15 +59,25 @@ def test_tcp_listens_on_a_port_of_its_own(transport):
         ports.stop()
 
 
+@needs_ipv6
+def test_tcp_listens_on_an_ipv6_address():
+    ports = ports_of("tcp", host="::1")
+    try:
+        assert ports.address.startswith("[::1]:")
+        dial("::1", int(ports.address.rpartition(":")[2]), time.monotonic() + 10.0).close()
+    finally:
+        ports.stop()
+
+
 def test_a_job_that_allows_only_shared_memory_does_not_start_without():
     with pytest.raises(ConfigurationError, match=r'transport = "shm".*share no memory'):
         ports_of("shm")
 
 
-def test_a_port_that_somebody_has_is_an_error_of_the_configuration():
+def test_a_port_that_somebody_has_may_be_free_later():
     ports = ports_of("tcp")
     try:
-        with pytest.raises(ConfigurationError, match=r"cannot listen on 127\.0\.0\.1"):
+        with pytest.raises(Unavailable, match=r"cannot listen on 127\.0\.0\.1"):
             ports_of("tcp", int(ports.address.rpartition(":")[2]))
     finally:
         ports.stop()

@@ -9,7 +9,7 @@ import pytest
 from late_cuda import LateCuda
 
 from parashard.data.base import Batch
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from worker.device import Cpu, Gpu, open_device
 
 BATCH = Batch(3, 1, np.arange(4), np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 2, 0]))
@@ -73,15 +73,28 @@ def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch, ask
         open_device(asked)
 
 
-def test_a_driver_that_does_not_answer_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("status", "said", "kind"),
+    [
+        (35, "cudaErrorInsufficientDriver", ConfigurationError),
+        (100, "cudaErrorNoDevice", ConfigurationError),
+        (3, "cudaErrorInitializationError", Unavailable),
+        (999, "cudaErrorUnknown", Unavailable),
+    ],
+)
+def test_a_driver_that_does_not_answer_is_told(
+    monkeypatch: pytest.MonkeyPatch, status: int, said: str, kind: type[ParashardError]
+) -> None:
     cupy = LateCuda()
 
     def broken() -> int:
-        raise cupy.cuda.runtime.CUDARuntimeError("cudaErrorInsufficientDriver")
+        error = cupy.cuda.runtime.CUDARuntimeError(said)
+        error.status = status
+        raise error
 
     cupy.cuda.runtime.getDeviceCount = broken
     use_cupy(monkeypatch, cupy)
-    with pytest.raises(ConfigurationError, match="no CUDA device can be used here: cudaErrorInsufficientDriver"):
+    with pytest.raises(kind, match=f"no CUDA device can be used here: {said}"):
         open_device("cuda")
     assert open_device("auto").name == "cpu"
 

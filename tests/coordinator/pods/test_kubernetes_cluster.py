@@ -150,6 +150,22 @@ def test_a_job_that_changed_meanwhile_is_a_conflict(server, cluster):
     assert server.job["spec"]["parallelism"] == 2
 
 
+@pytest.mark.parametrize(("workers", "completions"), [(2, 2), (0, 2)])
+def test_a_job_that_has_the_number_already_is_left_as_it_is(server, cluster, workers, completions):
+    server.job["spec"].update(parallelism=workers, completions=completions)
+    cluster.scale_workers(workers)
+    assert "patch" not in server.seen
+
+
+def test_a_job_whose_two_numbers_differ_gets_both(server, cluster):
+    server.job["spec"].update(parallelism=0, completions=4)  # paused
+    cluster.scale_workers(4)
+    server.job["spec"].update(parallelism=4, completions=2)
+    cluster.scale_workers(4)
+    assert (server.job["spec"]["parallelism"], server.job["spec"]["completions"]) == (4, 4)
+    assert server.count("patch") == 2
+
+
 def test_a_job_that_is_over_is_not_scaled(server, cluster):
     server.job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
     with pytest.raises(ConfigurationError, match="the Job team/digits-worker is over"):

@@ -2,7 +2,7 @@
 
 import json
 import queue
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 from fake_api_server import JOB, NAMESPACE, FakeApiServer
@@ -44,19 +44,24 @@ class Following:
         self.scaled: queue.Queue[str] = queue.Queue()
         self.errors: queue.Queue[str] = queue.Queue()
         self.wanted = Wanted(2, 0)
+        self.on_look: Callable[[], None] = lambda: None
         configuration = kubernetes.client.Configuration(host=self.server.url)
         configuration.retries = False
         cluster = KubernetesCluster(kubernetes.client.ApiClient(configuration), NAMESPACE, JOB)
         self.watch = PodWatch(
             cluster,
             on_end=lambda end: self.ends.put(str(end)),
-            wanted=lambda: self.wanted,
+            wanted=self._look,
             on_scaled=self.scaled.put,
             on_error=lambda: self.errors.put("error"),
             workers=2,
             pause_s=0.01,
             look_s=0.01,
         )
+
+    def _look(self) -> Wanted:
+        self.on_look()
+        return self.wanted
 
     def scale(self, workers: int) -> None:
         self.wanted = Wanted(workers, self.wanted.request + 1)
@@ -212,10 +217,26 @@ def test_asking_for_what_the_job_has_ends_a_refused_scaling(following, monkeypat
     assert "answered 403" in following.next_scaled()
     following.server.refuses_patches = False
     following.scale(2)
-    following.server.put("w-0", phase="Running")
-    following.server.wait_for_watch()
+    assert following.next_scaled() == "the Job has 2 workers now"
     assert following.server.count("patch") == 1
-    assert following.scaled.empty()
+
+
+def test_asking_again_sets_a_job_that_somebody_else_has_changed_meanwhile(following):
+    following.watch.start()
+    following.scale(4)
+    assert following.next_scaled() == "the Job has 4 workers now"
+    following.server.job["spec"].update(parallelism=2, completions=2)  # as `kubectl apply -k` does
+    following.scale(4)
+    assert following.next_scaled() == "the Job has 4 workers now"
+    assert following.server.job["spec"]["parallelism"] == 4
+
+
+def test_what_an_earlier_coordinator_decided_is_carried_out_at_the_start(following):
+    following.server.job["spec"].update(parallelism=4, completions=4)
+    following.scale(2)  # the manifests' number: it died before it told the Job
+    following.watch.start()
+    assert following.next_scaled() == "the Job has 2 workers now"
+    assert following.server.job["spec"]["parallelism"] == 2
 
 
 def test_scaling_outlives_an_answer_that_nobody_can_read(following):
@@ -229,7 +250,12 @@ def test_scaling_outlives_an_answer_that_nobody_can_read(following):
     assert following.next_scaled() == "the Job has 4 workers now"
 
 
-def test_nothing_is_changed_while_as_many_are_wanted_as_there_are(following):
+def test_nothing_is_changed_while_nobody_has_asked_to_scale(following):
+    following.server.job["spec"].update(parallelism=4, completions=4)  # by somebody else
+    looks = queue.Queue()
+    following.on_look = lambda: looks.put("look")
     following.watch.start()
-    following.server.wait_for_watch()
+    for _ in range(3):
+        looks.get(timeout=DEADLINE_S)
     assert "patch" not in following.server.seen
+    assert following.scaled.empty()

@@ -1,5 +1,7 @@
 """DataOptions and open_source: the discriminated union, and what importing it loads."""
 
+import errno
+import os
 import subprocess
 import sys
 
@@ -8,6 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from parashard.data import DataOptions, open_source
+from parashard.errors import BadData, Unavailable
 
 ADAPTER = TypeAdapter(DataOptions)
 
@@ -79,3 +82,19 @@ def test_importing_the_sources_loads_no_optional_library():
     check = "import sys, parashard.data; print(*{'sklearn', 'pyarrow', 'scipy'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == ""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(errno.EIO, Unavailable), (errno.ESTALE, Unavailable), (errno.EACCES, BadData)]
+)
+@pytest.mark.parametrize("write", [write_npz, write_csv, write_idx])
+def test_a_disk_that_does_not_give_a_file_may_give_it_later(write, tmp_path, monkeypatch, number, kind):
+    options = ADAPTER.validate_python(write(tmp_path))
+
+    def broken(*_, **__):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("pathlib.Path.open", broken)
+    monkeypatch.setattr("zipfile.ZipFile", broken)
+    with pytest.raises(kind, match=os.strerror(number)):
+        open_source(options)

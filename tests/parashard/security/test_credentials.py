@@ -1,15 +1,17 @@
 """A folder of credentials: every fault of it in words, and new files without a restart."""
 
+import errno
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from certificates import EXPIRED, Certificates
 from structlog.testing import capture_logs
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.security import credentials
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import LOOK_S, WARN_EVERY_S, Credentials, load
@@ -24,8 +26,8 @@ def folder(certificates: Certificates, tmp_path: Path) -> Path:
     return Path(shutil.copytree(certificates.folder(Role.WORKER), tmp_path / "tls"))
 
 
-def fault_of(folder: Path, now: datetime | None = None) -> str:
-    with pytest.raises(ConfigurationError) as caught:
+def fault_of(folder: Path, now: datetime | None = None, kind: type[ParashardError] = ConfigurationError) -> str:
+    with pytest.raises(kind) as caught:
         load(folder, now)
     return str(caught.value).replace(str(folder), "tls")
 
@@ -48,6 +50,13 @@ class TestFaults:
         with pytest.raises(ConfigurationError, match="No such file"):
             Credentials(folder)
 
+    def test_a_disk_that_does_not_give_a_file_may_give_it_later(self, folder, monkeypatch):
+        def broken(path: Path, *_: Any, **__: Any) -> None:
+            raise OSError(errno.EIO, "Input/output error", str(path))
+
+        monkeypatch.setattr(Path, "open", broken)
+        assert fault_of(folder, kind=Unavailable).startswith("tls/ca.pem: Input/output error")
+
     @pytest.mark.parametrize("mode", [0o644, 0o604, 0o602, 0o620, 0o660, 0o601])
     def test_a_key_that_others_may_use(self, folder, mode):
         (folder / "key.pem").chmod(mode)
@@ -67,8 +76,8 @@ class TestFaults:
 
     def test_a_certificate_that_expired(self, certificates):
         folder = certificates.folder(Role.WORKER, EXPIRED)
-        assert fault_of(folder).startswith("tls/cert.pem expired at ")
-        assert fault_of(folder).endswith(
+        assert fault_of(folder, kind=Unavailable).startswith("tls/cert.pem expired at ")
+        assert fault_of(folder, kind=Unavailable).endswith(
             " UTC; renew it, such as by `parashard certs issue CA_DIR tls` with the --role and --host of before"
         )
 
@@ -77,10 +86,10 @@ class TestFaults:
         certificates.renew(folder, [Role.WORKER], valid_days=9)
         with (folder / "ca.pem").open("ab") as trusted:
             trusted.write((folder.parent / "short" / "ca.pem").read_bytes())
-        assert fault_of(folder, datetime.now(UTC) + timedelta(days=2)).startswith("tls/ca.pem expired at ")
+        assert fault_of(folder, datetime.now(UTC) + timedelta(days=2), Unavailable).startswith("tls/ca.pem expired at ")
 
     def test_a_certificate_that_is_not_valid_yet(self, folder):
-        fault = fault_of(folder, datetime.now(UTC) - timedelta(days=1))
+        fault = fault_of(folder, datetime.now(UTC) - timedelta(days=1), Unavailable)
         assert fault.startswith("tls/cert.pem is not valid before ")
         assert fault.endswith("is the clock right?")
 

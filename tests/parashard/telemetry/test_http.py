@@ -1,5 +1,6 @@
 """The HTTP port: /metrics, /livez, /readyz and pages to look at, and no verb that acts."""
 
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -9,11 +10,13 @@ from pathlib import Path
 
 import pytest
 from certificates import Certificates
+from ipv6 import needs_ipv6
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from parashard import __version__
-from parashard.errors import ConfigurationError
+from parashard.errors import Unavailable
+from parashard.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.telemetry.http import REQUEST_BYTES_MAX, HttpPort, new_registry
@@ -110,9 +113,22 @@ def test_the_address_names_the_port_that_was_found(served):
     assert (host, int(port) > 0) == ("127.0.0.1", True)
 
 
-def test_a_port_that_is_taken_is_a_configuration_error(served):
+@needs_ipv6
+def test_it_listens_on_an_ipv6_address_and_is_asked_there():
+    port = HttpPort("::1", 0, new_registry("shard"), lambda: "")
+    port.start()
+    try:
+        assert port.address.startswith("[::1]:")
+        ask(port.address, live=False, timeout_s=DEADLINE_S)
+        with pytest.raises(Unavailable, match=rf"cannot listen on {re.escape(port.address)} for HTTP"):
+            HttpPort("::1", int(port.address.rpartition(":")[2]), new_registry("shard"), lambda: "")
+    finally:
+        port.stop()
+
+
+def test_a_port_that_is_taken_may_be_free_later(served):
     taken = int(served.port.address.rpartition(":")[2])
-    with pytest.raises(ConfigurationError, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
+    with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
         HttpPort("127.0.0.1", taken, new_registry("shard"), lambda: "")
 
 
