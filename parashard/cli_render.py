@@ -53,6 +53,9 @@ def k8s(
     cuda_image: Annotated[
         str | None, typer.Option(help="The image of workers on GPUs.", show_default=_DEFAULT.cuda_image)
     ] = None,
+    coordinator_memory: Annotated[
+        str, typer.Option(help="Memory of the coordinator's pod.")
+    ] = _DEFAULT.coordinator_memory,
     shard_memory: Annotated[str, typer.Option(help="Memory of a shard's pod.")] = _DEFAULT.shard_memory,
     worker_memory: Annotated[str, typer.Option(help="Memory of a worker's pod.")] = _DEFAULT.worker_memory,
     storage: Annotated[str, typer.Option(help="Size of the checkpoints' volume claim.")] = _DEFAULT.storage,
@@ -78,6 +81,7 @@ def k8s(
     options = KubernetesOptions(
         image=image,
         cuda_image=_DEFAULT.cuda_image if cuda_image is None else cuda_image,
+        coordinator_memory=coordinator_memory,
         shard_memory=shard_memory,
         worker_memory=worker_memory,
         storage=storage,

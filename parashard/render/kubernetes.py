@@ -62,7 +62,7 @@ class KubernetesOptions:
     ----------
     image, cuda_image : str
         References of the images, such as ``registry.example.org/team/parashard:0.1.0``.
-    shard_memory, worker_memory : str
+    coordinator_memory, shard_memory, worker_memory : str
         Memory of one pod, as Kubernetes writes it: ``2Gi``.
     storage : str
         Size of the checkpoint store's volume claim; unused with a store of objects.
@@ -83,6 +83,7 @@ class KubernetesOptions:
 
     image: str = "parashard:latest"
     cuda_image: str = "parashard-cuda:latest"
+    coordinator_memory: str = "1Gi"
     shard_memory: str = "2Gi"
     worker_memory: str = "2Gi"
     storage: str = "10Gi"
@@ -190,6 +191,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "spot_grace_s": f"{min(cluster.grace_s, SPOT_LEAVE_S - FAREWELL_S):g}",
         "worker_cpus": str(cluster.worker_threads),
         "shard_cpus": str(cluster.shard_threads),
+        "coordinator_memory": _quantity("--coordinator-memory", options.coordinator_memory),
         "shard_memory": _quantity("--shard-memory", options.shard_memory),
         "worker_memory": _quantity("--worker-memory", options.worker_memory),
         "storage": _quantity("--storage", options.storage),

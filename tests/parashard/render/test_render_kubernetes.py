@@ -89,7 +89,9 @@ def test_a_process_has_as_many_cpus_as_threads(loaded):
 def test_memory_and_images_come_from_flags(loaded):
     digest = "sha256:" + "0" * 64
     options = {"image": "registry.example.org:5000/ml/parashard:0.1.0", "cuda_image": f"parashard-cuda@{digest}"}
-    files = rendered(loaded(), shard_memory="512Mi", worker_memory="1.5G", **options)
+    files = rendered(loaded(), coordinator_memory="4Gi", shard_memory="512Mi", worker_memory="1.5G", **options)
+    assert containers_of(files, "base/coordinator.yaml")[0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert files["overlays/jobset/jobset.yaml"].count("limits: {memory: 4Gi}") == 1
     assert "limits: {memory: 512Mi}" in files["base/shards.yaml"]
     assert "limits: {memory: 1.5G}" in files["base/workers.yaml"]
     said = 'newName: registry.example.org:5000/ml/parashard\n    newTag: "0.1.0"\n'
@@ -104,6 +106,7 @@ def test_memory_and_images_come_from_flags(loaded):
         ("image", "a b", "--image"),
         ("image", "x: y", "--image"),
         ("cuda_image", "", "--cuda-image"),
+        ("coordinator_memory", "1 GiB", "--coordinator-memory"),
         ("shard_memory", "2 Gi", "--shard-memory"),
         ("worker_memory", "0", "--worker-memory"),
         ("storage", "much", "--storage"),
