@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.common import checked_image, leave_s
+from parashard.render.common import check_runnable, checked_image, leave_s
 from parashard.render.templates import filled, template
 
 SHARDS_MAX = 32
@@ -133,12 +133,7 @@ def _check(loaded: LoadedJob) -> None:
             f"{origins['cluster.shards']}: cluster.shards: found {job.cluster.shards}; allowed in a compose file: "
             f"1 to {SHARDS_MAX}"
         )
-    url = job.checkpoint.url
-    if url and "://" not in url:
-        raise ConfigurationError(
-            f"{origins['checkpoint.url']}: checkpoint.url: found {url}, a folder of this machine; allowed in a compose "
-            'file: "" (a volume), or the URL of an object store'
-        )
+    check_runnable(loaded, "in a compose file", "a volume")
     if not _PATH.fullmatch(str(loaded.path)):
         raise ConfigurationError(
             f"job file {str(loaded.path)!r}: a compose file cannot name it; allowed: letters, digits, spaces, ./+@=,~_-"

@@ -14,7 +14,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, as_toml
 from parashard.render.certificates import Certificates, certificates_of, security_values
-from parashard.render.common import FAREWELL_S, leave_s, parsed_image
+from parashard.render.common import FAREWELL_S, check_runnable, leave_s, parsed_image
 from parashard.render.templates import filled, template, templates
 
 STORE_FOLDER = "/var/lib/parashard"
@@ -104,18 +104,13 @@ def cluster_overrides(loaded: LoadedJob) -> list[Override]:
     Raises
     ------
     ConfigurationError
-        If the file names a folder of this machine for checkpoints.
+        If containers of our images cannot run the job; see `check_runnable`.
     """
+    check_runnable(loaded, "on Kubernetes", "a volume claim")
     job, flag = loaded.job, "of render k8s"
-    url = job.checkpoint.url
-    if url and "://" not in url:
-        raise ConfigurationError(
-            f"{loaded.origins['checkpoint.url']}: checkpoint.url: found {url}, a folder of this machine; allowed on "
-            'Kubernetes: "" (a volume claim), or the URL of an object store'
-        )
     return [
         ("cluster.launcher", "kubernetes", flag),
-        ("checkpoint.url", url or f"{STORE_FOLDER}/checkpoints", flag),
+        ("checkpoint.url", job.checkpoint.url or f"{STORE_FOLDER}/checkpoints", flag),
         ("cluster.worker_threads", job.cluster.worker_threads or 1, flag),
         ("cluster.shard_threads", job.cluster.shard_threads or 1, flag),
     ]

@@ -106,7 +106,6 @@ def test_without_a_source_tree_nothing_is_built_and_nothing_watched(render):
     ("sets", "complaint"),
     [
         (["cluster.shards=33"], r"cluster.shards: found 33; allowed in a compose file: 1 to 32"),
-        (["checkpoint.url=there"], r"checkpoint.url: found .*there, a folder of this machine; allowed"),
         (
             ['data={source="csv", label="y", path="/else/where.csv"}'],
             r"data.path: found /else/where.csv, which the containers do not have; allowed .* in the job file's folder",

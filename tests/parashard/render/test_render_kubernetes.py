@@ -187,13 +187,6 @@ def test_a_secret_or_a_port_that_is_none_is_refused(loaded, options, flag):
         rendered(loaded("checkpoint.url=s3://bucket/digits"), **options)
 
 
-def test_a_folder_of_this_machine_is_no_store(loaded):
-    with pytest.raises(
-        ConfigurationError, match=r"flag --set: checkpoint.url: found /somewhere, a folder of this mach"
-    ):
-        loaded("checkpoint.url=/somewhere")
-
-
 def test_data_come_from_a_claim(loaded):
     npz = ("data.source=npz", "data.path=/data/examples.npz")
     files = rendered(loaded(*npz), data_claim="examples")
