@@ -98,9 +98,9 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
         "tls_volumes": "".join(f"{name}: {{}}\n" for name in ["authority", *(f"tls-{name}" for name in names)])
         if secure
         else "",
-        "operator_environment": template("compose/operator_environment.yaml") if secure else "",
         "after_certificates": template("compose/after_certificates.yaml") if secure else "",
     }
+    values |= _environments(secure=secure, remote="://" in loaded.job.checkpoint.url)
     if options.source:
         source = {"source": _seen_from(folder, options.source)}
         for key, target in (("build", "cpu"), ("build_cuda", "cuda")):
@@ -113,6 +113,17 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
         for index in range(cluster.shards)
     )
     return filled(template("compose/compose.yaml"), values)
+
+
+def _environments(*, secure: bool, remote: bool) -> dict[str, str]:
+    """Return what the services have in their environment: an operator's certificate, an object store's credentials."""
+    store = "environment: *store" if remote else ""
+    return {
+        "store_environment": template("compose/store_environment.yaml") if remote else "",
+        "store_merge": "<<: *store, " if remote else "",
+        "shard_environment": store,
+        "coordinator_environment": template("compose/operator_environment.yaml") if secure else store,
+    }
 
 
 def _tls(name: str) -> str:
