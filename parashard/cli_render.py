@@ -70,6 +70,10 @@ def k8s(
     store_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Port of the object store.", show_default=str(STORE_PORT))
     ] = None,
+    api_port: Annotated[
+        list[int] | None,
+        typer.Option(metavar="PORT", help="Port of the API server, besides 443 and 6443; may be given many times."),
+    ] = None,
     certificates: Annotated[
         Certificates | None,
         typer.Option(help="Who makes them; default: cert-manager, or nobody with cluster.insecure."),
@@ -90,6 +94,7 @@ def k8s(
         data_claim=data_claim,
         store_secret=store_secret,
         store_port=store_port,
+        api_ports=tuple(api_port or ()),
         certificates=certificates,
     )
     folder = output or Path(f"k8s-{job.stem}")

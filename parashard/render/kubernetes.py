@@ -7,6 +7,7 @@ manifests themselves are templates beside this file. Writes nothing; called by `
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -22,6 +23,8 @@ DATA_FOLDER = "/data"
 JOB_PATH = "base/job.toml"
 SECRETS_PATH = "secrets.sh"
 STORE_PORT = 443
+API_PORTS = (443, 6443)
+"""Of the API server: its service's, and the one that most clusters have behind it."""
 PORT_MAX = 65535
 SPOT_LEAVE_S = 15
 """What Google's spot machines leave to a pod; other clouds leave more."""
@@ -77,6 +80,8 @@ class KubernetesOptions:
         store of objects; empty: none.
     store_port : int, optional
         Port that a store of objects is reached at; None: 443.
+    api_ports : sequence of int
+        Ports that the API server is reached at, besides 443 and 6443.
     certificates : Certificates, optional
         Who makes the pods' certificates; None: cert-manager, or nobody for a job with `cluster.insecure`.
     """
@@ -92,6 +97,7 @@ class KubernetesOptions:
     data_claim: str = ""
     store_secret: str = ""
     store_port: int | None = None
+    api_ports: Sequence[int] = ()
     certificates: Certificates | None = None
 
 
@@ -201,6 +207,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "storage_class": "",
         "store_resource": "- store.yaml" if claim else "",
         "store_volume": "- name: store\n  persistentVolumeClaim: {claimName: @{name}-store}",
+        "api_ports": "\n".join(f"- {{protocol: TCP, port: {port}}}" for port in _api_ports(options)),
         "store_egress": "",
         "store_env": "",
         "tmp_volume": "- name: tmp\n  emptyDir: {sizeLimit: 1Gi}",
@@ -228,9 +235,7 @@ def _claim_free(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]
                     "object store, such as --set checkpoint.url=s3://BUCKET/FOLDER"
                 )
         return {}
-    port = STORE_PORT if port is None else port
-    if not 1 <= port <= PORT_MAX:
-        raise ConfigurationError(f"flag --store-port: found {port}; allowed: 1 to {PORT_MAX}")
+    port = _port("--store-port", STORE_PORT if port is None else port)
     values = {
         "store_volume": "# What counts is in the object store.\n- name: store\n  emptyDir: {}",
         "store_egress": f"# The object store.\n- ports:\n    - {{protocol: TCP, port: {port}}}",
@@ -273,6 +278,16 @@ def _image(flag: str, reference: str) -> str:
     if found["digest"]:
         return f"newName: {found['name']}\ndigest: {found['digest']}"
     return f'newName: {found["name"]}\nnewTag: "{found["tag"] or "latest"}"'
+
+
+def _api_ports(options: KubernetesOptions) -> list[int]:
+    return sorted({*API_PORTS, *(_port("--api-port", port) for port in options.api_ports)})
+
+
+def _port(flag: str, port: int) -> int:
+    if not 1 <= port <= PORT_MAX:
+        raise ConfigurationError(f"flag {flag}: found {port}; allowed: 1 to {PORT_MAX}")
+    return port
 
 
 def _quantity(flag: str, text: str) -> str:

@@ -99,6 +99,12 @@ def test_k8s_removes_nothing_that_it_did_not_write(tmp_path):
     assert {name: (tmp_path / name).read_text() for name in others} == others
 
 
+def test_more_ports_of_the_api_server_reach_the_manifests(tmp_path):
+    invoke("--output", str(tmp_path), "--api-port", "16443", "--api-port", "8443")
+    written = (tmp_path / "base/network.yaml").read_text()
+    assert all(f"port: {port}}}" in written for port in (443, 6443, 8443, 16443))
+
+
 def test_the_flags_of_an_object_store_reach_the_manifests(tmp_path):
     store = ("--set", "checkpoint.url=s3://bucket/digits", "--store-secret", "digits-s3", "--store-port", "9000")
     invoke("--output", str(tmp_path), *store)

@@ -155,10 +155,35 @@ def test_an_object_stores_credentials_are_a_secret_of_those_that_use_it(loaded):
     assert files["overlays/jobset/jobset.yaml"].count('secretRef: {name: "123"}') == 2
     (worker,) = containers_of(files, "base/workers.yaml")
     assert "envFrom" not in worker
-    policies = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(files["base/network.yaml"])}
+    policies = policies_of(files)
     for role, expected in (("coordinator", 1), ("shard", 1), ("worker", 0)):
-        egress = policies[f"digits-of-2026-{role}"]["egress"]
+        egress = policies[role]["egress"]
         assert egress.count({"ports": [{"protocol": "TCP", "port": 9000}]}) == expected
+
+
+def policies_of(files: dict[str, str]) -> dict[str, Any]:
+    found = yaml.safe_load_all(files["base/network.yaml"])
+    return {one["metadata"]["name"].removeprefix("digits-of-2026-"): one["spec"] for one in found}
+
+
+@pytest.mark.parametrize(("ports", "expected"), [((), [443, 6443]), ((16443, 6443, 8443), [443, 6443, 8443, 16443])])
+def test_the_coordinator_alone_reaches_the_api_server_at_the_usual_ports_and_those_of_flags(loaded, ports, expected):
+    policies = policies_of(rendered(loaded(), api_ports=ports))
+    rule = {"ports": [{"protocol": "TCP", "port": port} for port in expected]}
+    assert [name for name, spec in policies.items() if rule in spec.get("egress", [])] == ["coordinator"]
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_an_api_servers_port_that_is_none_is_refused(loaded, port):
+    with pytest.raises(ConfigurationError, match=f"flag --api-port: found {port}; allowed: 1 to 65535"):
+        rendered(loaded(), api_ports=(8443, port))
+
+
+def test_names_are_asked_for_by_port_wherever_the_cluster_answers(loaded):
+    (rule,) = policies_of(rendered(loaded()))["names"]["egress"]
+    assert rule == {
+        "ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
+    }
 
 
 def test_without_a_secret_nothing_is_put_into_the_environment(loaded):
