@@ -32,6 +32,13 @@ render_app = typer.Typer(help="Write a job as manifests for a platform.", no_arg
 _DEFAULT = KubernetesOptions()
 
 
+def _folder(text: str) -> Path:
+    """Return a folder to write: not the current one for an empty text, such as a script's variable that is not set."""
+    if not text:
+        raise ConfigurationError("flag --output: found ''; allowed: a folder, such as . for the current one")
+    return Path(text)
+
+
 class AccessMode(StrEnum):
     """How many machines may mount the store's volume."""
 
@@ -47,7 +54,10 @@ def render() -> None:
 @render_app.command()
 def k8s(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
-    output: Annotated[Path | None, typer.Option(help="Folder to write; default: k8s-JOB, after the file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: k8s-JOB, after the file."),
+    ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = _DEFAULT.image,
     cuda_image: Annotated[
@@ -111,7 +121,10 @@ def k8s(
 @render_app.command()
 def compose(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; its folder is what containers see.")],
-    output: Annotated[Path | None, typer.Option(help="Folder to write; default: compose-JOB, after the file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: compose-JOB, after the file."),
+    ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = "parashard",
     cuda_image: Annotated[str, typer.Option(help="The image of workers on GPUs.")] = "parashard-cuda",

@@ -22,9 +22,11 @@ NOT_COMMON = ("file", "memory")
 SOURCES_MISSING = {"parquet": "pyarrow"}
 """Sources of data that our images cannot read, and the package that each would need."""
 
+_WORD = r"[a-z0-9]+([._-]+[a-z0-9]+)*"
 REFERENCE = re.compile(
-    r"(?P<name>[a-z0-9]+([._:/-]+[a-z0-9]+)*?)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+    rf"(?P<name>({_WORD}(:\d+)?/)?{_WORD}(/{_WORD})*)(:(?P<tag>[\w][\w.-]{{0,127}}))?(@(?P<digest>sha256:[0-9a-f]{{64}}))?"
 )
+"""Colons are before a registry's port and before the tag, and nowhere else."""
 
 
 def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:

@@ -9,7 +9,7 @@ from small_job import SMALL_JOB
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.render.common import SOURCES_MISSING, STORE_SCHEME
+from parashard.render.common import SOURCES_MISSING, STORE_SCHEME, parsed_image
 from parashard.render.compose import ComposeOptions, render_compose
 from parashard.render.kubernetes import cluster_overrides
 from parashard.store.remote import CREATE_IS_CONDITIONAL
@@ -65,3 +65,31 @@ def test_what_is_refused_for_want_of_a_package_is_what_the_images_do_not_have():
     assert not packages & set(SOURCES_MISSING.values())
     clients = {"s3": "s3fs", "gs": "gcsfs"}
     assert {scheme for scheme in CREATE_IS_CONDITIONAL if clients.get(scheme) in packages} == {STORE_SCHEME}
+
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "tag", "digest"),
+    [
+        ("parashard", "parashard", None, None),
+        ("foo:bar", "foo", "bar", None),
+        ("team/foo_bar:0.1.0-rc.1", "team/foo_bar", "0.1.0-rc.1", None),
+        ("registry.example.org:5000/ml/foo", "registry.example.org:5000/ml/foo", None, None),
+        ("localhost:5000/foo:bar", "localhost:5000/foo", "bar", None),
+        (f"foo@{DIGEST}", "foo", None, DIGEST),
+        (f"reg:1/foo:bar@{DIGEST}", "reg:1/foo", "bar", DIGEST),
+    ],
+)
+def test_a_reference_has_a_name_and_may_have_a_tag_and_a_digest(reference, name, tag, digest):
+    assert parsed_image("--image", reference).groupdict() == {"name": name, "tag": tag, "digest": digest}
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["foo:bar:baz", "foo:bar/baz", "foo/bar:80/baz", "foo//bar", "/foo", "foo/", "foo:", "", "UPPER", "foo@sha256:0"],
+)
+def test_what_is_no_reference_is_refused(reference):
+    with pytest.raises(ConfigurationError, match=f"^flag --image: found {reference!r}; allowed: NAME, NAME:TAG or"):
+        parsed_image("--image", reference)
