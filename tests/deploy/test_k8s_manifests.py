@@ -139,6 +139,16 @@ def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
             assert all(rule["to"]) if "to" in rule else by_port
 
 
+def test_the_job_file_cannot_be_changed_and_what_is_ended_by_its_label_has_it(manifests):
+    # docs/kubernetes.md, "Changing a job that runs".
+    (job_file,) = of_kind(manifests, "ConfigMap")
+    assert (job_file["metadata"]["name"], job_file["immutable"]) == ("digits-job", True)
+    ended = [one for one in manifests if one["kind"] in ("StatefulSet", "Job", "JobSet")]
+    assert len(ended) in (1, 3)
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in ended} == {"digits"}
+    assert of_kind(manifests, "PersistentVolumeClaim")  # which `kubectl delete -k` takes as well
+
+
 def test_a_worker_is_started_again_unless_its_configuration_is_wrong(manifests):
     specs = [job["spec"] for job in of_kind(manifests, "Job")]
     for jobset in of_kind(manifests, "JobSet"):
