@@ -32,6 +32,13 @@ render_app = typer.Typer(help="Write a job as manifests for a platform.", no_arg
 _DEFAULT = KubernetesOptions()
 
 
+def _folder(text: str) -> Path:
+    """Return a folder to write: not the current one for an empty text, such as a script's variable that is not set."""
+    if not text:
+        raise ConfigurationError("flag --output: found ''; allowed: a folder, such as . for the current one")
+    return Path(text)
+
+
 class AccessMode(StrEnum):
     """How many machines may mount the store's volume."""
 
@@ -47,12 +54,18 @@ def render() -> None:
 @render_app.command()
 def k8s(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
-    output: Annotated[Path | None, typer.Option(help="Folder to write; default: k8s-JOB, after the file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: k8s-JOB, after the file."),
+    ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = _DEFAULT.image,
     cuda_image: Annotated[
         str | None, typer.Option(help="The image of workers on GPUs.", show_default=_DEFAULT.cuda_image)
     ] = None,
+    coordinator_memory: Annotated[
+        str, typer.Option(help="Memory of the coordinator's pod.")
+    ] = _DEFAULT.coordinator_memory,
     shard_memory: Annotated[str, typer.Option(help="Memory of a shard's pod.")] = _DEFAULT.shard_memory,
     worker_memory: Annotated[str, typer.Option(help="Memory of a worker's pod.")] = _DEFAULT.worker_memory,
     storage: Annotated[str, typer.Option(help="Size of the checkpoints' volume claim.")] = _DEFAULT.storage,
@@ -67,6 +80,10 @@ def k8s(
     store_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="Port of the object store.", show_default=str(STORE_PORT))
     ] = None,
+    api_port: Annotated[
+        list[int] | None,
+        typer.Option(metavar="PORT", help="Port of the API server, besides 443 and 6443; may be given many times."),
+    ] = None,
     certificates: Annotated[
         Certificates | None,
         typer.Option(help="Who makes them; default: cert-manager, or nobody with cluster.insecure."),
@@ -78,6 +95,7 @@ def k8s(
     options = KubernetesOptions(
         image=image,
         cuda_image=_DEFAULT.cuda_image if cuda_image is None else cuda_image,
+        coordinator_memory=coordinator_memory,
         shard_memory=shard_memory,
         worker_memory=worker_memory,
         storage=storage,
@@ -86,6 +104,7 @@ def k8s(
         data_claim=data_claim,
         store_secret=store_secret,
         store_port=store_port,
+        api_ports=tuple(api_port or ()),
         certificates=certificates,
     )
     folder = output or Path(f"k8s-{job.stem}")
@@ -102,7 +121,10 @@ def k8s(
 @render_app.command()
 def compose(
     job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file; its folder is what containers see.")],
-    output: Annotated[Path | None, typer.Option(help="Folder to write; default: compose-JOB, after the file.")] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option(parser=_folder, metavar="FOLDER", help="Folder to write; default: compose-JOB, after the file."),
+    ] = None,
     set_: Sets = None,
     image: Annotated[str, typer.Option(help="The image.")] = "parashard",
     cuda_image: Annotated[str, typer.Option(help="The image of workers on GPUs.")] = "parashard-cuda",

@@ -1,4 +1,4 @@
-"""What all platforms that run containers have in common: references of images, the time that a process has to leave.
+"""What all platforms that run containers have in common: what our images can run, their names, the time to leave.
 
 Called by what renders a job for one of them.
 """
@@ -9,14 +9,69 @@ import math
 import re
 
 from parashard.errors import ConfigurationError
+from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 
 FAREWELL_S = 5
 """Time that a process has beyond `cluster.grace_s` to close what it has open."""
 
+STORE_SCHEME = "s3"
+"""Of the object stores the one whose client is in our images (`deploy/docker/requirements.lock`)."""
+NOT_COMMON = ("file", "memory")
+"""Schemes of stores that each container has for itself."""
+SOURCES_MISSING = {"parquet": "pyarrow"}
+"""Sources of data that our images cannot read, and the package that each would need."""
+
+_WORD = r"[a-z0-9]+([._-]+[a-z0-9]+)*"
 REFERENCE = re.compile(
-    r"(?P<name>[a-z0-9]+([._:/-]+[a-z0-9]+)*?)(:(?P<tag>[\w][\w.-]{0,127}))?(@(?P<digest>sha256:[0-9a-f]{64}))?"
+    rf"(?P<name>({_WORD}(:\d+)?/)?{_WORD}(/{_WORD})*)(:(?P<tag>[\w][\w.-]{{0,127}}))?(@(?P<digest>sha256:[0-9a-f]{{64}}))?"
 )
+"""Colons are before a registry's port and before the tag, and nowhere else."""
+
+
+def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
+    """Refuse what containers of our images cannot run, whoever starts them.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, as its file and flags say it.
+    where : str
+        The platform, as in "allowed in a compose file".
+    volume : str
+        What checkpoints are in there unless the job says otherwise.
+
+    Raises
+    ------
+    ConfigurationError
+        With the key, what was found, and what is allowed.
+    """
+    job = loaded.job
+    why, url = _unfit_store(job.checkpoint.url), job.checkpoint.url
+    if why:
+        raise _refused(
+            loaded, "checkpoint.url", f"{url}, {why}", where, f'"" ({volume}), or {STORE_SCHEME}://BUCKET/FOLDER'
+        )
+    device, source = job.cluster.shard_device, job.data.source
+    if device != "cpu":
+        raise _refused(loaded, "cluster.shard_device", f"{device}, and shards have no card", where, "cpu")
+    if source in SOURCES_MISSING:
+        found = f"{source}, which needs {SOURCES_MISSING[source]}, and the images do not have it"
+        raise _refused(loaded, "data.source", found, where, "another source, such as csv or npz")
+
+
+def _unfit_store(url: str) -> str:
+    """Return why containers cannot share a store; empty: they can."""
+    scheme, separator, _ = url.partition("://")
+    if not url or (separator and scheme == STORE_SCHEME):
+        return ""
+    if not separator:
+        return "a folder of this machine"
+    return "which each container has for itself" if scheme in NOT_COMMON else "and the images have no client for it"
+
+
+def _refused(loaded: LoadedJob, key: str, found: str, where: str, allowed: str) -> ConfigurationError:
+    return ConfigurationError(f"{loaded.origins[key]}: {key}: found {found}; allowed {where}: {allowed}")
 
 
 def parsed_image(flag: str, reference: str) -> re.Match[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob
-from parashard.render.common import checked_image, leave_s
+from parashard.render.common import check_runnable, checked_image, leave_s
 from parashard.render.templates import filled, template
 
 SHARDS_MAX = 32
@@ -98,9 +98,9 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
         "tls_volumes": "".join(f"{name}: {{}}\n" for name in ["authority", *(f"tls-{name}" for name in names)])
         if secure
         else "",
-        "operator_environment": template("compose/operator_environment.yaml") if secure else "",
         "after_certificates": template("compose/after_certificates.yaml") if secure else "",
     }
+    values |= _environments(secure=secure, remote="://" in loaded.job.checkpoint.url)
     if options.source:
         source = {"source": _seen_from(folder, options.source)}
         for key, target in (("build", "cpu"), ("build_cuda", "cuda")):
@@ -113,6 +113,17 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
         for index in range(cluster.shards)
     )
     return filled(template("compose/compose.yaml"), values)
+
+
+def _environments(*, secure: bool, remote: bool) -> dict[str, str]:
+    """Return what the services have in their environment: an operator's certificate, an object store's credentials."""
+    store = "environment: *store" if remote else ""
+    return {
+        "store_environment": template("compose/store_environment.yaml") if remote else "",
+        "store_merge": "<<: *store, " if remote else "",
+        "shard_environment": store,
+        "coordinator_environment": template("compose/operator_environment.yaml") if secure else store,
+    }
 
 
 def _tls(name: str) -> str:
@@ -133,12 +144,7 @@ def _check(loaded: LoadedJob) -> None:
             f"{origins['cluster.shards']}: cluster.shards: found {job.cluster.shards}; allowed in a compose file: "
             f"1 to {SHARDS_MAX}"
         )
-    url = job.checkpoint.url
-    if url and "://" not in url:
-        raise ConfigurationError(
-            f"{origins['checkpoint.url']}: checkpoint.url: found {url}, a folder of this machine; allowed in a compose "
-            'file: "" (a volume), or the URL of an object store'
-        )
+    check_runnable(loaded, "in a compose file", "a volume")
     if not _PATH.fullmatch(str(loaded.path)):
         raise ConfigurationError(
             f"job file {str(loaded.path)!r}: a compose file cannot name it; allowed: letters, digits, spaces, ./+@=,~_-"

@@ -7,6 +7,7 @@ manifests themselves are templates beside this file. Writes nothing; called by `
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -14,7 +15,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, as_toml
 from parashard.render.certificates import Certificates, certificates_of, security_values
-from parashard.render.common import FAREWELL_S, leave_s, parsed_image
+from parashard.render.common import FAREWELL_S, check_runnable, leave_s, parsed_image
 from parashard.render.templates import filled, template, templates
 
 STORE_FOLDER = "/var/lib/parashard"
@@ -22,6 +23,8 @@ DATA_FOLDER = "/data"
 JOB_PATH = "base/job.toml"
 SECRETS_PATH = "secrets.sh"
 STORE_PORT = 443
+API_PORTS = (443, 6443)
+"""Of the API server: its service's, and the one that most clusters have behind it."""
 PORT_MAX = 65535
 SPOT_LEAVE_S = 15
 """What Google's spot machines leave to a pod; other clouds leave more."""
@@ -63,7 +66,7 @@ class KubernetesOptions:
     ----------
     image, cuda_image : str
         References of the images, such as ``registry.example.org/team/parashard:0.1.0``.
-    shard_memory, worker_memory : str
+    coordinator_memory, shard_memory, worker_memory : str
         Memory of one pod, as Kubernetes writes it: ``2Gi``.
     storage : str
         Size of the checkpoint store's volume claim; unused with a store of objects.
@@ -78,12 +81,15 @@ class KubernetesOptions:
         store of objects; empty: none.
     store_port : int, optional
         Port that a store of objects is reached at; None: 443.
+    api_ports : sequence of int
+        Ports that the API server is reached at, besides 443 and 6443.
     certificates : Certificates, optional
         Who makes the pods' certificates; None: cert-manager, or nobody for a job with `cluster.insecure`.
     """
 
     image: str = "parashard:latest"
     cuda_image: str = "parashard-cuda:latest"
+    coordinator_memory: str = "1Gi"
     shard_memory: str = "2Gi"
     worker_memory: str = "2Gi"
     storage: str = "10Gi"
@@ -92,6 +98,7 @@ class KubernetesOptions:
     data_claim: str = ""
     store_secret: str = ""
     store_port: int | None = None
+    api_ports: Sequence[int] = ()
     certificates: Certificates | None = None
 
 
@@ -104,18 +111,13 @@ def cluster_overrides(loaded: LoadedJob) -> list[Override]:
     Raises
     ------
     ConfigurationError
-        If the file names a folder of this machine for checkpoints.
+        If containers of our images cannot run the job; see `check_runnable`.
     """
+    check_runnable(loaded, "on Kubernetes", "a volume claim")
     job, flag = loaded.job, "of render k8s"
-    url = job.checkpoint.url
-    if url and "://" not in url:
-        raise ConfigurationError(
-            f"{loaded.origins['checkpoint.url']}: checkpoint.url: found {url}, a folder of this machine; allowed on "
-            'Kubernetes: "" (a volume claim), or the URL of an object store'
-        )
     return [
         ("cluster.launcher", "kubernetes", flag),
-        ("checkpoint.url", url or f"{STORE_FOLDER}/checkpoints", flag),
+        ("checkpoint.url", job.checkpoint.url or f"{STORE_FOLDER}/checkpoints", flag),
         ("cluster.worker_threads", job.cluster.worker_threads or 1, flag),
         ("cluster.shard_threads", job.cluster.shard_threads or 1, flag),
     ]
@@ -211,6 +213,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "spot_grace_s": f"{min(cluster.grace_s, SPOT_LEAVE_S - FAREWELL_S):g}",
         "worker_cpus": str(cluster.worker_threads),
         "shard_cpus": str(cluster.shard_threads),
+        "coordinator_memory": _quantity("--coordinator-memory", options.coordinator_memory),
         "shard_memory": _quantity("--shard-memory", options.shard_memory),
         "worker_memory": _quantity("--worker-memory", options.worker_memory),
         "storage": _quantity("--storage", options.storage),
@@ -225,6 +228,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
         "storage_class": "",
         "store_resource": "- store.yaml" if claim else "",
         "store_volume": "- name: store\n  persistentVolumeClaim: {claimName: @{name}-store}",
+        "api_ports": "\n".join(f"- {{protocol: TCP, port: {port}}}" for port in _api_ports(options)),
         "store_egress": "",
         "store_env": "",
         "tmp_volume": "- name: tmp\n  emptyDir: {sizeLimit: 1Gi}",
@@ -252,9 +256,7 @@ def _claim_free(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]
                     "object store, such as --set checkpoint.url=s3://BUCKET/FOLDER"
                 )
         return {}
-    port = STORE_PORT if port is None else port
-    if not 1 <= port <= PORT_MAX:
-        raise ConfigurationError(f"flag --store-port: found {port}; allowed: 1 to {PORT_MAX}")
+    port = _port("--store-port", STORE_PORT if port is None else port)
     values = {
         "store_volume": "# What counts is in the object store.\n- name: store\n  emptyDir: {}",
         "store_egress": f"# The object store.\n- ports:\n    - {{protocol: TCP, port: {port}}}",
@@ -297,6 +299,16 @@ def _image(flag: str, reference: str) -> str:
     if found["digest"]:
         return f"newName: {found['name']}\ndigest: {found['digest']}"
     return f'newName: {found["name"]}\nnewTag: "{found["tag"] or "latest"}"'
+
+
+def _api_ports(options: KubernetesOptions) -> list[int]:
+    return sorted({*API_PORTS, *(_port("--api-port", port) for port in options.api_ports)})
+
+
+def _port(flag: str, port: int) -> int:
+    if not 1 <= port <= PORT_MAX:
+        raise ConfigurationError(f"flag {flag}: found {port}; allowed: 1 to {PORT_MAX}")
+    return port
 
 
 def _quantity(flag: str, text: str) -> str:

@@ -130,8 +130,19 @@ def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
             assert rule["ports"]
             assert all(rule["from"])
         for rule in spec.get("egress", []):
-            # The API server's address is told by no label; its ports are.
-            assert all(rule["to"]) if "to" in rule else {port["port"] for port in rule["ports"]} == {443, 6443}
+            # Where the API server is, and who answers for names, is told by no label; their ports are.
+            by_port = {port["port"] for port in rule["ports"]} in ({443, 6443}, {53, 5353})
+            assert all(rule["to"]) if "to" in rule else by_port
+
+
+def test_the_job_file_cannot_be_changed_and_what_is_ended_by_its_label_has_it(manifests):
+    # docs/kubernetes.md, "Changing a job that runs".
+    (job_file,) = of_kind(manifests, "ConfigMap")
+    assert (job_file["metadata"]["name"], job_file["immutable"]) == ("digits-job", True)
+    ended = [one for one in manifests if one["kind"] in ("StatefulSet", "Job", "JobSet")]
+    assert len(ended) in (1, 3)
+    assert {one["metadata"]["labels"]["app.kubernetes.io/instance"] for one in ended} == {"digits"}
+    assert of_kind(manifests, "PersistentVolumeClaim")  # which `kubectl delete -k` takes as well
 
 
 def test_a_worker_is_started_again_unless_its_configuration_is_wrong_or_the_job_has_failed(manifests):

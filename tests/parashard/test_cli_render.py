@@ -26,6 +26,14 @@ def test_k8s_writes_kustomizes_folders_and_says_how_to_apply_them(tmp_path, monk
     assert sorted(path.name for path in (tmp_path / "k8s-digits").iterdir()) == ["base", "components", "overlays"]
 
 
+@pytest.mark.parametrize("platform", ["k8s", "compose"])
+def test_an_empty_folder_is_not_the_current_one(tmp_path, monkeypatch, platform):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError, match="flag --output: found ''; allowed: a folder, such as "):
+        CliRunner().invoke(app, ["render", platform, str(EXAMPLE), "--output", ""], catch_exceptions=False)
+    assert not list(tmp_path.iterdir())
+
+
 def test_k8s_writes_again_over_what_it_wrote(tmp_path):
     for workers in (2, 3):
         invoke("--output", str(tmp_path), "--set", f"cluster.workers={workers}")
@@ -97,6 +105,12 @@ def test_k8s_removes_nothing_that_it_did_not_write(tmp_path):
     said = invoke("--output", str(tmp_path), "--set", "cluster.insecure=true")
     assert "removed" not in said
     assert {name: (tmp_path / name).read_text() for name in others} == others
+
+
+def test_more_ports_of_the_api_server_reach_the_manifests(tmp_path):
+    invoke("--output", str(tmp_path), "--api-port", "16443", "--api-port", "8443")
+    written = (tmp_path / "base/network.yaml").read_text()
+    assert all(f"port: {port}}}" in written for port in (443, 6443, 8443, 16443))
 
 
 def test_the_flags_of_an_object_store_reach_the_manifests(tmp_path):

@@ -96,6 +96,37 @@ def test_what_is_set_is_set_for_the_coordinator_and_dollars_are_not_the_engines(
     ]
 
 
+STORE_VARIABLES = (
+    "AWS_ACCESS_KEY_ID",
+    "AWS_SECRET_ACCESS_KEY",
+    "AWS_SESSION_TOKEN",
+    "AWS_DEFAULT_REGION",
+    "AWS_ENDPOINT_URL",
+)
+
+
+@pytest.mark.parametrize(("insecure", "own"), [("false", {"PARASHARD_TLS_DIR": "/operator"}), ("true", {})])
+def test_an_object_stores_credentials_are_passed_on_to_those_that_use_it(render, insecure, own):
+    found = services(render("checkpoint.url=s3://bucket/digits", f"cluster.insecure={insecure}"))
+    passed_on = dict.fromkeys(STORE_VARIABLES)  # without a value: the one that `up` has
+    assert found["coordinator"].pop("environment") == passed_on | own
+    for index in range(3):
+        assert found[f"shard-{index}"].pop("environment") == passed_on
+    assert not [name for name, service in found.items() if "environment" in service]
+
+
+def test_without_an_object_store_nothing_of_it_is_in_the_file(render):
+    assert "AWS_" not in render()
+    assert "environment" not in services(render())["shard-0"]
+
+
+def test_what_is_passed_on_is_what_the_stores_library_reads():
+    session = pytest.importorskip("botocore.configprovider").BOTOCORE_DEFAUT_SESSION_VARIABLES
+    keys = pytest.importorskip("botocore.credentials").EnvProvider
+    read = {keys.ACCESS_KEY, keys.SECRET_KEY, *keys.TOKENS, session["region"][1], "AWS_ENDPOINT_URL"}
+    assert set(STORE_VARIABLES) <= read
+
+
 def test_without_a_source_tree_nothing_is_built_and_nothing_watched(render):
     found = services(render())
     assert not {"prometheus", "grafana"} & set(found)
@@ -106,7 +137,6 @@ def test_without_a_source_tree_nothing_is_built_and_nothing_watched(render):
     ("sets", "complaint"),
     [
         (["cluster.shards=33"], r"cluster.shards: found 33; allowed in a compose file: 1 to 32"),
-        (["checkpoint.url=there"], r"checkpoint.url: found .*there, a folder of this machine; allowed"),
         (
             ['data={source="csv", label="y", path="/else/where.csv"}'],
             r"data.path: found /else/where.csv, which the containers do not have; allowed .* in the job file's folder",

@@ -90,7 +90,9 @@ def test_a_process_has_as_many_cpus_as_threads(loaded):
 def test_memory_and_images_come_from_flags(loaded):
     digest = "sha256:" + "0" * 64
     options = {"image": "registry.example.org:5000/ml/parashard:0.1.0", "cuda_image": f"parashard-cuda@{digest}"}
-    files = rendered(loaded(), shard_memory="512Mi", worker_memory="1.5G", **options)
+    files = rendered(loaded(), coordinator_memory="4Gi", shard_memory="512Mi", worker_memory="1.5G", **options)
+    assert containers_of(files, "base/coordinator.yaml")[0]["resources"]["limits"] == {"memory": "4Gi"}
+    assert files["overlays/jobset/jobset.yaml"].count("limits: {memory: 4Gi}") == 1
     assert "limits: {memory: 512Mi}" in files["base/shards.yaml"]
     assert "limits: {memory: 1.5G}" in files["base/workers.yaml"]
     said = 'newName: registry.example.org:5000/ml/parashard\n    newTag: "0.1.0"\n'
@@ -105,6 +107,7 @@ def test_memory_and_images_come_from_flags(loaded):
         ("image", "a b", "--image"),
         ("image", "x: y", "--image"),
         ("cuda_image", "", "--cuda-image"),
+        ("coordinator_memory", "1 GiB", "--coordinator-memory"),
         ("shard_memory", "2 Gi", "--shard-memory"),
         ("worker_memory", "0", "--worker-memory"),
         ("storage", "much", "--storage"),
@@ -153,10 +156,35 @@ def test_an_object_stores_credentials_are_a_secret_of_those_that_use_it(loaded):
     assert files["overlays/jobset/jobset.yaml"].count('secretRef: {name: "123"}') == 2
     (worker,) = containers_of(files, "base/workers.yaml")
     assert "envFrom" not in worker
-    policies = {one["metadata"]["name"]: one["spec"] for one in yaml.safe_load_all(files["base/network.yaml"])}
+    policies = policies_of(files)
     for role, expected in (("coordinator", 1), ("shard", 1), ("worker", 0)):
-        egress = policies[f"digits-of-2026-{role}"]["egress"]
+        egress = policies[role]["egress"]
         assert egress.count({"ports": [{"protocol": "TCP", "port": 9000}]}) == expected
+
+
+def policies_of(files: dict[str, str]) -> dict[str, Any]:
+    found = yaml.safe_load_all(files["base/network.yaml"])
+    return {one["metadata"]["name"].removeprefix("digits-of-2026-"): one["spec"] for one in found}
+
+
+@pytest.mark.parametrize(("ports", "expected"), [((), [443, 6443]), ((16443, 6443, 8443), [443, 6443, 8443, 16443])])
+def test_the_coordinator_alone_reaches_the_api_server_at_the_usual_ports_and_those_of_flags(loaded, ports, expected):
+    policies = policies_of(rendered(loaded(), api_ports=ports))
+    rule = {"ports": [{"protocol": "TCP", "port": port} for port in expected]}
+    assert [name for name, spec in policies.items() if rule in spec.get("egress", [])] == ["coordinator"]
+
+
+@pytest.mark.parametrize("port", [0, -1, 65536])
+def test_an_api_servers_port_that_is_none_is_refused(loaded, port):
+    with pytest.raises(ConfigurationError, match=f"flag --api-port: found {port}; allowed: 1 to 65535"):
+        rendered(loaded(), api_ports=(8443, port))
+
+
+def test_names_are_asked_for_by_port_wherever_the_cluster_answers(loaded):
+    (rule,) = policies_of(rendered(loaded()))["names"]["egress"]
+    assert rule == {
+        "ports": [{"protocol": protocol, "port": port} for port in (53, 5353) for protocol in ("UDP", "TCP")]
+    }
 
 
 def test_without_a_secret_nothing_is_put_into_the_environment(loaded):
@@ -183,13 +211,6 @@ def test_what_an_object_store_needs_is_refused_where_there_is_a_claim(loaded, op
 def test_a_secret_or_a_port_that_is_none_is_refused(loaded, options, flag):
     with pytest.raises(ConfigurationError, match=f"flag --store-{flag}: found .*; allowed: "):
         rendered(loaded("checkpoint.url=s3://bucket/digits"), **options)
-
-
-def test_a_folder_of_this_machine_is_no_store(loaded):
-    with pytest.raises(
-        ConfigurationError, match=r"flag --set: checkpoint.url: found /somewhere, a folder of this mach"
-    ):
-        loaded("checkpoint.url=/somewhere")
 
 
 def test_data_come_from_a_claim(loaded):

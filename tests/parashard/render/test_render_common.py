@@ -1,0 +1,95 @@
+"""What no platform can run in containers of our images: refused with the key, by each of them in the same words."""
+
+import re
+from pathlib import Path
+
+import pytest
+from small_job import SMALL_JOB
+
+from parashard.errors import ConfigurationError
+from parashard.job.layers import parse_set
+from parashard.job.load import LoadedJob, load_job
+from parashard.render.common import SOURCES_MISSING, STORE_SCHEME, parsed_image
+from parashard.render.compose import ComposeOptions, render_compose
+from parashard.render.kubernetes import cluster_overrides
+from parashard.store.remote import CREATE_IS_CONDITIONAL
+
+LOCK = Path(__file__).parent.parent.parent.parent / "deploy" / "docker" / "requirements.lock"
+PARQUET = 'data={source="parquet", path="examples.parquet", label="y"}'
+
+
+def for_kubernetes(loaded: LoadedJob) -> None:
+    cluster_overrides(loaded)
+
+
+def for_compose(loaded: LoadedJob) -> None:
+    render_compose(loaded, ComposeOptions(folder=loaded.path.parent))
+
+
+PLATFORMS = {"on Kubernetes": for_kubernetes, "in a compose file": for_compose}
+
+
+def load(folder: Path, *sets: str) -> LoadedJob:
+    job = folder / "job.toml"
+    job.write_text(SMALL_JOB)
+    return load_job(job, [parse_set(text) for text in sets], environ={})
+
+
+@pytest.mark.parametrize("where", PLATFORMS)
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("checkpoint.url=/somewhere", "checkpoint.url: found /somewhere, a folder of this machine"),
+        ("checkpoint.url=file:///tmp/x", "checkpoint.url: found file:///tmp/x, which each container has for itself"),
+        ("checkpoint.url=memory://x", "checkpoint.url: found memory://x, which each container has for itself"),
+        ("checkpoint.url=gs://bucket/x", "checkpoint.url: found gs://bucket/x, and the images have no client for it"),
+        ("checkpoint.url=az://bucket/x", "checkpoint.url: found az://bucket/x, and the images have no client for it"),
+        ("cluster.shard_device=cuda", "cluster.shard_device: found cuda, and shards have no card"),
+        ("cluster.shard_device=cuda:1", "cluster.shard_device: found cuda:1, and shards have no card"),
+        (PARQUET, "data.source: found parquet, which needs pyarrow, and the images do not have it"),
+    ],
+)
+def test_what_containers_cannot_run_is_refused_everywhere(tmp_path, where, text, found):
+    with pytest.raises(ConfigurationError, match=f"^flag --set: {re.escape(found)}; allowed {where}: "):
+        PLATFORMS[where](load(tmp_path, text))
+
+
+@pytest.mark.parametrize("where", PLATFORMS)
+@pytest.mark.parametrize("sets", [(), ("checkpoint.url=s3://bucket/x",)])
+def test_what_they_can_run_is_not(tmp_path, where, sets):
+    PLATFORMS[where](load(tmp_path, *sets))
+
+
+def test_what_is_refused_for_want_of_a_package_is_what_the_images_do_not_have():
+    packages = set(re.findall(r"^([\w-]+)==", LOCK.read_text(), re.MULTILINE))
+    assert not packages & set(SOURCES_MISSING.values())
+    clients = {"s3": "s3fs", "gs": "gcsfs"}
+    assert {scheme for scheme in CREATE_IS_CONDITIONAL if clients.get(scheme) in packages} == {STORE_SCHEME}
+
+
+DIGEST = "sha256:" + "0" * 64
+
+
+@pytest.mark.parametrize(
+    ("reference", "name", "tag", "digest"),
+    [
+        ("parashard", "parashard", None, None),
+        ("foo:bar", "foo", "bar", None),
+        ("team/foo_bar:0.1.0-rc.1", "team/foo_bar", "0.1.0-rc.1", None),
+        ("registry.example.org:5000/ml/foo", "registry.example.org:5000/ml/foo", None, None),
+        ("localhost:5000/foo:bar", "localhost:5000/foo", "bar", None),
+        (f"foo@{DIGEST}", "foo", None, DIGEST),
+        (f"reg:1/foo:bar@{DIGEST}", "reg:1/foo", "bar", DIGEST),
+    ],
+)
+def test_a_reference_has_a_name_and_may_have_a_tag_and_a_digest(reference, name, tag, digest):
+    assert parsed_image("--image", reference).groupdict() == {"name": name, "tag": tag, "digest": digest}
+
+
+@pytest.mark.parametrize(
+    "reference",
+    ["foo:bar:baz", "foo:bar/baz", "foo/bar:80/baz", "foo//bar", "/foo", "foo/", "foo:", "", "UPPER", "foo@sha256:0"],
+)
+def test_what_is_no_reference_is_refused(reference):
+    with pytest.raises(ConfigurationError, match=f"^flag --image: found {reference!r}; allowed: NAME, NAME:TAG or"):
+        parsed_image("--image", reference)
