@@ -41,12 +41,10 @@ TABLE = {
     ("shard", "coordinator"): {"TCP 7000"},
     ("worker", "coordinator"): {"TCP 7000"},
     ("worker", "shard"): {"TCP 7000", "TCP 7001"},
-    ("coordinator", "names"): {"UDP 53", "TCP 53"},
-    ("shard", "names"): {"UDP 53", "TCP 53"},
-    ("worker", "names"): {"UDP 53", "TCP 53"},
 }
+NAMES = {f"{protocol} {port}" for protocol in ("UDP", "TCP") for port in (53, 5353)}
 ANYWHERE = {"coordinator": {"TCP 443", "TCP 6443"}}
-"""The API server is known by its ports only."""
+"""The API server, like who answers for names, is known by its ports only."""
 SCRAPES = {("prometheus", role): {"TCP 9100"} for role in ROLES}
 SCRAPED = {"overlays/monitoring", "overlays/servicemonitor"}
 
@@ -54,8 +52,8 @@ SCRAPED = {"overlays/monitoring", "overlays/servicemonitor"}
 def table(anywhere, more=()):
     """Return the table with ports that roles may reach wherever they are."""
     expected = TABLE | dict(more)
-    for role, ports in anywhere.items():
-        expected |= {(role, peer.name): expected.get((role, peer.name), set()) | ports for peer in OUTSIDERS}
+    for role in ROLES:
+        expected |= {(role, peer.name): NAMES | anywhere.get(role, set()) for peer in OUTSIDERS}
     return expected
 
 
