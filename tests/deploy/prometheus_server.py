@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import yaml
-from integration.cluster_run import DEADLINE_S, ROOT, eventually
+from integration.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))
@@ -26,7 +26,6 @@ ALERTS = [
     for rule in group["rules"]
     if "alert" in rule
 ]
-DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []
 
 needs_promtool = pytest.mark.skipif(
     not shutil.which("promtool"), reason="promtool is not installed (Debian: apt-get install prometheus): NOT CHECKED"

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from integration.cluster_run import DEADLINE_S, ROOT, eventually, sets
-from prometheus_server import DIES_WITH_US, PrometheusServer, needs_prometheus
+from integration.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually, sets
+from prometheus_server import PrometheusServer, needs_prometheus
 from troubled_model import NOT_FINITE
 from watched_run import watch
 

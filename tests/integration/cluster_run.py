@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,6 +27,7 @@ eventually = partial(eventually, deadline_s=DEADLINE_S)
 ENDLESS = 1_000_000  # epochs of the digits: over long after any test
 TOLD_S = 5.0  # for a failure's own look at the job
 ROOT = Path(__file__).resolve().parent.parent.parent
+DIES_WITH_US = ["setpriv", "--pdeathsig", "KILL"] if shutil.which("setpriv") else []  # even if a test is killed
 
 
 class ClusterRun:
@@ -37,7 +39,12 @@ class ClusterRun:
         command = [sys.executable, "-m", "parashard", "run", *arguments, "--run-dir", str(run_dir), "--json"]
         self._err = (run_dir.parent / f"{run_dir.name}.err").open("w+")
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=self._err, text=True, cwd=cwd, start_new_session=True
+            [*DIES_WITH_US, *command],
+            stdout=subprocess.PIPE,
+            stderr=self._err,
+            text=True,
+            cwd=cwd,
+            start_new_session=True,
         )
 
     def report(self) -> dict[str, Any]:
