@@ -1,4 +1,4 @@
-"""Whole jobs under faults: each is half a dozen processes, so they run one at a time, with other tests of clusters."""
+"""Whole jobs under faults: each is half a dozen processes, so they run one at a time, beside other clusters."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put this folder's tests into the group of clusters."""
+    """Put this folder's tests into a group of their own: they stand a busy machine."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
-            item.add_marker(pytest.mark.xdist_group("clusters"))
+            item.add_marker(pytest.mark.xdist_group("chaos"))
