@@ -10,20 +10,27 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ENDLESS, ROOT, ClusterRun, eventually, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
 
 from protos import coordinator_pb2 as pb
 
 Start = Callable[..., ClusterRun]
-STEPS_BETWEEN_KILLS = range(300, 3301, 600)  # of 4096
+STEPS_BETWEEN_KILLS = range(200, 1701, 500)  # of 2048
+QUICK_DIGITS = 20  # steps of 1350
+
+
+@pytest.fixture
+def digits(tmp_path: Path) -> LongJob:
+    """Return digits that go on, with little for the machine to do, until they are let end."""
+    return LongJob(tmp_path, "digits.toml", QUICK_DIGITS)
 
 
 def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
     start_run: Start, tmp_path: Path
 ) -> None:
     job = LongJob(tmp_path, "ledger.toml", quick_until=0)
-    run = start_run(job.file, "--workers", "3", *sets(job__epochs=4))
+    run = start_run(job.file, "--workers", "3", *sets(job__epochs=2))
     draw = random.Random(1)
     for steps in STEPS_BETWEEN_KILLS:
         job.quick_until(steps)
@@ -39,8 +46,8 @@ def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
 
 @pytest.mark.parametrize("consistency", ["ssp:8", "sync:4"])
 def test_the_ledger_balances_in_every_consistency(start_run: Start, tmp_path: Path, consistency: str) -> None:
-    job = LongJob(tmp_path, "ledger.toml", quick_until=1000)
-    run = start_run(job.file, "--consistency", consistency, *sets(job__epochs=2))
+    job = LongJob(tmp_path, "ledger.toml", quick_until=500)
+    run = start_run(job.file, "--consistency", consistency, *sets(job__epochs=1))
     run.wait_for_steps(200)
     run.kill("worker", "worker-1")
     job.let_end()
@@ -74,9 +81,8 @@ def computes(name: str) -> Callable[[pb.GetStatusReply], bool]:
     return lambda status: any(worker.name == name and worker.steps_complete for worker in status.workers)
 
 
-def test_a_worker_that_hangs_loses_its_leases_and_may_come_back(start_run: Start) -> None:
-    extra = sets(job__epochs=ENDLESS, cluster__lease_ttl_s=1.0, cluster__speculate_after=0)
-    run = start_run("examples/digits.toml", *extra)
+def test_a_worker_that_hangs_loses_its_leases_and_may_come_back(start_run: Start, digits: LongJob) -> None:
+    run = start_run(digits.file, *sets(cluster__lease_ttl_s=1.0, cluster__speculate_after=0))
     run.until(computes("worker-0"), "it computes")
     run.kill("worker", "worker-0", signal.SIGSTOP)
     stopped = run.until(
@@ -92,9 +98,9 @@ def test_a_worker_that_hangs_loses_its_leases_and_may_come_back(start_run: Start
     assert worker(again, "worker-0").incarnation == 1
 
 
-def test_a_worker_asked_to_leave_gives_its_leases_back_and_exits_0(start_run: Start) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS))
-    run.wait_for_steps(20)
+def test_a_worker_asked_to_leave_gives_its_leases_back_and_exits_0(start_run: Start, digits: LongJob) -> None:
+    run = start_run(digits.file)
+    run.wait_for_steps(QUICK_DIGITS)
     leaver = subprocess.Popen([sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir)], cwd=ROOT)
     run.until(computes("guest-0"), "it computes")
     leaver.send_signal(signal.SIGTERM)
@@ -102,9 +108,9 @@ def test_a_worker_asked_to_leave_gives_its_leases_back_and_exits_0(start_run: St
     assert any("guest-0 gave its leases back" in event for event in run.status().events)
 
 
-def test_ctrl_c_ends_every_process(start_run: Start) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS))
-    run.wait_for_steps(20)
+def test_ctrl_c_ends_every_process(start_run: Start, digits: LongJob) -> None:
+    run = start_run(digits.file)
+    run.wait_for_steps(QUICK_DIGITS)
     run.process.send_signal(signal.SIGINT)
     run.wait()
     assert run.process.returncode == 130
@@ -112,17 +118,17 @@ def test_ctrl_c_ends_every_process(start_run: Start) -> None:
     assert not run.left_over()
 
 
-def test_kill_9_of_the_command_line_ends_every_process(start_run: Start) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS))
-    run.wait_for_steps(20)
+def test_kill_9_of_the_command_line_ends_every_process(start_run: Start, digits: LongJob) -> None:
+    run = start_run(digits.file)
+    run.wait_for_steps(QUICK_DIGITS)
     eventually(lambda: len(run.left_over()) == 5, "all processes run", told=run.left_over)
     run.process.kill()
     run.wait_for_nobody()
 
 
-def test_a_worker_with_other_data_is_refused(start_run: Start) -> None:  # P2
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS))
-    run.wait_for_steps(20)
+def test_a_worker_with_other_data_is_refused(start_run: Start, digits: LongJob) -> None:  # P2
+    run = start_run(digits.file)
+    run.wait_for_steps(QUICK_DIGITS)
     command = [sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir), *sets(data__held_out=0.3)]
     joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False)
     assert joined.returncode == 3
@@ -130,9 +136,9 @@ def test_a_worker_with_other_data_is_refused(start_run: Start) -> None:  # P2
     assert "Traceback" not in joined.stderr
 
 
-def test_a_worker_that_would_compute_another_job_is_refused(start_run: Start) -> None:  # P2
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS))
-    run.wait_for_steps(20)
+def test_a_worker_that_would_compute_another_job_is_refused(start_run: Start, digits: LongJob) -> None:  # P2
+    run = start_run(digits.file)
+    run.wait_for_steps(QUICK_DIGITS)
     command = [sys.executable, "-m", "parashard", "worker", "--connect", str(run.dir), *sets(job__batch_size=16)]
     joined = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=DEADLINE_S, check=False)
     assert joined.returncode == 3

@@ -21,10 +21,10 @@ from protos import coordinator_pb2 as pb
 
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
-LEDGER = [*OFTEN, *sets(job__epochs=4)]
-DIGITS = ["--consistency", "sync:4", *OFTEN, *sets(job__epochs=60, evaluation__every_epochs=10)]
-QUICK_LEDGER = 2000  # steps of 4096
-QUICK_DIGITS = 800  # steps of 2700
+LEDGER = [*OFTEN, *sets(job__epochs=2)]
+DIGITS = ["--consistency", "sync:4", *OFTEN, *sets(job__epochs=20, evaluation__every_epochs=10)]
+QUICK_LEDGER = 1000  # steps of 2048
+QUICK_DIGITS = 200  # steps of 900
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: Lo
 
 def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, *LEDGER)
-    run.wait_for_steps(800)
+    run.wait_for_steps(400)
     run.kill("coordinator", "coordinator")
     ledger.let_end()
     report = assert_balanced(run)
@@ -120,11 +120,15 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
     start_run: Start, digits: LongJob, faultless_digest: str
 ) -> None:  # P12
     run = start_run(digits.file, *DIGITS)
-    run.wait_for_steps(200)
+    run.wait_for_steps(100)
     run.kill("ps_server", "0")
-    run.wait_for_steps(400)
+    run.wait_for_steps(QUICK_DIGITS)
+    digits.quick_until(QUICK_DIGITS + 200)
+    run.wait_for_steps(QUICK_DIGITS + 100)
     run.kill("coordinator", "coordinator")
-    run.wait_for_steps(600)
+    run.wait_for_steps(QUICK_DIGITS + 200)
+    digits.quick_until(QUICK_DIGITS + 400)
+    run.wait_for_steps(QUICK_DIGITS + 300)
     run.kill("ps_server", "1")
     run.kill("worker", "worker-0")
     digits.let_end()
@@ -136,7 +140,7 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
 
 def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, faultless_digest: str) -> None:  # P18
     run = start_run(digits.file, *DIGITS, *sets(checkpoint__durability="log"))
-    run.wait_for_steps(400)
+    run.wait_for_steps(100)
     run.kill("ps_server", "0")
     digits.let_end()
     report = run.report()
@@ -148,10 +152,14 @@ def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, f
 def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     start_run: Start, digits: LongJob, faultless_digest: str, tmp_path: Path
 ) -> None:  # P8
+    digits.quick_until(100)
     run = start_run(digits.file, *DIGITS)
-    run.wait_for_steps(200)
+    run.wait_for_steps(100)
     drained = re.match(r"j1: (\d+) steps on every shard", command("checkpoint", "create", str(run.dir)))
     assert drained is not None
+    j1_steps = int(drained[1])
+    digits.quick_until(j1_steps + 100)
+    run.wait_for_steps(j1_steps + 50)  # which the shards save when they are asked to end
     run.process.send_signal(signal.SIGINT)
     run.wait()
     reported = (run.dir / "report.json").read_text()
@@ -161,8 +169,6 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     assert "give the rest up: --from-checkpoint j1" in refused.complaint()
     assert (run.dir / "report.json").read_text() == reported, "what was refused has changed nothing"
     assert checkpoints(run), "nor has it changed where its checkpoints are"
-    j1_steps = int(drained[1])
-    digits.quick_until(j1_steps + 50)
     wider = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)
     wider.wait_for_steps(j1_steps + 50)
     command("checkpoint", "create", str(run.dir))
@@ -251,8 +257,8 @@ def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> Non
     eventually(folder.is_dir, "a checkpoint begins")
     os.rename(folder, aside)
     folder.write_text("not a folder: every write below it fails")
-    ledger.quick_until(1500)
-    run.wait_for_steps(1500)
+    ledger.quick_until(1000)
+    run.wait_for_steps(1000)
     status = run.until(
         lambda status: all(shard.record.checkpoint_error for shard in status.shards), "every shard tells of its failure"
     )

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_run import DEADLINE_S, ENDLESS, ROOT, ClusterRun, eventually, sets
+from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from long_job import LongJob
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file
 
@@ -172,8 +173,8 @@ def test_a_target_ends_the_job_early_and_drains_it(start_run: Start) -> None:  #
     assert report["steps_applied"] == [report["steps_total"]] * 2
 
 
-def test_status_scale_join_and_metrics_of_a_running_job(start_run: Start) -> None:
-    run = start_run("examples/digits.toml", *sets(job__epochs=ENDLESS, cluster__lease_ttl_s=2.0))
+def test_status_scale_join_and_metrics_of_a_running_job(start_run: Start, tmp_path: Path) -> None:
+    run = start_run(LongJob(tmp_path, "digits.toml", quick_until=50).file, *sets(cluster__lease_ttl_s=2.0))
     run.wait_for_steps(50)
     shown = _command("status", str(run.dir), "--json")
     assert json.loads(shown)["job"] == "digits"

@@ -1,10 +1,13 @@
 """The bundled digits."""
 
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from parashard.data import digits
 from parashard.data.digits import DigitsOptions, open_digits
 from parashard.errors import ConfigurationError
 
@@ -24,7 +27,26 @@ def test_serves_all_digits_in_two_parts():
     assert spec.fingerprint != other.spec.fingerprint
 
 
+def test_they_are_what_scikit_learn_loads_with_and_without_its_file(monkeypatch):
+    pixels, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    from_file = open_digits(DigitsOptions(held_out=0))
+    inputs, targets = from_file.examples(np.arange(len(labels)))
+    np.testing.assert_array_equal(inputs, (pixels / 16).astype(np.float32))
+    np.testing.assert_array_equal(targets, labels)
+    monkeypatch.setattr(digits, "_FILE", Path("no", "such", "file"))
+    assert open_digits(DigitsOptions(held_out=0)).spec == from_file.spec
+
+
+def test_nobody_waits_for_scikit_learn_to_be_imported():
+    pytest.importorskip("sklearn")
+    load = "from parashard.data.digits import DigitsOptions, open_digits; open_digits(DigitsOptions())"
+    check = f"import sys; {load}; print(*{{'sklearn', 'scipy'}} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == ""
+
+
 def test_names_the_extra_where_scikit_learn_is_missing(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    monkeypatch.setattr(digits, "find_spec", lambda name: None)
     with pytest.raises(ConfigurationError, match=r"pip install parashard\[examples\]"):
         open_digits(DigitsOptions())
