@@ -20,7 +20,7 @@ from watched_run import watch
 
 from deploy.prometheus.targets import follow
 
-pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900), needs_prometheus]
+pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
 
 JOB = "tests/deploy/troubled.toml"
 LOST_STEPS = 100

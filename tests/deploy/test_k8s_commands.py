@@ -26,7 +26,7 @@ WITH_NAMES = Path(__file__).parent / "named_hosts.py"
 SHARDS = 2
 QUICK_STEPS = 200  # of 1350: the job is not over before a command that asks for its status has started
 
-pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900)]
 
 
 class Pods:

@@ -20,7 +20,7 @@ from deploy.grafana.contents import DASHBOARDS, GPU
 from deploy.grafana.layout import queries_of
 from parashard.security.identity import Role
 
-pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.timeout(900), needs_prometheus]
+pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
 
 SHARDS, WORKERS = 2, 2
 OF_GPUS = {where for where, _ in queries_of([GPU])}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import urllib.request
@@ -167,8 +168,10 @@ def test_a_poison_step_can_be_skipped_and_is_counted(start_run: Start, tmp_path:
 def test_a_target_ends_the_job_early_and_drains_it(start_run: Start) -> None:  # P7, P8
     extra = sets(evaluation__target_accuracy=0.8, evaluation__every_epochs=1, job__epochs=200)
     report = start_run("examples/digits.toml", *extra).report()
-    assert report["accuracy"] >= 0.8
-    assert "target accuracy 0.8 reached" in report["reason"]
+    reached = re.match(r"target accuracy 0.8 reached: ([\d.]+)", report["reason"])
+    assert reached is not None
+    assert float(reached[1]) >= 0.8
+    assert report["accuracy"] > 0.5, "that of the weights after what was under way, which may be a little worse"
     assert report["steps_total"] < 200 * 45
     assert report["steps_applied"] == [report["steps_total"]] * 2
 
