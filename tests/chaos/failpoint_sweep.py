@@ -26,7 +26,7 @@ from parashard.failpoints import FAILPOINTS, FOLDER_VARIABLE, SEED_VARIABLE, SPE
 
 FUEL_TIMES = 3  # as often as what it brings a job to
 FULL_FIRINGS = 20  # what the sweeps' epochs are for
-DEADLINE_S = 120.0  # of a job, besides its kills
+DEADLINE_S = 300.0  # of a job, besides its kills
 KILL_S = 5.0  # at most from one kill to the next
 FIGURES = "chaos_failpoints"
 

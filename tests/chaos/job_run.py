@@ -21,7 +21,7 @@ from typing import Any, Self
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.05
 FAREWELL_S = 60.0  # for processes that have been asked to end and have not ended
-FAULT_FREE_S = 120.0
+FAULT_FREE_S = 300.0
 ORACLES = ("ledger_wrong", "torn")
 SERVICES = ("coordinator", "ps_server", "worker")
 

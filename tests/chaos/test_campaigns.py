@@ -9,7 +9,7 @@ FAULTS = 10
 MEAN_INTERVAL_S = 0.7
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed"),
     # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved

@@ -25,7 +25,7 @@ from waiting import eventually
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
 FIRST, SECOND, OTHERS = "certificates", "coordinator", ("shard-0", "shard-1", "worker")
 DEADLINE_S = 240.0
-EPOCHS = {"ledger.toml": 16, "digits.toml": 150}  # 16,384 and 5,400 steps
+EPOCHS = {"ledger.toml": 4, "digits.toml": 30}  # 4,096 and 1,350 steps
 eventually = partial(eventually, deadline_s=DEADLINE_S, poll_s=0.2)
 
 

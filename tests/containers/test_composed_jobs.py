@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from composed_job import eventually
 
-LEDGER_STEPS = (500, 2500, 4500, 6500)  # after each something is killed
-QUICK_STEPS = 7000
+LEDGER_STEPS = (200, 900, 1600, 2300)  # after each something is killed
+QUICK_STEPS = 2600
 KILLED = 137
 ENDED = {"Status": "exited", "ExitCode": 0}
 ROLES = {"certificates_1", "coordinator_1", "shard-0_1", "shard-1_1", "worker_1", "worker_2", "worker_3"}

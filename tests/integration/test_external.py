@@ -74,8 +74,8 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
         *("coordinator", "--job", "examples/ledger.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
     )
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "1")
-    worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "1")
+    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "3")
+    worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "3")
     history = tmp_path / "history.jsonl"
     eventually(lambda: history.exists() and '"steps_complete": 1' in history.read_text(), "the job is on its way")
     coordinator.kill()

@@ -36,6 +36,7 @@ def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
         job.quick_until(steps)
         run.wait_for_steps(steps)
         run.kill("worker", draw.choice(["worker-0", "worker-1", "worker-2"]))
+    run.until(lambda status: any(worker.incarnation > 1 for worker in status.workers), "a killed worker is there again")
     job.let_end()
     report = run.report()
     assert report["ledger_wrong"] == 0
