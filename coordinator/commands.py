@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from coordinator.membership import ShardLife
-from coordinator.shard_says import INTERVALS_MAX, check_count
+from coordinator.shard_says import SavedShard, saved_shard
 from coordinator.shard_stubs import ShardStubs
 from parashard import rpc
 from parashard.errors import ParashardError
@@ -30,24 +30,27 @@ class ShardCommands:
         The run.
     incarnation : int
         The coordinator's.
+    plan_version : int
+        Of the plan that the shards have.
     stubs : ShardStubs
         Who reaches them.
     """
 
-    def __init__(self, run_id: str, incarnation: int, stubs: ShardStubs) -> None:
+    def __init__(self, run_id: str, incarnation: int, plan_version: int, stubs: ShardStubs) -> None:
         self._stubs = stubs
         self._run_id = run_id
+        self._plan_version = plan_version
         self._incarnation = incarnation
 
-    def save(self, lives: Sequence[ShardLife], round_: int | None) -> list[shard_pb2.TakeCheckpointReply]:
+    def save(self, lives: Sequence[ShardLife], round_: int | None) -> list[SavedShard]:
         """Have every shard save its present state, in sync mode the start of a round; raise the first error."""
         requests = [self._save_request(shard, life, round_) for shard, life in enumerate(lives)]
-        replies = []
-        for life, call in self._begun(lives, requests, SAVE_DEADLINE_S):
+        saved = []
+        for shard, (life, call) in enumerate(self._begun(lives, requests, SAVE_DEADLINE_S)):
             with rpc.our_errors(life.address):
-                replies.append(call.result())
-            check_count("applied", replies[-1].applied, INTERVALS_MAX)
-        return replies
+                reply = call.result()
+            saved.append(saved_shard(self._plan_version, shard, reply))
+        return saved
 
     def name_round(self, lives: Sequence[ShardLife], round_: int) -> dict[int, ParashardError]:
         """Tell every shard to save a round when it is reached; return the errors by shard."""

@@ -31,7 +31,6 @@ from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard import failpoints
-from parashard.contracts import intervals_from
 from parashard.errors import DamagedCheckpoint, ParashardError, Redo, RetryLater, StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
@@ -99,7 +98,7 @@ class Coordination:
         self._credentials = credentials
         stubs = ShardStubs(credentials)
         self._watch = ShardWatch(self._run_id, stubs)
-        self._commands = ShardCommands(self._run_id, run_store.incarnation, stubs)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
         self._store_failing_since_s: float | None = None
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again
@@ -205,11 +204,10 @@ class Coordination:
     def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
         """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
         core = self.core
-        parts = self._commands.save(core.shards.lives(), core.policy.round_of(steps))
+        saved = self._commands.save(core.shards.lives(), core.policy.round_of(steps))
         whole = IntervalSet([(0, steps)])
-        applied = [intervals_from(part.applied) for part in parts]
-        if any(steps_of != whole for steps_of in applied):
-            furthest = max(steps_of.stop() for steps_of in applied)
+        if any(shard.applied != whole for shard in saved):
+            furthest = max(shard.applied.stop() for shard in saved)
             if furthest <= steps:
                 lacking = "a shard's own record lacks steps that it acknowledged"
                 self.service.run(lambda core, _: core.fail(lacking))
@@ -219,7 +217,7 @@ class Coordination:
             return ""
         failpoints.hit("coordinator.checkpoint.parts")
         id_ = self._run_store.add_job_manifest(
-            self._run_id, self._resolved.digest, self._plan, steps, parts, final=final
+            self._run_id, self._resolved.digest, self._plan, steps, [shard.part for shard in saved], final=final
         )
         failpoints.hit("coordinator.checkpoint.manifest")
         return id_

@@ -47,7 +47,6 @@ from parashard.partition import Plan
 from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
 from parashard.variables import Float32s, values_sha256
-from protos import shard_pb2
 
 log = structlog.get_logger("coordinator")
 
@@ -227,7 +226,7 @@ class RunStore:
         digest: str,
         plan: Plan,
         steps: int,
-        parts: Sequence[shard_pb2.TakeCheckpointReply],
+        parts: Sequence[Part],
         *,
         final: bool,
     ) -> str:
@@ -242,7 +241,7 @@ class RunStore:
                 coordinator_incarnation=self.incarnation,
                 steps=steps,
                 final=final,
-                parts=tuple(Part(name=p.folder, size_bytes=p.manifest_bytes, sha256=p.manifest_sha256) for p in parts),
+                parts=tuple(parts),
                 written_at=time.time(),
             )
             try:

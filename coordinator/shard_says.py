@@ -12,11 +12,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from pydantic import ValidationError
+
 from coordinator.calls import Announcement
 from coordinator.membership import ShardLife
 from coordinator.peer_texts import PATH_BYTES_MAX, REASON_BYTES_MAX, checked_address, checked_text, readable
+from parashard.checkpoints.catalogue import shard_folder
+from parashard.checkpoints.manifest import Part
 from parashard.contracts import intervals_from
 from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.intervals import IntervalSet
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
 
@@ -49,6 +54,22 @@ class ShardRecord:
     figures: shard_pb2.InspectReply
     steps_applied: int
     staleness: Counter[int]
+
+
+@dataclass(frozen=True)
+class SavedShard:
+    """What a shard says of a checkpoint that it took.
+
+    Attributes
+    ----------
+    part : Part
+        Where it is, as a drained checkpoint names it.
+    applied : IntervalSet
+        The steps in it.
+    """
+
+    part: Part
+    applied: IntervalSet
 
 
 def announcement(request: pb.RegisterShardRequest) -> Announcement:
@@ -99,6 +120,27 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
         steps_applied=_length(reply.applied),
         staleness=Counter({count.staleness: count.pushes for count in reply.staleness}),
     )
+
+
+def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointReply) -> SavedShard:
+    """Return what a shard says of its checkpoint.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If it is no checkpoint of this shard and plan that there can be.
+    """
+    check_count("applied", reply.applied, INTERVALS_MAX)
+    try:
+        part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
+    except ValidationError as error:
+        wrong = ", ".join(str(one["loc"][0]) for one in error.errors())
+        raise MalformedFrame(f"a checkpoint that there cannot be, by its {wrong}") from None
+    if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
+        raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")
+    return SavedShard(part, intervals_from(reply.applied))
 
 
 def check_count(what: str, entries: Any, most: int) -> None:

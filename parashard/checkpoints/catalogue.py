@@ -40,7 +40,7 @@ class CheckpointId:
     @property
     def folder(self) -> str:
         """The folder of the store with its files."""
-        parent = _shard_folder(self.plan_version, self.shard)
+        parent = shard_folder(self.plan_version, self.shard)
         return f"{parent}/i{self.incarnation:08d}-c{self.number:08d}"
 
     @property
@@ -103,7 +103,7 @@ class Catalogue:
     def shard_checkpoints(self, plan_version: int, shard: int) -> list[CheckpointId]:
         """Return the checkpoints of a shard that have a manifest, the oldest first."""
         found = []
-        for folder in self.store.folders(_shard_folder(plan_version, shard)):
+        for folder in self.store.folders(shard_folder(plan_version, shard)):
             match = re.fullmatch(r"i(\d{8,})-c(\d{8,})", folder, re.ASCII)
             if match:
                 id_ = CheckpointId(plan_version, shard, int(match[1]), int(match[2]))
@@ -256,7 +256,8 @@ def place_of(store: Store, name: str) -> str:
     return f"{store.url.rstrip('/')}/{name}"
 
 
-def _shard_folder(plan_version: int, shard: int) -> str:
+def shard_folder(plan_version: int, shard: int) -> str:
+    """Return the folder of a shard's checkpoints."""
     return f"shards/p{plan_version:04d}/s{shard:04d}"
 
 

@@ -14,12 +14,11 @@ from coordinator.run_store import Identity, RunStore, try_save
 from coordinator.saved import Saved
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
 from parashard.checkpoints.encoding import decode, encode
-from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.manifest import Part, ShardManifest
 from parashard.claims import claim_incarnation
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.partition import Plan, fixed_shards, place, split
 from parashard.store import open_store
-from protos import shard_pb2
 
 IDENTITY = {"job": {"seed": 3, "batch_size": 8}, "optimizer": {"kind": "sgd", "learning_rate": 0.1}}
 
@@ -163,12 +162,9 @@ def test_another_placement_without_a_drained_checkpoint_is_refused(store: Memory
 # --- drained checkpoints ---
 
 
-def parts(count: int = 2) -> list[shard_pb2.TakeCheckpointReply]:
+def parts(count: int = 2) -> list[Part]:
     folder = "shards/p0001/s{:04d}/i00000001-c00000007"
-    return [
-        shard_pb2.TakeCheckpointReply(folder=folder.format(s), manifest_bytes=100 + s, manifest_sha256=f"{s}" * 64)
-        for s in range(count)
-    ]
+    return [Part(name=folder.format(s), size_bytes=100 + s, sha256=f"{s}" * 64) for s in range(count)]
 
 
 def added(run_store: RunStore, *, final: bool = False) -> str:
@@ -179,10 +175,8 @@ def test_a_drained_checkpoint_exists_once_its_manifest_is_stored_and_pins_its_pa
     assert added(RunStore(store, 5), final=True) == "j1"
     manifest = Catalogue(store).job_manifest(1)
     assert (manifest.steps, manifest.final, manifest.plan_version) == (STEPS, True, PLAN.version)
-    assert [(p.name, p.size_bytes, p.sha256) for p in manifest.parts] == [
-        (p.folder, p.manifest_bytes, p.manifest_sha256) for p in parts()
-    ]
-    assert Catalogue(store).pinned() == {p.folder for p in parts()}
+    assert list(manifest.parts) == parts()
+    assert Catalogue(store).pinned() == {p.name for p in parts()}
 
 
 def test_drained_checkpoints_are_numbered(store: MemoryStore) -> None:

@@ -24,6 +24,7 @@ from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard import wire
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError
+from parashard.intervals import IntervalSet
 from parashard.rpc import Server
 from protos import shard_pb2, shard_pb2_grpc
 from ps_server.record import STALENESS_MAX
@@ -48,12 +49,13 @@ class Liar(shard_pb2_grpc.ShardServicer):  # type: ignore[misc, unused-ignore]
 
     def __init__(self) -> None:
         self.says = told(0)
+        self.saves = shard_pb2.TakeCheckpointReply()
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         return self.says
 
     def TakeCheckpoint(self, request: shard_pb2.TakeCheckpointRequest, context: Any) -> shard_pb2.TakeCheckpointReply:
-        return shard_pb2.TakeCheckpointReply(applied=SCATTERED)
+        return self.saves
 
 
 class Watched:
@@ -147,9 +149,34 @@ def test_an_answer_over_the_bound_is_not_decoded(it: Watched) -> None:
     assert f"larger than max ({long.ByteSize()} vs. {ANSWER_BYTES_MAX})" in str(error)
 
 
-def test_nor_has_a_checkpoint_more_intervals_than_there_may_be(it: Watched) -> None:
-    with pytest.raises(LimitExceeded, match="applied has"):
-        ShardCommands("run-1", 1, it.stubs).save([it.life], None)
+def saved(**changed: Any) -> shard_pb2.TakeCheckpointReply:
+    right = {"folder": "shards/p0007/s0000/i00000001-c00000002", "manifest_bytes": 9, "manifest_sha256": "e" * 64}
+    return shard_pb2.TakeCheckpointReply(**(right | {"applied": [shard_pb2.Interval(start=0, stop=3)]} | changed))
+
+
+def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
+    it.liar.saves = saved()
+    (shard,) = ShardCommands("run-1", 1, 7, it.stubs).save([it.life], None)
+    assert (shard.part.name, shard.part.size_bytes, shard.part.sha256) == (saved().folder, 9, "e" * 64)
+    assert shard.applied == IntervalSet([(0, 3)])
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "told"),
+    [
+        ({"applied": SCATTERED}, LimitExceeded, "applied has"),
+        ({"folder": "../../etc"}, MalformedFrame, "a checkpoint that there cannot be, by its name"),
+        ({"folder": saved().folder.replace("s0000", "s0001")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
+        ({"folder": saved().folder.replace("p0007", "p0006")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
+        ({"manifest_bytes": 1 << 63}, MalformedFrame, "by its size_bytes"),
+        ({"manifest_sha256": "x"}, MalformedFrame, "by its sha256"),
+        ({"applied": [shard_pb2.Interval(start=3, stop=0)]}, MalformedFrame, "3"),
+    ],
+)
+def test_a_checkpoint_that_there_cannot_be_is_refused(it: Watched, changed: Any, error: type, told: str) -> None:
+    it.liar.saves = saved(**changed)
+    with pytest.raises(error, match=told):
+        ShardCommands("run-1", 1, 7, it.stubs).save([it.life], None)
 
 
 @pytest.mark.parametrize(

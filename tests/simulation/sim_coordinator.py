@@ -22,9 +22,9 @@ from coordinator.draining import Answer
 from coordinator.membership import ShardLife
 from coordinator.run_store import RunStore
 from coordinator.service import CoordinatorService
+from coordinator.shard_says import saved_shard
 from coordinator.status import StatusView
 from parashard.claims import claim_incarnation, newest_claim
-from parashard.contracts import intervals_from
 from parashard.errors import ParashardError, Redo, RetryLater, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
@@ -261,14 +261,17 @@ class CoordinatorProcess(Process):
         for part in parts:
             if isinstance(part, ParashardError):
                 raise part
-        applied = [intervals_from(part.applied) for part in parts]
+        saved = [saved_shard(self._plan.version, shard, part) for shard, part in enumerate(parts)]
+        applied = [shard.applied for shard in saved]
         unequal = any(steps_of != IntervalSet([(0, steps)]) for steps_of in applied)
         if unequal and "P8-unequal-sets" not in self._habits:
             furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
             self.service.run(lambda core, _: core.drain_further(furthest))
             return ""
         await self.moment()
-        return self._run_store.add_job_manifest(RUN_ID, DIGEST, self._plan, steps, parts, final=final)
+        return self._run_store.add_job_manifest(
+            RUN_ID, DIGEST, self._plan, steps, [shard.part for shard in saved], final=final
+        )
 
     async def _finish(self) -> None:
         """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
