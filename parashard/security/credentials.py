@@ -27,6 +27,8 @@ CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
 LOOK_S = 1.0  # between two looks at the folder
+SETTLE_S = 0.2  # files that are being replaced belong together after that, or change again
+LOOKS_AT_START = 20
 OTHERS_MAY_WRITE = stat.S_IWOTH | stat.S_IWGRP  # what a file of authorities forbids: whoever is in it is trusted
 OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # what a key forbids; its group may read, as Kubernetes mounts secrets
 EXPIRES_SOON = timedelta(days=3)  # as in deploy/prometheus/rules/alerts.yml
@@ -71,6 +73,8 @@ class Credentials:
         With `ca.pem`, `cert.pem` and `key.pem`.
     clock : callable
         Returns seconds of a clock that only rises, for the pause between two looks.
+    pause : callable
+        Waits for so many seconds, where the files are being replaced at the start.
 
     Raises
     ------
@@ -80,12 +84,13 @@ class Credentials:
         If a certificate has expired or is not valid yet, or the disk does not give a file now.
     """
 
-    def __init__(self, folder: Path, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, *, clock: Callable[[], float] = time.monotonic, pause: Callable[[float], None] = time.sleep
+    ) -> None:
         self.folder = folder
         self._clock = clock
         self._lock = threading.Lock()
-        self._stamp = _stamp(folder)
-        self._material = load(folder)
+        self._stamp, self._material = _settled(folder, pause)
         self._next_look_s = clock() + LOOK_S
         self._next_warning_s = clock()
         self._told = "", 0.0  # why new files were not used, and when to say that again
@@ -272,6 +277,25 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
 def _no_password() -> str:
     """Stand in for the terminal, where OpenSSL would ask for the password of an encrypted key."""
     return ""
+
+
+def _settled(folder: Path, pause: Callable[[float], None]) -> tuple[_Stamp, Material]:
+    """Return what a process starts with, and its stamp: a folder's fault is one only if it stays.
+
+    Else a pod that starts while its certificate is renewed would report a mistake in the configuration.
+    """
+    for looks_left in reversed(range(LOOKS_AT_START)):
+        stamp: _Stamp | None = None
+        try:
+            stamp = _stamp(folder)
+            material = load(folder)
+            if _stamp(folder) == stamp:
+                return stamp, material
+        except ConfigurationError:
+            pause(SETTLE_S)
+            if not looks_left or _stamp(folder) == stamp:
+                raise
+    raise Unavailable(f"{folder}: its files have changed at each of {LOOKS_AT_START} looks; try again")
 
 
 def _stamp(folder: Path) -> _Stamp:

@@ -1,6 +1,7 @@
 """A folder of credentials: every fault of it in words, and new files without a restart."""
 
 import errno
+import itertools
 import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from structlog.testing import capture_logs
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
 from parashard.security import credentials
 from parashard.security.certs import issue, make_authority
-from parashard.security.credentials import LOOK_S, WARN_EVERY_S, Credentials, load
+from parashard.security.credentials import LOOK_S, SETTLE_S, WARN_EVERY_S, Credentials, load
 from parashard.security.identity import Identity, Role
 
 NOW_S = 100.0
@@ -127,6 +128,49 @@ class TestFaults:
         Credentials(folder).require(Role.WORKER)
         with pytest.raises(ConfigurationError, match="this process is a shard, and the certificate's roles are worker"):
             Credentials(folder).require(Role.SHARD)
+
+
+class TestAStartWhileFilesAreReplaced:
+    """A process takes up what belongs together, and a fault only if it stays."""
+
+    @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
+    def test_after_one_of_them_was_read(self, certificates, folder, monkeypatch, name):
+        read = credentials._content
+        replaced: list[str] = []
+
+        def read_then_replace(path: Path) -> object:
+            content = read(path)
+            if path.name == name and not replaced:
+                replaced.append(name)
+                certificates.renew(folder, [Role.WORKER])
+            return content
+
+        monkeypatch.setattr(credentials, "_content", read_then_replace)
+        started = Credentials(folder, pause=lambda _: None).current()
+        assert replaced == [name]
+        assert (started.chain, started.key) == tuple((folder / name).read_bytes() for name in ("cert.pem", "key.pem"))
+
+    @pytest.mark.parametrize("late", ["cert.pem", "key.pem"])
+    def test_between_two_of_them(self, certificates, folder, late):
+        fresh = folder.parent / "fresh"
+        certificates.renew(fresh, [Role.WORKER])
+        for name in {"cert.pem", "key.pem"} - {late}:
+            shutil.copy(fresh / name, folder / name)
+        started = Credentials(folder, pause=lambda _: shutil.copy(fresh / late, folder / late)).current()
+        assert started.chain == (fresh / "cert.pem").read_bytes()
+
+    def test_a_fault_that_stays_is_told_after_one_pause(self, certificates, folder):
+        shutil.copy(certificates.folder(Role.SHARD) / "key.pem", folder / "key.pem")
+        pauses: list[float] = []
+        with pytest.raises(ConfigurationError, match="key"):
+            Credentials(folder, pause=pauses.append)
+        assert pauses == [SETTLE_S]
+
+    def test_they_are_not_waited_for_for_ever(self, folder):
+        modes = itertools.cycle([0o644, 0o604])
+        (folder / "key.pem").chmod(0o604)
+        with pytest.raises(ConfigurationError, match="its mode is"):
+            Credentials(folder, pause=lambda _: (folder / "key.pem").chmod(next(modes)))
 
 
 class TestRenewal:
