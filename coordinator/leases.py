@@ -242,8 +242,11 @@ class StepLeases:
         return None
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
-        self.reach(step)
-        self._returned.discard(step)
+        if step == self._frontier:  # as nearly all are: nobody has had it
+            self._frontier += 1
+        else:
+            self.reach(step)
+            self._returned.discard(step)
         self._steps.setdefault(step, _Step()).holders.add(worker)
         self._granted_s[step, worker] = now_s
         self._held.setdefault(worker, set()).add(step)

@@ -120,12 +120,24 @@ def _bounded(message: str) -> str:
 
 
 class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so."""
+    """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so.
+
+    gRPC asks at every call; the outermost interceptor keeps what all of them have made of a method.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}  # of methods that are served
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        handler = continuation(handler_call_details)
-        if handler is None:
-            return None
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._handlers[method] = self._guarded(method, handler)
+        return self._handlers[method]
+
+    def _guarded(self, method: str, handler: Any) -> Any:
         behavior = behavior_of(handler)
 
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
@@ -135,7 +147,7 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
                 context.set_trailing_metadata(((CODE_KEY, error.code),))
                 context.abort(status_of(error), _bounded(error.message))
             except Exception as error:  # the seam: whatever broke, the caller must hear of it
-                log.exception("call-broke", method=handler_call_details.method)
+                log.exception("call-broke", method=method)
                 context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
                 context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
 

@@ -108,12 +108,13 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             raise LimitExceeded(f"{metadata_bytes} bytes of metadata; allowed are {METADATA_BYTES_MAX}")
         call = _Call(context, peer_of_call(context), self._clock())
         with self._lock:
-            admitted = self._taken(call)
-            mine, everybodys = self._under_way.of(call.peer), self._under_way.held
-        if not admitted:
-            raise QueueFull(
-                f"{call.peer or 'this host'} has {mine} calls under way here, of {everybodys}: others come first"
-            )
+            if self._taken(call):
+                self._until_s[call] = call.began_s + MESSAGE_DEADLINE_S
+            else:
+                mine, everybodys = self._under_way.of(call.peer), self._under_way.held
+                raise QueueFull(
+                    f"{call.peer or 'this host'} has {mine} calls under way here, of {everybodys}: others come first"
+                )
         if not context.add_callback(lambda: self._end(call)):
             self._end(call)  # it is over already; what is raised next reaches nobody
         return call
@@ -127,7 +128,6 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         return True
 
     def _first(self, messages: Iterator[bytes], call: _Call) -> bytes:
-        self._expect(call, MESSAGE_DEADLINE_S)
         try:
             message = next(messages)
         except StopIteration:
@@ -141,12 +141,8 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
     def _served(self, call: _Call) -> None:
         with self._lock:
             self._serving.give_back(call.peer, 1)
-        self._expect(call, ANSWER_DEADLINE_S)
-
-    def _expect(self, call: _Call, within_s: float) -> None:
-        with self._lock:
             if not call.ended:
-                self._until_s[call] = self._clock() + within_s
+                self._until_s[call] = self._clock() + ANSWER_DEADLINE_S
 
     def _end(self, call: _Call) -> None:
         with self._lock:
