@@ -31,7 +31,15 @@ from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard import failpoints
-from parashard.errors import DamagedCheckpoint, ParashardError, Redo, RetryLater, StoreFailed, Superseded
+from parashard.errors import (
+    DamagedCheckpoint,
+    InvalidRequest,
+    ParashardError,
+    Redo,
+    RetryLater,
+    StoreFailed,
+    Superseded,
+)
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop
@@ -121,7 +129,7 @@ class Coordination:
         """Lease until the job is over or a stop is asked for; then save what a later coordinator needs."""
         history = self._history
         next_look_s = next_save_s = 0.0
-        view = self.core.shards.view
+        view = saved_view = self.core.shards.view
         while not self.core.over and not stop.wait(TICK_S):
             self.service.run(lambda core, now_s: core.tick(now_s))
             now_s = time.monotonic()
@@ -129,8 +137,8 @@ class Coordination:
                 view, next_look_s = self.core.shards.view, now_s + LOOK_S
                 self._look()
                 history.add(self._present_status())
-            if now_s >= next_save_s:
-                next_save_s = now_s + SAVE_S
+            if now_s >= next_save_s or saved_view != self.core.shards.view:  # a life that is forgotten is not counted
+                saved_view, next_save_s = self.core.shards.view, now_s + SAVE_S
                 self._save_if_changed()
             self._command_shards()
             if now_s < self._again_s:
@@ -241,7 +249,7 @@ class Coordination:
             log.warning("last-checkpoint-damaged", error=str(error))
             self._checkpoint = ""  # another one is taken
             return
-        except StoreFailed as error:
+        except (StoreFailed, InvalidRequest) as error:
             self._store_failed(
                 f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
             )

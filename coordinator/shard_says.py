@@ -130,14 +130,14 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
     LimitExceeded
         If it says too much.
     MalformedFrame
-        If it is no checkpoint of this shard and plan that there can be.
+        If no checkpoint is like that, or it is another shard's or plan's.
     """
     check_count("applied", reply.applied, INTERVALS_MAX)
     try:
         part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
     except ValidationError as error:
-        wrong = ", ".join(str(one["loc"][0]) for one in error.errors())
-        raise MalformedFrame(f"a checkpoint that there cannot be, by its {wrong}") from None
+        wrong = " and ".join(str(one["loc"][0]) for one in error.errors())
+        raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
         raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")
     return SavedShard(part, intervals_from(reply.applied))

@@ -81,7 +81,7 @@ class Credentials:
     ConfigurationError
         If a file is missing or damaged, the key is another's or open to others, or others may write whom to trust.
     Unavailable
-        If a certificate has expired or is not valid yet, or the disk does not give a file now.
+        If a certificate has expired or is not valid yet, the disk does not give a file now, or the files do not settle.
     """
 
     def __init__(
@@ -291,6 +291,7 @@ def _settled(folder: Path, pause: Callable[[float], None]) -> tuple[_Stamp, Mate
             material = load(folder)
             if _stamp(folder) == stamp:
                 return stamp, material
+            pause(SETTLE_S)
         except ConfigurationError:
             pause(SETTLE_S)
             if not looks_left or _stamp(folder) == stamp:

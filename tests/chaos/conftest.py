@@ -9,7 +9,7 @@ import pytest
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put this folder's tests into a group beside that of tests/integration, as long: both stand a busy machine."""
+    """Put this folder's tests into a group that runs beside that of tests/integration: both stand a busy machine."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.xdist_group("more clusters"))

@@ -199,10 +199,10 @@ class ComposedJob:
         assert done.returncode == 0, f"podman-compose {' '.join(arguments)}: {done.stdout}\n{done.stderr}"
 
 
-def longer(example: str, folder: Path, *, quick_until: int) -> LongJob:
+def longer(example: str, folder: Path, *, quick_until: int, more: str) -> LongJob:
     """Put an example into a folder for the containers, with more steps than there are seconds for a test."""
     text = (EXAMPLES / example).read_text()
     text, found = re.subn(r"^epochs = \d+", f"epochs = {EPOCHS[example]}", text, flags=re.M)
     assert found == 1
     folder.chmod(0o755)  # the containers' user reads it
-    return LongJob(folder, example, quick_until, text)
+    return LongJob(folder, example, quick_until, text + more)

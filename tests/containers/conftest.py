@@ -34,8 +34,8 @@ def compose(image: str, tmp_path: Path) -> Iterator[Callable[..., ComposedJob]]:
     """
     jobs: list[ComposedJob] = []
 
-    def up(example: str, *, workers: int, quick_until: int = 1, prometheus: str = "") -> ComposedJob:
-        job = longer(example, tmp_path, quick_until=quick_until)
+    def up(example: str, *, workers: int, quick_until: int = 1, prometheus: str = "", more: str = "") -> ComposedJob:
+        job = longer(example, tmp_path, quick_until=quick_until, more=more)
         jobs.append(ComposedJob(image, job, workers=workers, prometheus=prometheus))
         jobs[-1].up()
         return jobs[-1]

@@ -74,7 +74,7 @@ def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothin
 
 
 def test_health_checks_are_the_products_own_and_a_stopped_shard_has_saved(compose):
-    job = compose("ledger.toml", workers=1)
+    job = compose("ledger.toml", workers=1, more="[checkpoint]\nevery_s = 0\n")
     job.wait_for_steps(1)
     for name, address in (("coordinator_1", "coordinator:9100"), ("shard-0_1", "auto:9100"), ("worker_1", "auto:9100")):
         asked = job.ask(name, "parashard", "health", address)

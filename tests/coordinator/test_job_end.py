@@ -20,7 +20,7 @@ from coordinator.core import Core
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
-from parashard.errors import Superseded
+from parashard.errors import MalformedFrame, Superseded
 from parashard.job.load import job_from_toml
 from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store import Store, open_store
@@ -71,6 +71,21 @@ def test_a_store_that_fails_for_long_ends_the_job(tmp_path: Path, monkeypatch: p
     assert core.state is JobState.FAILED
     assert "weights and report cannot be stored: memory://test: no space left" in core.reason
     assert REPORT_FILE not in store.contents
+
+
+def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    coordination, core = at_its_end(MemoryStore(), tmp_path, monkeypatch)
+
+    def nonsense(steps: int, final: bool) -> str:
+        raise MalformedFrame("shard 1: no checkpoint has such a name")
+
+    monkeypatch.setattr(coordination, "_checkpoint_of_all", nonsense)
+    coordination._finish()
+    assert core.state is JobState.RUNNING
+    monkeypatch.setattr(module, "STORE_PATIENCE_S", -1.0)
+    coordination._finish()
+    assert core.state is JobState.FAILED
+    assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.reason
 
 
 def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P3

@@ -165,12 +165,12 @@ def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
     ("changed", "error", "told"),
     [
         ({"applied": SCATTERED}, LimitExceeded, "applied has"),
-        ({"folder": "../../etc"}, MalformedFrame, "a checkpoint that there cannot be, by its name"),
+        ({"folder": "../../etc"}, MalformedFrame, "shard 0: no checkpoint has such a name"),
         ({"folder": saved().folder.replace("s0000", "s0001")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
         ({"folder": saved().folder.replace("p0007", "p0006")}, MalformedFrame, "shard 0 of plan 7 does not save to"),
-        ({"manifest_bytes": 1 << 63}, MalformedFrame, "by its size_bytes"),
-        ({"manifest_sha256": "x"}, MalformedFrame, "by its sha256"),
-        ({"applied": [shard_pb2.Interval(start=3, stop=0)]}, MalformedFrame, "3"),
+        ({"manifest_bytes": 1 << 63}, MalformedFrame, "such a size_bytes"),
+        ({"manifest_sha256": "x"}, MalformedFrame, "such a sha256"),
+        ({"applied": [shard_pb2.Interval(start=3, stop=0)]}, MalformedFrame, "an interval needs"),
     ],
 )
 def test_a_checkpoint_that_there_cannot_be_is_refused(it: Watched, changed: Any, error: type, told: str) -> None:

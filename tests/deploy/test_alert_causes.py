@@ -19,6 +19,7 @@ from troubled_model import NOT_FINITE
 from watched_run import watch
 
 from deploy.prometheus.targets import follow
+from parashard.coordinator_client import ADDRESS_FILE
 
 pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
 
@@ -75,6 +76,7 @@ def test_a_failed_job_is_told_of_after_its_coordinator_has_gone(tmp_path: Path) 
         prometheus = start.prometheus()
         of_job = ("--job", JOB, "--model-folder", str(Path(JOB).parent), *settings)
         coordinator = start("coordinator", *of_job, "--run-dir", str(run_dir))
+        eventually((run_dir / ADDRESS_FILE).exists, "the coordinator serves", told=start.told)
         start("ps_server", *joined, "--index", "0")
         start("worker", *joined, "--host", "localhost")
         threading.Thread(target=follow, args=(run_dir, prometheus.targets), daemon=True).start()

@@ -30,7 +30,7 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run clusters one at a time: each is half a dozen processes. A wait that fails says more than pytest's timeout."""
+    """Run this folder's clusters one at a time. A wait that fails says more than pytest's timeout."""
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.xdist_group("clusters"))

@@ -53,9 +53,8 @@ class Hostile:
 
     def __init__(self, context: Callable[[], ssl.SSLContext] | None) -> None:
         self._context = context() if context else None
-        self._http2_context = context() if context else None
-        if self._http2_context:
-            self._http2_context.set_alpn_protocols(["h2"])
+        if self._context:
+            self._context.set_alpn_protocols(["h2"])  # which gRPC asks for, and streams do not mind
         self._sockets: list[socket.socket] = []
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -102,12 +101,12 @@ class Hostile:
         self._sockets.append(connection)
         return connection
 
-    def _secured(self, address: str, context: ssl.SSLContext | None) -> socket.socket:
+    def _secured(self, address: str) -> socket.socket:
         """Return a connection on which a handshake is done, where the job wants one."""
         connection = self._connected(address)
-        if context is None:
+        if self._context is None:
             return connection
-        inside = context.wrap_socket(connection, server_hostname=address.rpartition(":")[0])
+        inside = self._context.wrap_socket(connection, server_hostname=address.rpartition(":")[0])
         self._sockets[-1] = inside
         return inside
 
@@ -115,7 +114,7 @@ class Hostile:
 
     def worker_stream(self, address: str, target: Target) -> tuple[Stream, stream_pb2.Welcome]:
         """Return a stream on which a right HELLO was said."""
-        stream = Stream(self._secured(address, self._context), "shard")
+        stream = Stream(self._secured(address), "shard")
         return stream, greet(stream, Greeting(target, "hog"), deadline_s=time.monotonic() + DEADLINE_S)[0]
 
     def greeted_until_refused(self, address: str, target: Target, most: int) -> bool:
@@ -174,7 +173,7 @@ class Hostile:
 
     def http2(self, address: str) -> socket.socket:
         """Return a connection that has begun with HTTP/2."""
-        return begun(self._secured(address, self._http2_context))
+        return begun(self._secured(address))
 
     def calls_without_message(self, address: str, method: str, count: int) -> bytes:
         """Begin calls on one connection and send no message; return what is said to those that are refused."""

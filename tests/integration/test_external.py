@@ -59,6 +59,7 @@ def test_a_worker_of_a_job_that_has_failed_says_so_and_so_does_each_that_comes_l
         *("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in (*sets, "optimizer.learning_rate=1e15") for word in ("--set", text)),
     )
+    eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")
     shard = start("ps_server", "--connect", str(tmp_path), "--index", "0")
     worker = start("worker", "--connect", str(tmp_path))
     assert worker.wait(DEADLINE_S) == ExitCode.JOB_FAILED
@@ -74,8 +75,9 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
         *("coordinator", "--job", "examples/ledger.toml", "--run-dir", str(tmp_path), "--run-id", "external"),
         *(word for text in sets for word in ("--set", text)),
     )
+    eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")
     shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "3")
-    worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "3")
+    worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "3")  # over what an answer may take
     history = tmp_path / "history.jsonl"
     eventually(lambda: history.exists() and '"steps_complete": 1' in history.read_text(), "the job is on its way")
     coordinator.kill()

@@ -16,7 +16,7 @@ from long_job import LongJob
 from protos import coordinator_pb2 as pb
 
 Start = Callable[..., ClusterRun]
-STEPS_BETWEEN_KILLS = range(200, 1701, 500)  # of 2048
+STEPS_BETWEEN_KILLS = range(200, 1701, 500)  # of 3072
 QUICK_DIGITS = 20  # steps of 1350
 
 
@@ -30,7 +30,7 @@ def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
     start_run: Start, tmp_path: Path
 ) -> None:
     job = LongJob(tmp_path, "ledger.toml", quick_until=0)
-    run = start_run(job.file, "--workers", "3", *sets(job__epochs=2))
+    run = start_run(job.file, "--workers", "3", *sets(job__epochs=3))
     draw = random.Random(1)
     for steps in STEPS_BETWEEN_KILLS:
         job.quick_until(steps)
@@ -51,6 +51,7 @@ def test_the_ledger_balances_in_every_consistency(start_run: Start, tmp_path: Pa
     run = start_run(job.file, "--consistency", consistency, *sets(job__epochs=1))
     run.wait_for_steps(200)
     run.kill("worker", "worker-1")
+    run.wait_for_event("worker-1 ended: killed by SIGKILL")
     job.let_end()
     report = run.report()
     assert report["ledger_wrong"] == 0

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,12 @@ def command(*words: str) -> str:
     )
     assert ran.returncode == 0, ran.stderr
     return ran.stdout
+
+
+def report_in(run: ClusterRun) -> str:
+    """Return the report; empty: a run that was asked to end was too busy to write one."""
+    path = run.dir / "report.json"
+    return path.read_text() if path.exists() else ""
 
 
 def restored(run: ClusterRun, shard: int) -> list[str]:
@@ -162,12 +169,12 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     run.wait_for_steps(j1_steps + 50)  # which the shards save when they are asked to end
     run.process.send_signal(signal.SIGINT)
     run.wait()
-    reported = (run.dir / "report.json").read_text()
+    reported = report_in(run)
     refused = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", run_dir=run.dir)
     refused.wait()
     assert refused.process.returncode == 2
     assert "give the rest up: --from-checkpoint j1" in refused.complaint()
-    assert (run.dir / "report.json").read_text() == reported, "what was refused has changed nothing"
+    assert report_in(run) == reported, "what was refused has changed nothing"
     assert checkpoints(run), "nor has it changed where its checkpoints are"
     wider = start_run(digits.file, *DIGITS, "--resume", "--shards", "3", "--from-checkpoint", "j1", run_dir=run.dir)
     wider.wait_for_steps(j1_steps + 50)
@@ -248,6 +255,16 @@ def test_what_lives_and_gives_no_sign_of_it_is_replaced(
     assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
+@contextmanager
+def stopped_shards(run: ClusterRun) -> Iterator[None]:
+    """Let no shard write, nor make its folder again, while files are moved."""
+    for shard in ("0", "1"):
+        run.kill("ps_server", shard, signal.SIGSTOP)
+    yield
+    for shard in ("0", "1"):
+        run.kill("ps_server", shard, signal.SIGCONT)
+
+
 def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> None:
     ledger.quick_until(300)
     run = start_run(ledger.file, *LEDGER)
@@ -255,16 +272,18 @@ def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> Non
     folder = run.dir / "checkpoints" / "shards"
     aside = run.dir / "checkpoints" / "aside"
     eventually(folder.is_dir, "a checkpoint begins")
-    os.rename(folder, aside)
-    folder.write_text("not a folder: every write below it fails")
+    with stopped_shards(run):
+        os.rename(folder, aside)
+        folder.write_text("not a folder: every write below it fails")
     ledger.quick_until(1000)
     run.wait_for_steps(1000)
     status = run.until(
         lambda status: all(shard.record.checkpoint_error for shard in status.shards), "every shard tells of its failure"
     )
     assert all(shard.record.failed_checkpoints for shard in status.shards)
-    folder.unlink()
-    os.rename(aside, folder)
+    with stopped_shards(run):
+        folder.unlink()
+        os.rename(aside, folder)
     ledger.let_end()
     assert_balanced(run)
 

@@ -166,6 +166,20 @@ class TestAStartWhileFilesAreReplaced:
             Credentials(folder, pause=pauses.append)
         assert pauses == [SETTLE_S]
 
+    def test_files_that_change_at_each_look_may_settle_later(self, certificates, folder, monkeypatch):
+        read, pauses = credentials._content, []
+
+        def read_and_replace(path: Path) -> object:
+            content = read(path)
+            if path.name == "key.pem":
+                certificates.renew(folder, [Role.WORKER])
+            return content
+
+        monkeypatch.setattr(credentials, "_content", read_and_replace)
+        with pytest.raises(Unavailable, match="its files have changed at each of 20 looks"):
+            Credentials(folder, pause=pauses.append)
+        assert pauses == [SETTLE_S] * 20
+
     def test_they_are_not_waited_for_for_ever(self, folder):
         modes = itertools.cycle([0o644, 0o604])
         (folder / "key.pem").chmod(0o604)

@@ -1,0 +1,48 @@
+"""The coordinator's main loop: what a later coordinator needs is stored in time."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from checkpoint_cases import DIGEST, RUN
+from coordinator_cases import core_of
+from small_job import SMALL_JOB
+from store_fakes import MemoryStore
+
+from coordinator import coordination as module
+from coordinator.coordination import Coordination
+from coordinator.resolve import resolve
+from coordinator.run_store import RunStore
+from parashard.claims import claim_incarnation
+from parashard.job.load import job_from_toml
+from parashard.process import Stop
+from protos import coordinator_pb2 as pb
+
+TICKS = 6
+REGISTERS_AT = 3
+
+
+def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Else a coordinator that is killed meanwhile forgets it, and its successor counts one restart less.
+    store, core = MemoryStore(), core_of(steps_total=8)
+    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    run_store = RunStore(store, claim_incarnation(store, "coordinator"))
+    coordination = Coordination(
+        core, resolved, resolved.plan, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), tmp_path, run_store
+    )
+    ticks, saved_at = [0], []
+
+    class Ticking(Stop):
+        def wait(self, timeout_s: float | None = None) -> bool:
+            ticks[0] += 1
+            if ticks[0] == REGISTERS_AT:
+                core.shards.view += 1
+            return ticks[0] > TICKS
+
+    monkeypatch.setattr(module, "SAVE_S", 1e9)
+    monkeypatch.setattr(coordination, "_look", lambda: True)
+    monkeypatch.setattr(coordination, "_command_shards", lambda: None)
+    monkeypatch.setattr(coordination, "_save_if_changed", lambda: saved_at.append(ticks[0]))
+    coordination.run(Ticking())
+    assert saved_at == [1, REGISTERS_AT, TICKS + 1], "at the beginning, for the new life, and at the end"
