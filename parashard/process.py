@@ -14,6 +14,7 @@ import resource
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -108,6 +109,9 @@ def run_service(
         code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
         log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+    except Exception:  # noqa: BLE001  # a bug; the interpreter's own way out waits for threads that nobody ends any more
+        traceback.print_exc()
+        code = ExitCode.FAILED
     return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
 
 

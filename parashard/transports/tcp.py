@@ -77,6 +77,9 @@ class TcpTransport(StreamTransport[Stream]):
             tune(connection)
             if self._tls is not None:
                 connection = self._tls().wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
+        except OSError as error:
+            connection.close()
+            raise Unreachable(f"who answered is gone: {error}", peer=self._address) from None
         except BaseException:
             connection.close()
             raise

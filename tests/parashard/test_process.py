@@ -110,6 +110,20 @@ def test_a_bug_is_a_traceback_and_exit_code_1(start):
     assert "ZeroDivisionError" in said.splitlines()[-1]
 
 
+def test_a_bug_ends_the_process_though_a_thread_waits_for_ever(popen):
+    program = f"""{PRELUDE}
+import threading
+from parashard.process import end_process
+def serve(stop):
+    threading.Thread(target=threading.Event().wait).start()
+    raise ZeroDivisionError
+end_process(run_service('worker-0', lifeline, serve))"""
+    process = popen([sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    _, said = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == ExitCode.FAILED
+    assert "ZeroDivisionError" in said.splitlines()[-1]
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_a_signal_asks_the_service_to_end(start, number):
     process = start(WAIT)

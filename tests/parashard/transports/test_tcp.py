@@ -1,5 +1,8 @@
 """TcpTransport: what it says, and that it believes nothing a shard says before checking it."""
 
+import select
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext, suppress
@@ -11,7 +14,9 @@ from parashard.buffers import Buffers
 from parashard.errors import LimitExceeded, MalformedFrame, NotReady, StaleRound, Unreachable
 from parashard.messages import PullRun, Push, PushResult, Receipt, Slice
 from parashard.partition import Partition
+from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
+from parashard.transports.dialling import dial
 from parashard.transports.stream import Kind, Stream, parsed, refusal
 from parashard.transports.tcp import TcpTransport
 from protos import tensor_pb2
@@ -181,6 +186,23 @@ class TestFailures:
         with pytest.raises(Unreachable, match="nobody answers") as caught:
             transport.push(push_of(b"abcd"), DEADLINE_S).result()
         assert caught.value.peer == address
+
+    def test_who_answers_is_gone_before_a_word_is_said(self, monkeypatch):  # as where a link is cut
+        def dialled(host: str, port: int, deadline_s: float) -> socket.socket:
+            connection = dial(host, port, deadline_s)
+            accepted, _ = listening.accept()
+            accepted.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            accepted.close()  # with a reset
+            waiting = select.poll()
+            waiting.register(connection, 0)
+            assert waiting.poll(DEADLINE_S * 1000)
+            return connection
+
+        monkeypatch.setattr(tcp, "dial", dialled)
+        with socket.create_server(("127.0.0.1", 0)) as listening:
+            transport = transport_to(f"127.0.0.1:{listening.getsockname()[1]}")
+            with pytest.raises(Unreachable, match="who answered is gone"):
+                transport.push(push_of(b"abcd"), DEADLINE_S).result()
 
     def test_greeting_opens_a_connection_once(self):
         with peer(leaves) as address:
