@@ -3,6 +3,7 @@
 import errno
 import itertools
 import shutil
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,29 @@ NOW_S = 100.0
 def folder(certificates: Certificates, tmp_path: Path) -> Path:
     """Return a folder of this test's own."""
     return Path(shutil.copytree(certificates.folder(Role.WORKER), tmp_path / "tls"))
+
+
+@pytest.fixture
+def replaced_when_read(
+    certificates: Certificates, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., list[str]]:
+    """Return what has the files replaced once the one of a name was read, so many times; it returns the names read."""
+
+    def arm(name: str, *, times: int) -> list[str]:
+        read = credentials._content
+        replaced: list[str] = []
+
+        def read_then_replace(path: Path) -> object:
+            content = read(path)
+            if path.name == name and len(replaced) < times:
+                replaced.append(name)
+                certificates.renew(folder, [Role.WORKER])
+            return content
+
+        monkeypatch.setattr(credentials, "_content", read_then_replace)
+        return replaced
+
+    return arm
 
 
 def fault_of(folder: Path, now: datetime | None = None, kind: type[ParashardError] = ConfigurationError) -> str:
@@ -134,18 +158,8 @@ class TestAStartWhileFilesAreReplaced:
     """A process takes up what belongs together, and a fault only if it stays."""
 
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
-    def test_after_one_of_them_was_read(self, certificates, folder, monkeypatch, name):
-        read = credentials._content
-        replaced: list[str] = []
-
-        def read_then_replace(path: Path) -> object:
-            content = read(path)
-            if path.name == name and not replaced:
-                replaced.append(name)
-                certificates.renew(folder, [Role.WORKER])
-            return content
-
-        monkeypatch.setattr(credentials, "_content", read_then_replace)
+    def test_after_one_of_them_was_read(self, folder, replaced_when_read, name):
+        replaced = replaced_when_read(name, times=1)
         started = Credentials(folder, pause=lambda _: None).current()
         assert replaced == [name]
         assert (started.chain, started.key) == tuple((folder / name).read_bytes() for name in ("cert.pem", "key.pem"))
@@ -166,16 +180,9 @@ class TestAStartWhileFilesAreReplaced:
             Credentials(folder, pause=pauses.append)
         assert pauses == [SETTLE_S]
 
-    def test_files_that_change_at_each_look_may_settle_later(self, certificates, folder, monkeypatch):
-        read, pauses = credentials._content, []
-
-        def read_and_replace(path: Path) -> object:
-            content = read(path)
-            if path.name == "key.pem":
-                certificates.renew(folder, [Role.WORKER])
-            return content
-
-        monkeypatch.setattr(credentials, "_content", read_and_replace)
+    def test_files_that_change_at_each_look_may_settle_later(self, folder, replaced_when_read):
+        replaced_when_read("key.pem", times=20)
+        pauses: list[float] = []
         with pytest.raises(Unavailable, match="its files have changed at each of 20 looks"):
             Credentials(folder, pause=pauses.append)
         assert pauses == [SETTLE_S] * 20
@@ -247,20 +254,11 @@ class TestRenewal:
         assert (told(0o600), told(0o666)) == (0, 1), "in between it was right"
 
     @pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
-    def test_while_it_is_read_is_no_mixture_of_both(self, certificates, folder, clock, monkeypatch, name):
+    def test_while_it_is_read_is_no_mixture_of_both(self, certificates, folder, clock, replaced_when_read, name):
         watched = Credentials(folder, clock=lambda: clock[0])
-        before, read = watched.current(), credentials._content
-        replaced: list[str] = []
-
-        def read_then_replace(path: Path) -> object:
-            content = read(path)
-            if path.name == name and not replaced:
-                replaced.append(name)
-                certificates.renew(folder, [Role.WORKER])
-            return content
-
+        before = watched.current()
         certificates.renew(folder, [Role.WORKER])
-        monkeypatch.setattr(credentials, "_content", read_then_replace)
+        replaced = replaced_when_read(name, times=1)
         clock[0] += LOOK_S
         assert watched.current() is before
         assert replaced == [name]
