@@ -39,7 +39,7 @@ class Core(Course):
         is_new = self.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s
         self._silent_shards.discard(shard)
-        self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable))
+        self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable, says.life.incarnation))
         self.leases.reach(held_stop - 1)
         if is_new:
             # The same process has a new life where it was told to return to a round: that is no restart.
@@ -61,6 +61,7 @@ class Core(Course):
                 self._event("every shard stands at the same round again")
             else:
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
+        self.leases.committed(self.rounds.committed())
         if is_new and self.state is not JobState.STARTING:
             for again in self.evaluations.reopen(self.leases.lowest_incomplete):
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")

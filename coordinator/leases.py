@@ -142,12 +142,15 @@ class StepLeases:
     def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
         """Keep what a worker lists and free what it does not (P5); return the listed steps that it should drop.
 
-        A listed step that is leased to nobody, or to others, is taken as held: the worker is computing it anyway.
+        A listed step that is leased to nobody, or to others, is taken as held: the worker is computing it anyway. In
+        `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
+        it would commit a round on one shard that another one lacks steps of (P10).
         """
         listed = set(held)
-        for step in self._held.get(worker, set()) - listed:
+        limit = min(self.target, self.policy.keep_limit(self.lowest_incomplete))
+        revoked = [step for step in held if step in self.complete or step >= limit]
+        for step in self._held.get(worker, set()) - listed.difference(revoked):
             self._release(worker, step)
-        revoked = [step for step in held if step in self.complete or step >= self.target]
         for step in listed.difference(revoked) - self._held.get(worker, set()):
             self._hold(worker, step, now_s)
         return revoked
@@ -188,16 +191,20 @@ class StepLeases:
         complete = self._acknowledged[0].copy()
         for acknowledged in self._acknowledged[1:]:
             complete = complete.intersection(acknowledged)
-        for _, stop in complete.intervals():
-            self._frontier = max(self._frontier, stop)
-        self.complete = complete
-        self.lowest_incomplete = complete.lowest_missing()
-        for step in [step for step in self._steps if step in complete]:
-            self._forget(step)
-        self._returned = IntervalSet(complete.missing(0, self._frontier))
-        for step, _ in self._granted_s:
-            self._returned.discard(step)
+        self._recount(complete)
         return lost
+
+    def committed(self, stop: int) -> None:
+        """Take the steps below `stop` as complete, whether their receipts were reported or lost: every shard has
+        committed them, and would refuse to take part in computing them again (P10, P11).
+        """
+        if stop <= self.lowest_incomplete:
+            return
+        for acknowledged in self._acknowledged:
+            acknowledged.add_range(0, stop)
+        complete = self.complete.copy()
+        complete.add_range(0, stop)
+        self._recount(complete)
 
     def held_by_shard(self, shard: int) -> IntervalSet:
         """Return the steps that a shard's present life has acknowledged."""
@@ -221,6 +228,17 @@ class StepLeases:
         if self._frontier <= step:
             self._returned.add_range(self._frontier, step + 1)
             self._frontier = step + 1
+
+    def _recount(self, complete: IntervalSet) -> None:
+        """Derive from the complete steps what is still to be leased."""
+        self._frontier = max(self._frontier, complete.stop())
+        self.complete = complete
+        self.lowest_incomplete = complete.lowest_missing()
+        for step in [step for step in self._steps if step in complete]:
+            self._forget(step)
+        self._returned = IntervalSet(complete.missing(0, self._frontier))
+        for step, _ in self._granted_s:
+            self._returned.discard(step)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.

@@ -15,6 +15,9 @@ class LeasingPolicy(Protocol):
     def limit(self, lowest_incomplete: int) -> int:
         """Return the first step that may not be leased while `lowest_incomplete` is the lowest incomplete step."""
 
+    def keep_limit(self, lowest_incomplete: int) -> int:
+        """Return the first step whose lease is void, should somebody hold it from before a shard lost steps."""
+
     def share(self, leasable: int, workers: int) -> int:
         """Return how many of the leasable steps one of the live workers may take at once, at least 1."""
 
@@ -39,6 +42,10 @@ class Async:
 
     def limit(self, lowest_incomplete: int) -> int:
         """Return a bound that no step reaches."""
+        return 1 << 62
+
+    def keep_limit(self, lowest_incomplete: int) -> int:
+        """Any lease may be kept."""
         return 1 << 62
 
     def share(self, leasable: int, workers: int) -> int:
@@ -72,6 +79,10 @@ class Ssp:
         """Lease step s only while s - lowest_incomplete <= bound."""
         return lowest_incomplete + self.bound + 1
 
+    def keep_limit(self, lowest_incomplete: int) -> int:
+        """Any lease may be kept: the bound holds when a lease is granted (P9)."""
+        return 1 << 62
+
     def share(self, leasable: int, workers: int) -> int:
         """Leave room in the window for the others."""
         return guided_share(leasable, workers)
@@ -98,6 +109,10 @@ class Sync:
     def limit(self, lowest_incomplete: int) -> int:
         """Lease the steps of the lowest incomplete round only."""
         return (lowest_incomplete // self.round_steps + 1) * self.round_steps
+
+    def keep_limit(self, lowest_incomplete: int) -> int:
+        """Leases of the lowest incomplete round only."""
+        return self.limit(lowest_incomplete)
 
     def share(self, leasable: int, workers: int) -> int:
         """Share the whole round evenly: a barrier follows, so nothing is gained by keeping some back."""

@@ -25,6 +25,11 @@ class Standing:
     returnable: frozenset[int] = frozenset(
         {0}
     )  # rounds that it has a checkpoint of, and the one that its plan began at
+    incarnation: int = 0
+
+    def precedes(self, later: Standing) -> bool:
+        """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
+        return (len(self.applied), len(self.held)) < (len(later.applied), len(later.held))
 
 
 class RoundBook(Protocol):
@@ -50,6 +55,9 @@ class RoundBook(Protocol):
 
     def passed(self) -> int:
         """Return how many steps some shard has in its weights."""
+
+    def committed(self) -> int:
+        """Return how many steps every shard has in its weights: the first so many; 0 where there are no rounds."""
 
     def lease_limit(self) -> int:
         """Return the first step that may not be leased now."""
@@ -84,6 +92,10 @@ class NoRounds:
 
     def passed(self) -> int:
         """Weights can be judged at any time."""
+        return 0
+
+    def committed(self) -> int:
+        """A step is complete by its receipts alone."""
         return 0
 
     def lease_limit(self) -> int:
@@ -126,24 +138,32 @@ class Rounds:
 
     def stands(self, shard: int, standing: Standing) -> None:
         """Take note of where a shard stands."""
-        self._standings[shard] = standing
+        known = self._standings.get(shard)
+        if known is None or known.incarnation != standing.incarnation or not standing.precedes(known):
+            self._standings[shard] = standing
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
         """Decide whether all must return to an earlier round.
 
         They can go on if each has acknowledged every step that any has in its weights: it commits them with the next
         request (P10). Else the newest common round is the target; all can return to where their plan began.
+
+        A return ends when every shard stands at its target, and not before: what one shard announces meanwhile may be
+        older than an order that another carries out already. Only a target that some shard can no longer reach is
+        given up for another one.
         """
-        before = self.returning_to
+        before, standings = self.returning_to, self._standings.values()
         if len(self._standings) < self._shards:
             return False
-        needed = max(len(standing.applied) for standing in self._standings.values())
-        if all(self._has(shard, needed, held(shard)) for shard in self._standings):
+        if before is None:
+            needed = max(len(standing.applied) for standing in standings)
+            if not all(self._has(shard, needed, held(shard)) for shard in self._standings):
+                self.returning_to = self._newest_common()
+                self.rollbacks += 1
+        elif all(self._round(standing) == before for standing in standings):
             self.returning_to = None
-        else:
-            reachable = (s.returnable | {self._round(s)} for s in self._standings.values())
-            self.returning_to = max(frozenset.intersection(*reachable))
-            self.rollbacks += before is None
+        elif not all(before in self._reachable(standing) for standing in standings):
+            self.returning_to = self._newest_common()
         return before != self.returning_to
 
     def strayed(self) -> list[tuple[int, int]]:
@@ -162,6 +182,12 @@ class Rounds:
     def passed(self) -> int:
         """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
         return max((len(s.applied) for s in self._standings.values()), default=0)
+
+    def committed(self) -> int:
+        """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
+        if len(self._standings) < self._shards or self.returning_to is not None:
+            return 0
+        return min(len(standing.applied) for standing in self._standings.values())
 
     def lease_limit(self) -> int:
         """Return the first step that may not be leased: none while shards return, none of a round being announced."""
@@ -184,6 +210,12 @@ class Rounds:
     def cut_named(self) -> None:
         """Lease on: every shard that could be told knows."""
         self._cut_step = None
+
+    def _newest_common(self) -> int:
+        return max(frozenset.intersection(*(self._reachable(standing) for standing in self._standings.values())))
+
+    def _reachable(self, standing: Standing) -> frozenset[int]:
+        return standing.returnable | {self._round(standing)}
 
     def _round(self, standing: Standing) -> int:
         return -(-len(standing.applied) // self._round_steps)

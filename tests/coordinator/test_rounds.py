@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,13 +34,19 @@ class Book:
     def __init__(self, *standings: Standing, every_s: float = 0.0) -> None:
         self.rounds = Rounds(max(1, len(standings)), N, STEPS, every_s)
         self.acknowledged: dict[int, IntervalSet] = {}
+        self.incarnations: Counter[int] = Counter()
         for shard, of_shard in enumerate(standings):
             self.stands(shard, of_shard)
 
     def stands(self, shard: int, of_shard: Standing) -> None:
         """A new life of a shard says where it stands: the leases believe that and no more (P3)."""
         self.acknowledged[shard] = of_shard.held.copy()
-        self.rounds.stands(shard, of_shard)
+        self.incarnations[shard] += 1
+        self.says(shard, of_shard)
+
+    def says(self, shard: int, of_shard: Standing) -> None:
+        """The present life of a shard speaks again."""
+        self.rounds.stands(shard, replace(of_shard, incarnation=self.incarnations[shard]))
 
     def look(self) -> bool:
         return self.rounds.look(lambda shard: self.acknowledged[shard])
@@ -73,7 +81,7 @@ def test_receipts_count_that_came_after_a_shard_has_spoken_last() -> None:  # P5
     book = Book(standing(2), standing(2))
     for step in range(8, 12):
         book.acknowledged[1].add(step)
-    book.rounds.stands(0, standing(3))  # it has committed the round; shard 1 speaks again only in a second
+    book.says(0, standing(3))  # it has committed the round; shard 1 speaks again only in a second
     assert (book.look(), book.rounds.returning_to) == (False, None)
 
 
@@ -100,10 +108,42 @@ def test_a_damaged_checkpoint_of_the_target_moves_the_target_further_back() -> N
     book = Book(standing(4, returnable=[1, 2]), standing(1, returnable=[1]))
     book.look()
     assert book.rounds.returning_to == 1
-    book.rounds.stands(0, standing(4, returnable=[2]))  # it could not go there, and does not say so any more
+    book.says(0, standing(4, returnable=[2]))  # it could not go there, and does not say so any more
     assert book.look()
     assert (book.rounds.returning_to, book.rounds.strayed()) == (0, [(0, 0), (1, 0)])
     assert book.rounds.rollbacks == 1, "one return, to another place"
+
+
+def test_a_return_ends_when_every_shard_stands_at_its_target_and_not_before() -> None:  # P12
+    book = Book(standing(1, returnable=[1]), standing(0, held=[0, 1, 2]))
+    book.look()
+    assert book.rounds.returning_to == 0
+    # Shard 0 is being sent to round 0. Meanwhile shard 1 says that it had the fourth step after all, and has committed.
+    book.says(1, standing(1, returnable=[1]))
+    assert not book.look(), "one target, once: the order to shard 0 cannot be called back"
+    assert (book.rounds.returning_to, book.rounds.strayed()) == (0, [(0, 0), (1, 0)])
+    book.stands(0, standing(0))
+    assert not book.look()
+    book.stands(1, standing(0))
+    assert book.look()
+    assert (book.rounds.returning_to, book.rounds.rollbacks) == (None, 1)
+
+
+def test_an_announcement_that_a_later_one_has_overtaken_changes_nothing() -> None:
+    book = Book(standing(2), standing(2))
+    book.says(0, standing(1, held=[4]))
+    assert (book.look(), book.rounds.committed()) == (False, 2 * N)
+    book.stands(0, standing(1, returnable=[1]))
+    assert book.rounds.committed() == N, "a new incarnation replaces what was believed (P3)"
+
+
+def test_steps_are_committed_when_every_shard_has_them_in_its_weights() -> None:
+    book = Book(standing(3), standing(2, held=[8, 9, 10, 11]))
+    assert book.rounds.committed() == 2 * N
+    book.stands(1, standing(2))
+    book.look()
+    assert (book.rounds.returning_to, book.rounds.committed()) == (0, 0), "what shards return from is computed again"
+    assert NoRounds().committed() == 0
 
 
 def test_the_short_last_round_counts_as_one() -> None:

@@ -57,6 +57,48 @@ def test_a_step_is_complete_when_every_shard_acknowledged_it() -> None:  # P5
     assert leases.lowest_incomplete == 1
 
 
+def test_a_step_that_every_shard_has_committed_is_complete_though_its_receipts_were_lost() -> None:  # P11
+    leases = leases_of(12, Sync(4))
+    grant(leases, "a", 4)
+    for step in (0, 1, 3):
+        leases.acknowledge("a", step, ALL, 1.0)
+    leases.end("a")  # it died before it could report step 2
+    assert grant(leases, "b") == [2]
+    leases.committed(4)
+    assert (leases.lowest_incomplete, leases.leased, leases.held_by("b")) == (4, 0, set())
+    assert leases.renew("b", [2], 2.0) == [2]
+    assert grant(leases, "b") == [4], "the next round"
+
+
+def test_steps_that_are_known_to_be_complete_are_committed_already() -> None:
+    leases = leases_of(12, Sync(4))
+    for step in range(5):
+        leases.acknowledge("a", step, ALL, 1.0)
+    leases.committed(4)
+    assert leases.lowest_incomplete == 5
+
+
+def test_a_lease_of_a_later_round_is_void_once_a_shard_has_lost_steps() -> None:  # P10
+    leases = leases_of(12, Sync(4))
+    for step in grant(leases, "a", 4):
+        leases.acknowledge("a", step, ALL, 1.0)
+    assert grant(leases, "a", 2) == [4, 5]
+    leases.shard_registered(0, IntervalSet([(0, 2)]))
+    assert leases.renew("a", [4, 5], 2.0) == [4, 5]
+    assert grant(leases, "a", 2) == [2, 3]
+    assert leases.renew("a", [2, 3], 2.0) == []
+
+
+@pytest.mark.parametrize("policy", [Async(), Ssp(3)])
+def test_without_rounds_a_lease_is_kept_whatever_a_shard_has_lost(policy: LeasingPolicy) -> None:  # P9
+    leases = leases_of(12, policy)
+    for step in range(4):
+        leases.acknowledge("a", step, ALL, 1.0)
+    assert grant(leases, "a", 2) == [4, 5]
+    leases.shard_registered(0, IntervalSet())
+    assert leases.renew("a", [4, 5], 2.0) == []
+
+
 def test_a_receipt_counts_whatever_became_of_the_lease() -> None:  # P5
     leases = leases_of()
     grant(leases, "a")

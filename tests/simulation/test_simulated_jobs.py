@@ -86,6 +86,9 @@ OFTEN = Faults(
     log_damaged=0.9,
     until_s=20.0,
 )
+FAILED_ONCE = (
+    ("digest", "sync:4", 41001965),  # receipts that died with a worker, of steps that every shard had committed
+)
 ASYNC, SYNC = Policy("async"), Policy("sync", 4)
 
 
@@ -110,6 +113,11 @@ def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, po
     assert [fault for fault in (*FAULTS, *CONSEQUENCES) if not fired[fault]] == []  # every injected fault struck
     if policy.startswith("ssp"):  # P9: the bound is reached
         assert max(run.step_lag_max for run in runs.values()) >= Policy.parse(policy).bound
+
+
+@pytest.mark.parametrize(("oracle", "policy", "seed"), FAILED_ONCE)
+def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int) -> None:
+    assert simulate(seed, drawn_setting(seed, oracle, policy)).violations == []
 
 
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
