@@ -20,12 +20,12 @@ from sim_world import Process, Promise, World
 from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.membership import ShardLife
-from coordinator.run_store import RunStore
+from coordinator.run_store import RunStore, try_save
 from coordinator.service import CoordinatorService
 from coordinator.shard_says import saved_shard
 from coordinator.status import StatusView
 from parashard.claims import claim_incarnation, newest_claim
-from parashard.errors import ParashardError, Redo, RetryLater, Superseded
+from parashard.errors import ParashardError, Redo, RetryLater, StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.variables import Float32s
@@ -35,6 +35,7 @@ from protos import shard_pb2
 TICK_S = 0.05
 SAVE_S = 1.0
 COMMAND_DEADLINE_S = 0.5
+DECISION_TRIES = 10
 
 
 @dataclass
@@ -66,6 +67,7 @@ class CoordinatorProcess(Process):
 
     crash = "coordinator_crash"
     pause = "coordinator_pause"
+    hang = "coordinator_hang"
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class CoordinatorProcess(Process):
         self._plan = plan
         self._habits = habits
         self._ending = ending
+        self._store = store
         self._run_store = RunStore(store, self.incarnation)
         self.core = new_core(self.incarnation)
         saved = self._run_store.load_saved()
@@ -151,7 +154,7 @@ class CoordinatorProcess(Process):
         lag_max = max((grant.step - core.leases.lowest_incomplete for grant in reply.granted), default=0)
         if policy.kind == "ssp" and lag_max > policy.bound:
             self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
-        newest = newest_claim(self._run_store.store, COORDINATOR) == self.incarnation
+        newest = newest_claim(self._store.sound, COORDINATOR) == self.incarnation
         if newest and reply.state == pb.JOB_STATE_DRAINING:
             self._ending.stops.add(core.leases.target)
 
@@ -165,7 +168,7 @@ class CoordinatorProcess(Process):
             self._note_events()
             if world.now_s >= next_save_s:
                 next_save_s = world.now_s + SAVE_S
-                self._save_decision(core)
+                self._save_if_changed()
             await self._command_shards()
             if core.drained:
                 await self._save_drained()
@@ -288,14 +291,22 @@ class CoordinatorProcess(Process):
         self.service.run(lambda core, _: core.done())
 
     def _save_decision(self, core: Core) -> None:
-        """Store what a successor has to know; where there is one already, this is the end."""
+        """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""
         if "P7-decision-not-stored" in self._habits:
             return
+        saved = core.saved()
         try:
-            self._run_store.save(core.saved())
+            if any(try_save(self._run_store, saved) for _ in range(DECISION_TRIES)):
+                return
         except Superseded:
             self.end("superseded")
             raise
+        self.end("a decision could not be stored")
+        raise StoreFailed("a decision could not be stored")
+
+    def _save_if_changed(self) -> None:
+        if "P7-decision-not-stored" not in self._habits:
+            try_save(self._run_store, self.core.saved())
 
     def ended(self, why: str) -> None:
         """What waits is answered by nobody."""

@@ -115,6 +115,11 @@ def job(oracle: str, policy: Policy) -> Job:
     return Job(oracle, policy, model, variables, tuple(batches), spec, oracle == "digest", partitioner)
 
 
+def fingerprint(variables: Mapping[str, Float32s]) -> float:
+    """Return a number that tells weights apart: the metric that the simulation's evaluations have."""
+    return float(int(digest(variables)[:12], 16))
+
+
 def digest(variables: Mapping[str, Float32s]) -> str:
     """Return the SHA-256 of all values, in name order."""
     content = b"".join(np.ascontiguousarray(variables[name], "<f4").tobytes() for name in sorted(variables))

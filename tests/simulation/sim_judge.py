@@ -10,11 +10,11 @@ from functools import lru_cache
 
 import numpy as np
 from sim_coordinator import CoordinatorProcess
-from sim_jobs import STEPS, Job, digest, job
+from sim_jobs import STEPS, Job, digest, fingerprint, job
 from sim_parts import REAL, Builder
 from sim_settings import Setting
 from sim_shard import ShardProcess
-from sim_store import SimulatedStore
+from store_fakes import MemoryStore
 
 from coordinator.calls import JobState
 from parashard.checkpoints.catalogue import Catalogue
@@ -28,10 +28,9 @@ from parashard.variables import Float32s
 
 @lru_cache
 def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS) -> str:
-    """Return the digest of the weights after so many steps of a `sync:N` job, computed without any process."""
+    """Return the digest of the weights after so many steps, one after the other, computed without any process."""
     job_ = job(oracle, policy)
     plan, round_steps = job_.plan(1), job_.round_steps
-    assert round_steps is not None
     shard = Builder(job_, plan, 0, 1 << 20, REAL).build(1, None)
     for step in range(steps):
         shard.ingest.admit(step)
@@ -41,7 +40,8 @@ def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS) -> str:
         for placed in plan.layouts[0]:
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
         shard.ingest.take(step, vector, None)
-    shard.ingest.reach(-(-steps // round_steps))
+    if round_steps is not None:
+        shard.ingest.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))
 
 
@@ -50,7 +50,7 @@ def violations(
     job_: Job,
     coordinator: CoordinatorProcess,
     shards: Sequence[ShardProcess],
-    store: SimulatedStore,
+    store: MemoryStore,
     stops: Collection[int],
 ) -> list[str]:
     """Return what is wrong with a run whose job is over; each line begins with the oracle's name."""
@@ -63,6 +63,10 @@ def violations(
     # A stop that was told may only move up, to what some shard has applied already.
     forgotten = [s for s in stops if not s <= target or not core.early_stop]
     found = [f"stop: workers were told of a stop at step {s}, and it was at {target}" for s in forgotten]
+    judged = core.evaluations.latest
+    reported = judged.metrics["weights"] if judged is not None and judged.metrics is not None else None
+    if setting.evaluate_every_epochs and reported != fingerprint(final):
+        found.append("report: its metrics are not those of the final weights")
     due = [step for step in range(target) if step != setting.bad_step]
     found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due)]
     found += _checkpoints(store)
@@ -98,7 +102,7 @@ def rows_of(variables: Mapping[str, Float32s], p: Partition) -> Float32s:
     return variables[p.variable][p.row_start : p.row_stop].reshape(-1)
 
 
-def _checkpoints(store: SimulatedStore) -> list[str]:
+def _checkpoints(store: MemoryStore) -> list[str]:
     """Check that every drained checkpoint is whole, and has the same steps on every shard (P7, P8)."""
     catalogue, found = Catalogue(store), []
     for number in catalogue.job_checkpoints():

@@ -39,8 +39,8 @@ class Network:
     def call(self, sender: Process, address: str, request: Any, deadline_s: float) -> Promise[Any]:
         """Send a request; return the promise of its answer, an error of the receiver, or Unreachable."""
         answer: Promise[Any] = Promise()
-        receiver = sender.connections.get(address) or self.hosts[address]
-        if not receiver.alive:
+        receiver = sender.connections.get(address) or self.hosts.get(address)
+        if receiver is None or not receiver.alive:
             sender.connections.pop(address, None)
             refused = Unreachable("connection refused", peer=address)
             self._world.after(self._delay_s(), lambda: answer.settle(error=refused))
@@ -68,6 +68,9 @@ class Network:
 
     def _arrive(self, sender: Process, receiver: Process, number: int, request: Any, answer: Promise[Any]) -> None:
         receiver.suffer()
+        if receiver.hung:
+            self.under_way -= 1
+            return
         if receiver.paused:
             wait_s = receiver.paused_until_s - self._world.now_s
             self._world.after(wait_s, lambda: self._arrive(sender, receiver, number, request, answer))
@@ -96,7 +99,7 @@ class Network:
 
     def _reply(self, receiver: Process, result: Promise[Any], answer: Promise[Any]) -> None:
         receiver.suffer()
-        if not receiver.alive or self._world.strikes("lost"):
+        if not receiver.alive or receiver.hung or self._world.strikes("lost"):
             return
 
         def settle() -> None:

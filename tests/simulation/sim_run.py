@@ -14,14 +14,14 @@ from sim_coordinator import CoordinatorProcess, Ending
 from sim_jobs import EPOCHS, digest, job
 from sim_judge import violations
 from sim_network import Network
-from sim_parts import DIGEST, REAL, RUN_ID, Builder, Parts
+from sim_parts import COORDINATOR, DIGEST, REAL, RUN_ID, Builder, Parts
 from sim_settings import Setting
 from sim_shard import ShardProcess
 from sim_store import SimulatedStore
 from sim_supervisor import SILENCE_S, Starts, Supervisor
-from sim_visitors import Operator, Stray
+from sim_visitors import Claimer, Operator, Stray
 from sim_worker import Habits, WorkerProcess
-from sim_world import CALM, Process, Stuck, World
+from sim_world import CALM, Process, Stillborn, Stuck, World
 
 from coordinator.calls import Options
 from coordinator.core import Core
@@ -33,6 +33,7 @@ from coordinator.rounds import NoRounds, RoundBook
 from parashard.checkpoints.catalogue import plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
+from parashard.errors import StoreFailed
 from parashard.job.tables import CheckpointOptions
 
 LEASE_TTL_S = 1.5
@@ -66,8 +67,10 @@ class _Run:
         self._plan = self._job.plan(setting.shards)
         self._world = World(seed, setting.faults)
         self._network = Network(self._world)
-        self._store = SimulatedStore()
-        self._store.create(plan_name(1), encode(PlanRecord.of(self._plan, source=None, coordinator_incarnation=1)))
+        self._store = SimulatedStore(self._world)
+        self._store.sound.create(
+            plan_name(1), encode(PlanRecord.of(self._plan, source=None, coordinator_incarnation=1))
+        )
         self._logs = parts.logs()
         self._shards: list[ShardProcess] = []
         self._ending = Ending()
@@ -91,6 +94,9 @@ class _Run:
         Supervisor(world, starts, setting.shards, setting.workers, tells=setting.supervised, ending=self._ending)
         operator = Operator(world, self._network, setting.drained_checkpoints)
         operator.spawn(operator.work)
+        if setting.faults.stray_claim:
+            claimer = Claimer(world, self._store.sound, setting.shards)
+            claimer.spawn(claimer.work)
         if setting.strays:
             stray = Stray(world, self._network, self._job, self._plan, self._shards)
             stray.spawn(stray.work)
@@ -104,7 +110,7 @@ class _Run:
             weights = "" if coordinator.final is None else digest(coordinator.final)
             world.faults = CALM
             world.work_on(lambda: not self._network.under_way)  # what dead workers have sent must not matter
-            found += violations(setting, self._job, coordinator, self._shards, self._store, self._ending.stops)
+            found += violations(setting, self._job, coordinator, self._shards, self._store.sound, self._ending.stops)
         world.note(weights)
         cores = [coordinator.core for coordinator in self._coordinators]
         world.fired["speculative lease"] += sum(core.leases.speculative_leases for core in cores)
@@ -114,27 +120,36 @@ class _Run:
 
     # --- processes ---
 
-    def _start_coordinator(self) -> CoordinatorProcess:
-        coordinator = CoordinatorProcess(
-            self._world, self._network, self._store, self._job, self._plan, self._core, self._parts.habits, self._ending
-        )
+    def _start_coordinator(self) -> Process:
+        world = self._world
+        world.acting = None
+        try:
+            coordinator = CoordinatorProcess(
+                world, self._network, self._store, self._job, self._plan, self._core, self._parts.habits, self._ending
+            )
+        except StoreFailed as error:
+            return Stillborn(world, COORDINATOR, str(error))
         self._coordinators.append(coordinator)
         coordinator.start()
         return coordinator
 
-    def _start_shard(self, index: int) -> ShardProcess:
+    def _start_shard(self, index: int) -> Process:
+        self._world.acting = None
         builder = Builder(self._job, self._plan, index, self._queue_bytes, self._parts)
         life = "" if self._setting.same_address else f":{len(self._shards)}"
-        shard = ShardProcess(
-            self._world,
-            builder,
-            self._network,
-            f"shard-{index}{life}",
-            self._store,
-            self._logs,
-            self._options,
-            self._parts,
-        )
+        try:
+            shard = ShardProcess(
+                self._world,
+                builder,
+                self._network,
+                f"shard-{index}{life}",
+                self._store,
+                self._logs,
+                self._options,
+                self._parts,
+            )
+        except StoreFailed as error:
+            return Stillborn(self._world, f"shard-{index}", str(error))
         self._shards.append(shard)
         shard.start()
         return shard

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from sim_jobs import STEPS
@@ -19,8 +19,12 @@ JOBS: tuple[tuple[str, str], ...] = (
     ("torn", "ssp:2"),
     ("torn", "sync:4"),
     ("digest", "sync:4"),
+    ("digest", "async"),
 )
 """Oracles and policies that the tests and `__main__` run."""
+
+OUT_OF_ORDER = ("crash", "pause", "leave", "hang", "poison", "replaced", "log_damaged")
+"""Faults that change in which order an `async` job applies its steps."""
 
 
 @dataclass(frozen=True)
@@ -51,8 +55,11 @@ class Setting:
     calm_events_max: int = 200_000
 
 
-def drawn_setting(seed: int, oracle: str, policy: str) -> Setting:
-    """Return a setting with faults of every kind, some more often than others."""
+def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = True) -> Setting:
+    """Return a setting with faults of every kind, some more often than others.
+
+    Without `environment` no store fails, no process hangs and none is started by mistake.
+    """
     rng = random.Random(f"{oracle} {policy} {seed}")
 
     def some(most: float) -> float:
@@ -78,7 +85,7 @@ def drawn_setting(seed: int, oracle: str, policy: str) -> Setting:
         log_damaged=0.2,
         until_s=rng.uniform(1.0, 5.0),
     )
-    return Setting(
+    setting = Setting(
         oracle,
         Policy.parse(policy),
         shards=rng.randint(2 if oracle == "digest" else 1, 4),
@@ -99,5 +106,35 @@ def drawn_setting(seed: int, oracle: str, policy: str) -> Setting:
         strays=rng.random() < 0.2,
         same_address=rng.random() < 0.5,
         supervised=rng.random() < 0.5,
+        faults=faults,
+    )
+    if environment:
+        faults = replace(
+            faults,
+            store_fails=some(0.05),
+            store_slow=some(0.02),
+            store_reply_lost=some(0.05),
+            hang=some(0.003),
+            shard_hang=some(0.001),
+            coordinator_hang=some(0.002),
+            stray_claim=some(0.1),
+        )
+    setting = replace(setting, faults=faults)
+    return _in_order(setting) if (oracle, policy) == ("digest", "async") else setting
+
+
+def _in_order(setting: Setting) -> Setting:
+    """Return a setting in which the only worker computes one step after the other, and no shard loses a push.
+
+    Then `async` has the bits of a run without faults, whichever shards and coordinators are killed (P15, P18).
+    """
+    faults = replace(setting.faults, **dict.fromkeys(OUT_OF_ORDER, 0.0))
+    return replace(
+        setting,
+        workers=1,
+        depth=0,
+        durability="log",
+        queue_pushes=100.0,
+        retry_budget_s=30.0,
         faults=faults,
     )

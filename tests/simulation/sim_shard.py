@@ -17,7 +17,7 @@ from sim_world import Process, Promise, World
 from parashard import wire
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.contracts import interval_messages
-from parashard.errors import ParashardError, RetryLater, Superseded
+from parashard.errors import ParashardError, RetryLater
 from parashard.job.tables import CheckpointOptions
 from protos import coordinator_pb2 as pb
 from protos import shard_pb2
@@ -62,6 +62,7 @@ class ShardProcess(Process):
 
     crash = "shard_crash"
     pause = "shard_pause"
+    hang = "shard_hang"
 
     def __init__(
         self,
@@ -237,7 +238,7 @@ class ShardProcess(Process):
         self._stopping = self._plane.draining = True
         try:
             self.checkpointer.take()
-        except Superseded as error:
+        except ParashardError as error:
             self.world.note(str(error))
         self.end("stopped")
 

@@ -12,18 +12,58 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+from sim_world import World
 from store_fakes import MemoryStore
 
+from parashard.errors import AlreadyStored, StoreFailed
 from parashard.variables import Float32s
 from ps_server.push_log.records import LogIdentity, LogRecord
 from ps_server.push_log.replaying import LogEnd
 
 
+SLOW_S = (0.05, 1.0)
+
+
 class SimulatedStore(MemoryStore):
-    """A store with a local folder for logs, which is only a name."""
+    """A store whose calls fail, take long, or have their effect and lose their reply, as the world's faults say.
+
+    It has a local folder for logs, which is only a name. `sound` is the same store without faults.
+    """
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.sound = MemoryStore(contents=self.contents)
+        self._world = world
 
     def local_path(self, name: str) -> Path | None:
         return Path(name)
+
+    def create(self, name: str, content: bytes | memoryview) -> None:
+        super().create(name, content)
+        if self._world.strikes("store_reply_lost"):
+            if self._world.rng.random() < 0.5:  # a client library asked again by itself, and met its own object
+                raise AlreadyStored(f"{self.url}/{name}: is there already")
+            raise StoreFailed(f"{self.url}/{name}: the reply was lost")
+
+    def replace(self, name: str, content: bytes | memoryview) -> None:
+        super().replace(name, content)
+        self._lose_reply(name)
+
+    def delete(self, name: str) -> None:
+        super().delete(name)
+        self._lose_reply(name)
+
+    def _lose_reply(self, name: str) -> None:
+        if self._world.strikes("store_reply_lost"):
+            raise StoreFailed(f"{self.url}/{name}: the reply was lost")
+
+    def _called(self, operation: str, name: str) -> None:
+        world = self._world
+        if world.acting is not None and world.strikes("store_slow"):
+            slow_until_s = world.now_s + world.rng.uniform(*SLOW_S)
+            world.acting.paused_until_s = max(world.acting.paused_until_s, slow_until_s)
+        if world.strikes("store_fails"):
+            raise StoreFailed(f"{self.url}/{name}: {operation} failed")
 
 
 @dataclass

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from sim_coordinator import CoordinatorProcess, Ending
+from sim_coordinator import Ending
 from sim_parts import RUN_ID
 from sim_world import Process, World
 
@@ -22,13 +22,14 @@ from protos import coordinator_pb2 as pb
 LOOK_S = 0.2
 RESTART_S = (0.05, 1.0)
 SILENCE_S = 2.0
+LIVENESS_S = 3.0  # after which an engine's probe gives up on a process that hangs
 
 
 @dataclass(frozen=True)
 class Starts:
     """How processes are started; each has begun to work when it is returned."""
 
-    coordinator: Callable[[], CoordinatorProcess]
+    coordinator: Callable[[], Process]
     shard: Callable[[int], Process]
     worker: Callable[[str], Process]  # "" leaves its name to the coordinator
 
@@ -82,6 +83,8 @@ class Supervisor:
             if not process.alive:
                 del self._running[name]
                 self._ended(name)
+            elif not self._tells and process.hung:
+                self._probe(process)
             elif process.paused and not self._tells and self._world.strikes("replaced"):
                 self._world.fired[f"two of one {name.role}"] += 1
                 self._start(name)  # the old one will come back, and must stop
@@ -99,12 +102,20 @@ class Supervisor:
         away_s = world.now_s - self._silent_since_s
         if coordinator.alive and self._tells and away_s > SILENCE_S:
             coordinator.end("silent")
+        if coordinator.hung and not self._tells:
+            self._probe(coordinator)
         replaced = coordinator.paused and not self._tells and world.strikes("replaced")
         if replaced or (not coordinator.alive and away_s > world.rng.uniform(*RESTART_S)):
             world.fired["two of one coordinator"] += replaced
             world.fired["coordinator started again"] += 1
             self._silent_since_s = None
             self.coordinator = self._starts.coordinator()
+
+    def _probe(self, process: Process) -> None:
+        """End a process that hangs, as an engine does whose probes find no life in it."""
+        assert process.hung_since_s is not None
+        if self._world.now_s - process.hung_since_s > LIVENESS_S:
+            process.end("its engine found no life in it")
 
     def _ended(self, name: ProcessName) -> None:
         self._exit_number += 1

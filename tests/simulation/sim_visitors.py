@@ -1,4 +1,4 @@
-"""Who else calls: an operator that asks for drained checkpoints, and strays of another run (P2)."""
+"""Visitors: an operator that asks for drained checkpoints, strays of another run (P2), and strays of this run (P23)."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from sim_world import Process, World
 
 from parashard import wire
 from parashard.buffers import Buffers
+from parashard.claims import claim_incarnation
 from parashard.errors import JobFailed, ParashardError, RetryLater
 from parashard.messages import Push, Slice, Target
 from parashard.partition import Plan
+from parashard.store.base import Store
 from protos import coordinator_pb2 as pb
 
 DEADLINE_S = 0.3
@@ -49,6 +51,22 @@ class Operator(Process):
                 await self.world.sleep(0.05)
             if reply.checkpoint:
                 self.stored.append(reply.checkpoint)
+
+
+class Claimer(Process):
+    """Second processes of this run, each started by mistake: it claims an incarnation, and dies (P23)."""
+
+    def __init__(self, world: World, store: Store, shards: int) -> None:
+        super().__init__(world, "claimer")
+        self._store = store
+        self._names = [COORDINATOR, *(f"shard-{shard}" for shard in range(shards))]
+
+    async def work(self) -> None:
+        """Claim now and then."""
+        while not self.world.calm:
+            await self.world.sleep(self.world.rng.uniform(*STRAY_PAUSE_S))
+            if self.world.strikes("stray_claim"):
+                claim_incarnation(self._store, self.world.rng.choice(self._names))
 
 
 class Stray(Process):

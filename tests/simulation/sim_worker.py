@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import numpy as np
 from sim_client import SimulatedClient
-from sim_jobs import Job
+from sim_jobs import Job, fingerprint
 from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
@@ -79,6 +79,7 @@ class WorkerProcess(Process):
 
     crash = "crash"
     pause = "pause"
+    hang = "hang"
     client: SimulatedClient
 
     def __init__(self, world: World, name: str, network: Network, job: Job, habits: Habits) -> None:
@@ -202,9 +203,10 @@ class WorkerProcess(Process):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
         else:
+            weights = fingerprint(pulled.variables)
             pulled.release()
             best = self._habits.stops_early and self.world.rng.random() < 0.4
-            self._work.evaluated(work.evaluation, {"accuracy": float(best)})
+            self._work.evaluated(work.evaluation, {"accuracy": float(best), "weights": weights})
         self._notify()
 
     def _round(self, step: int) -> int | None:

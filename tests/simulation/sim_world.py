@@ -36,10 +36,17 @@ class Faults:
     shard_stop: float = 0.0  # per look of a shard at its checkpoints: it is asked to stop, and saves
     coordinator_crash: float = 0.0  # per event of a coordinator
     coordinator_pause: float = 0.0
+    hang: float = 0.0  # per event of a worker: it stands still until it is killed
+    shard_hang: float = 0.0
+    coordinator_hang: float = 0.0
     replaced: float = 0.0  # per look at a paused process: another one is started in its place
     poison: float = 0.0  # per gradient: a value turns to NaN after the worker's own check (P6)
     log_torn: float = 0.0  # per crash of a shard: the log's last records were not on the disk yet
     log_damaged: float = 0.0  # per crash of a shard: a record of its log is not what was written
+    store_fails: float = 0.0  # per call of the store: it has no effect
+    store_slow: float = 0.0  # per call of the store: its caller stands still meanwhile
+    store_reply_lost: float = 0.0  # per change of the store: it has its effect, and its caller gets an error
+    stray_claim: float = 0.0  # per look of a visitor: a process claims an incarnation, and dies
     until_s: float = 0.0
 
 
@@ -106,6 +113,7 @@ class World:
         self.calm_events = 0
         self.fired: Counter[str] = Counter()
         self.violations: list[str] = []
+        self.acting: Process | None = None  # whose event this is
         self._queue: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = 0
         self._trace = hashlib.blake2b(digest_size=16)
@@ -172,13 +180,14 @@ class World:
 class Process:
     """Something that lives, waits and may die; subclasses say what it does.
 
-    Crash and pause strike at any of its events, which are its own steps and the messages that it gets and answers. A
-    process that died answers nothing any more; one that was paused finds what came meanwhile. Whoever supervises it may
-    put a new one in its place.
+    Faults strike at any of its events, which are its own steps and the messages that it gets and answers. A process
+    that died answers nothing any more; one that was paused finds what came meanwhile; one that hangs never goes on, and
+    what is sent to it is lost. A supervisor may put a new one in its place.
     """
 
     crash = ""  # which of the faults ends it
     pause = ""
+    hang = ""
 
     def __init__(self, world: World, name: str) -> None:
         self.world = world
@@ -186,11 +195,18 @@ class Process:
         self.alive = True
         self.connections: dict[str, Process] = {}  # by address, as long as they are good
         self.paused_until_s = 0.0
+        self.hung_since_s: float | None = None
+        self._hung_tasks: list[Task | None] = []
+
+    @property
+    def hung(self) -> bool:
+        """It stands still until it is killed."""
+        return self.alive and self.hung_since_s is not None
 
     @property
     def paused(self) -> bool:
-        """It stands still for now."""
-        return self.alive and self.paused_until_s > self.world.now_s
+        """It stands still for now, or for good."""
+        return self.hung or (self.alive and self.paused_until_s > self.world.now_s)
 
     def receive(self, request: Any) -> Any:
         """Answer a request: a value, or a promise of one; a ParashardError is an answer too."""
@@ -226,6 +242,9 @@ class Process:
             if task is not None:
                 task.close()
             return
+        if self.hung:
+            self._hung_tasks.append(task)  # a coroutine that is dropped would be closed, and so go on
+            return
         if self.paused:
             self.world.after(self.paused_until_s - self.world.now_s, lambda: self._step(task, begin))
             return
@@ -245,6 +264,7 @@ class Process:
         """Let the faults of its role strike, or not."""
         if not self.alive:
             return
+        self.world.acting = self
         if self.crash and self.world.strikes(self.crash):
             self.crashing()
             self.end("crash")
@@ -252,3 +272,14 @@ class Process:
             pause_s = self.world.rng.uniform(0.2, 3.0)
             self.paused_until_s = self.world.now_s + pause_s
             self.pausing(pause_s)
+        elif self.hang and not self.paused and self.world.strikes(self.hang):
+            self.hung_since_s = self.world.now_s
+
+
+class Stillborn(Process):
+    """A process that ended before it did anything: the store gave an error at its start."""
+
+    def __init__(self, world: World, name: str, why: str) -> None:
+        super().__init__(world, name)
+        world.fired["could not start"] += 1
+        self.end(why)

@@ -15,7 +15,7 @@ import pytest
 import structlog
 from sim_judge import faultless_digest
 from sim_run import Outcome, simulate
-from sim_settings import JOBS, Setting, drawn_setting
+from sim_settings import JOBS, OUT_OF_ORDER, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
@@ -35,6 +35,13 @@ FAULTS = (
     "coordinator_crash",
     "coordinator_pause",
     "replaced",
+    "store_fails",
+    "store_slow",
+    "store_reply_lost",
+    "hang",
+    "shard_hang",
+    "coordinator_hang",
+    "stray_claim",
     "message from the dead",
     "message after its deadline",
 )
@@ -44,6 +51,7 @@ CONSEQUENCES = (
     "worker started again",
     "worker joined again",
     "coordinator started again",
+    "could not start",
     "shard restored a checkpoint",
     "pushes beside a checkpoint",
     "operation done again",
@@ -86,6 +94,8 @@ OFTEN = Faults(
     log_damaged=0.9,
     until_s=20.0,
 )
+NOT_IN_ORDER = ("speculative lease", "worker started again", "refused: queue-full", "silent worker")
+"""What one worker that computes one step after the other does not bring about."""
 FAILED_ONCE = (
     ("digest", "sync:4", 41001965),  # receipts that died with a worker, of steps that every shard had committed
 )
@@ -110,14 +120,16 @@ def test_a_job_keeps_its_promise_whatever_is_lost_late_or_killed(oracle: str, po
     runs = outcomes(oracle, policy)
     assert {seed: run.violations for seed, run in runs.items() if run.violations} == {}
     fired = sum((run.fired for run in runs.values()), Counter())
-    assert [fault for fault in (*FAULTS, *CONSEQUENCES) if not fired[fault]] == []  # every injected fault struck
+    in_order = (oracle, policy) == ("digest", "async")
+    due = {*FAULTS, *CONSEQUENCES} - ({*OUT_OF_ORDER, *NOT_IN_ORDER} if in_order else set())
+    assert [fault for fault in due if not fired[fault]] == []  # every injected fault struck
     if policy.startswith("ssp"):  # P9: the bound is reached
         assert max(run.step_lag_max for run in runs.values()) >= Policy.parse(policy).bound
 
 
 @pytest.mark.parametrize(("oracle", "policy", "seed"), FAILED_ONCE)
 def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int) -> None:
-    assert simulate(seed, drawn_setting(seed, oracle, policy)).violations == []
+    assert simulate(seed, drawn_setting(seed, oracle, policy, environment=False)).violations == []
 
 
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
