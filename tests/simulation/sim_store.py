@@ -20,7 +20,6 @@ from parashard.variables import Float32s
 from ps_server.push_log.records import LogIdentity, LogRecord
 from ps_server.push_log.replaying import LogEnd
 
-
 SLOW_S = (0.05, 1.0)
 
 
