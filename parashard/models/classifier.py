@@ -57,7 +57,10 @@ class Classifier(ABC):
 
 def need_classes(spec: DataSpec, kind: str) -> None:
     """Raise ConfigurationError where the data has no labels that a model of this kind could tell apart."""
-    if spec.classes < 2:
+    if spec.classes == 0:
         raise ConfigurationError(
-            f"model kind {kind!r} needs data with at least 2 classes, found classes = {spec.classes} (0: real targets)"
+            f"model kind {kind!r} tells classes apart, and the data's targets are values (regression): "
+            'use model.kind = "mlp", which predicts values, or data.target = "class" if the labels are classes'
         )
+    if spec.classes == 1:
+        raise ConfigurationError(f"model kind {kind!r} needs data with at least 2 classes, found 1")
