@@ -61,7 +61,7 @@ class MultilayerPerceptron(DenseClassifier):
     """
 
     def __init__(self, options: MlpOptions, spec: DataSpec, seed: int) -> None:
-        need_classes(spec, options.kind)
+        need_classes(spec, f"{options.kind} with loss cross_entropy", "leave model.loss out to predict them")
         super().__init__(spec, options.hidden, options.activation, options.dropout, seed)
 
 
