@@ -102,6 +102,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
     core = build_core(resolved, run_id, incarnation)
+    core.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
         core.resume(saved)
@@ -166,6 +167,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store) -> tuple[str,
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))  # P3
     failpoints.hit("coordinator.boot.claimed")
     run_store.keep_initial(resolved.digest, resolved.initial)
+    run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
     return run_id, replace(resolved, initial={}), run_store  # the store has them
 
@@ -224,6 +226,7 @@ def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
         skip_bad_steps=job.job.on_bad_step == "skip",
         target_accuracy=job.evaluation.target_accuracy,
         target_loss=job.evaluation.target_loss,
+        target_mean_squared_error=job.evaluation.target_mean_squared_error,
         same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
     )
     return Core(options, policy, evaluations, launcher, round_book(job, steps.total))

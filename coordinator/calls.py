@@ -39,8 +39,18 @@ class Options:
     skip_bad_steps: bool = False
     target_accuracy: float | None = None
     target_loss: float | None = None
+    target_mean_squared_error: float | None = None
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
+
+    def targets(self) -> list[tuple[str, float, bool]]:
+        """Return the metrics whose value ends the job: name, bound, and whether it has to be at least the bound."""
+        bounds = (
+            ("accuracy", self.target_accuracy, True),
+            ("loss", self.target_loss, False),
+            ("mean_squared_error", self.target_mean_squared_error, False),
+        )
+        return [(name, bound, largest) for name, bound, largest in bounds if bound is not None]
 
 
 @dataclass(frozen=True)

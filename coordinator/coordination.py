@@ -21,7 +21,7 @@ from coordinator.draining import Answer
 from coordinator.history import History
 from coordinator.metrics import CoordinatorCollector
 from coordinator.page import status_page
-from coordinator.report import audited, report, save_report, save_weights
+from coordinator.report import audited, report, save_preprocessing, save_report, save_weights
 from coordinator.resolve import ResolvedJob
 from coordinator.run_store import RunStore, try_save
 from coordinator.saved import Saved
@@ -265,6 +265,7 @@ class Coordination:
         figures["steps_applied"] = [core.leases.target] * core.options.shards
         figures["checkpoint"] = self._checkpoint
         save_weights(self._run_dir, variables, self._run_id)
+        save_preprocessing(self._run_dir, resolved.spec.preprocessing)
         failpoints.hit("coordinator.finish.weights")
         save_report(self._run_dir, figures)
         failpoints.hit("coordinator.finish.report")

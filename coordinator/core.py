@@ -18,6 +18,7 @@ from coordinator.membership import Worker, shown
 from coordinator.pods.ledger import PodEnd
 from coordinator.rounds import Standing
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
+from parashard.metric_text import metric_name, metric_value
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
@@ -255,17 +256,23 @@ class Core(Course):
         if result is None:
             return
         self.decisions += 1
-        shown = ", ".join(f"{name} {value:.4f}" for name, value in sorted(metrics.items()))
+        shown = ", ".join(f"{metric_name(name)} {metric_value(value)}" for name, value in sorted(metrics.items()))
         self._event(f"evaluation after step {result.after_step}: {shown or 'nothing to judge'}")
         self._check_targets(metrics)
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
-        accuracy, loss = self.options.target_accuracy, self.options.target_loss
         reached = ""
-        if accuracy is not None and metrics.get("accuracy", -1.0) >= accuracy:
-            reached = f"target accuracy {accuracy} reached: {metrics['accuracy']:.4f}"
-        if loss is not None and metrics.get("loss", float("inf")) <= loss:
-            reached = f"target loss {loss} reached: {metrics['loss']:.4f}"
+        for name, bound, largest in self.options.targets():
+            if name not in metrics:
+                if name not in self._unknown_targets:
+                    self._unknown_targets.add(name)
+                    found = ", ".join(sorted(metrics)) or "none"
+                    self._event(
+                        f"warning: evaluation.target_{name} cannot be reached: the model's evaluations have no {name}; "
+                        f"their metrics: {found}"
+                    )
+            elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
+                reached = f"target {metric_name(name)} {bound} reached: {metric_value(metrics[name])}"
         if reached and self.state is JobState.RUNNING and not self.leases.finished:  # P8
             target = self.leases.stop_at_frontier()
             self.evaluations.stop_at(target)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from coordinator.calls import JobState, Options
 from coordinator.draining import Draining
@@ -24,6 +25,7 @@ from coordinator.supervision import Supervision
 from parashard.errors import WrongRun
 
 EVENTS_KEPT = 50
+DATA_WARNINGS_SHOWN = 8
 
 
 class Course:
@@ -85,6 +87,7 @@ class Course:
         self.new_events: list[str] = []
         self.staleness_p95 = 0  # as the shards last told
         self._silent_shards: set[int] = set()  # of which a warning was given
+        self._unknown_targets: set[str] = set()  # of which a warning was given
         self._shard_seen_s: dict[int, float] = {}
         self._acted_s = self._awake_since_s = -math.inf
 
@@ -143,6 +146,14 @@ class Course:
             raise WrongRun(f"this coordinator runs {self.options.run_id}, the call names {run_id or '(none)'}")
         if job_digest is not None and job_digest != self.options.job_digest:
             raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
+
+    def opened(self, data: str, warnings: Sequence[str]) -> None:
+        """Tell what the job trains on, and what a user may have overlooked in it."""
+        self._event(f"data: {data}")
+        for warning in warnings[:DATA_WARNINGS_SHOWN]:
+            self._event(f"warning: {warning}")
+        if len(warnings) > DATA_WARNINGS_SHOWN:
+            self._event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
 
     # --- what outlives this process ---
 

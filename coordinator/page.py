@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from parashard.metric_text import metric_name, metric_value
 from parashard.transfer import Bytes, Overlap, percent
 from protos import coordinator_pb2 as pb
 
@@ -25,7 +26,7 @@ def status_page(status: pb.GetStatusReply) -> bytes:
         ("steps", f"{status.steps_complete:,} of {status.steps_total:,}"),
         ("examples/s", f"{status.examples_per_s:,.0f}"),
         ("loss", f"{status.loss:.4f}" if status.HasField("loss") else "none yet"),
-        *((f"held-out {name}", f"{value:.4f}") for name, value in sorted(status.metrics.items())),
+        *((f"held-out {metric_name(name)}", metric_value(value)) for name, value in sorted(status.metrics.items())),
         ("staleness p50 / p95 / max", f"{status.staleness_p50} / {status.staleness_p95} / {status.staleness_max}"),
         ("step lag max", str(status.step_lag_max)),
         ("transfer hidden", percent(Overlap.of(worker.phases for worker in status.workers).hidden)),

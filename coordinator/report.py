@@ -17,8 +17,9 @@ from coordinator.course import Course
 from coordinator.resolve import ResolvedJob
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
+from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.models.base import Audited
-from parashard.run_files import REPORT_FILE, WEIGHTS_FILE
+from parashard.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
 
@@ -54,6 +55,9 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "loss": _finite(metrics.get("loss", core.progress.loss)),
         "accuracy": _finite(metrics.get("accuracy", math.nan)),
         "training_loss": _finite(core.progress.loss),
+        "metrics": {name: _finite(value) for name, value in sorted(metrics.items())},
+        "data": resolved.spec.figures(),
+        "parameters": resolved.parameters,
         "staleness": {
             "p50": quantile(staleness, 0.5),
             "p95": quantile(staleness, 0.95),
@@ -93,6 +97,14 @@ def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -
     save_file({name: np.ascontiguousarray(value) for name, value in variables.items()}, temporary, {"run_id": run_id})
     os.replace(temporary, path)
     return path
+
+
+def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
+    """Write how inputs are made and what outputs mean, whole or not at all; nothing where the data are generated."""
+    if preprocessing is not None:
+        temporary = folder / f"{PREPROCESSING_FILE}.tmp"
+        temporary.write_bytes(as_json(preprocessing))
+        os.replace(temporary, folder / PREPROCESSING_FILE)
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:

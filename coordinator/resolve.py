@@ -5,6 +5,7 @@ Here a job's promises meet what is on the disk; whatever does not fit is a Confi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,6 +47,15 @@ class ResolvedJob:
     digest: str
     initial: Mapping[str, Float32s]
     initial_sha256: str
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model's variables have."""
+        return sum(math.prod(variable.shape) for variable in self.plan.variables.values())
+
+    def summary(self) -> str:
+        """Return what is trained on what, on one line."""
+        return f"{self.spec.summary()}; {self.job.model.kind} with {self.parameters:,} parameters"
 
 
 def resolve(
@@ -174,7 +184,14 @@ def _check_round_memory(job: Job, plan: Plan) -> None:
 
 
 def _check_targets(job: Job, spec: DataSpec) -> None:
-    targets = [key for key in ("target_accuracy", "target_loss") if getattr(job.evaluation, key) is not None]
+    keys = ("target_accuracy", "target_loss", "target_mean_squared_error")
+    targets = [key for key in keys if getattr(job.evaluation, key) is not None]
+    other, what = ("target_mean_squared_error", "classes") if spec.classes else ("target_accuracy", "values")
+    if other in targets and ":" not in job.model.kind:  # a user's own model may have any metric
+        allowed = "target_accuracy" if spec.classes else "target_mean_squared_error"
+        raise ConfigurationError(
+            f"evaluation.{other}: the data's targets are {what}; allowed: evaluation.{allowed}, evaluation.target_loss"
+        )
     if targets and not spec.held_out:
         raise ConfigurationError(
             f"evaluation.{targets[0]} needs held-out examples to judge, and the data have none (data.held_out is 0)"

@@ -33,6 +33,7 @@ from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, P
 from parashard.checkpoints.state import whole_model, whole_variables
 from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.claims import newest_claim
+from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import (
     AlreadyStored,
     ConfigurationError,
@@ -44,7 +45,7 @@ from parashard.errors import (
 )
 from parashard.job.digest import changed_keys, in_few_words
 from parashard.partition import Plan
-from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
 from parashard.variables import Float32s, values_sha256
 
@@ -163,6 +164,18 @@ class RunStore:
         )
         with suppress(AlreadyStored):  # by a coordinator with the same values, since the job has the same digest
             self._create(initial_name(digest), encode(manifest))
+
+    def keep_preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        """Store how inputs are made and what outputs mean, unless it is there; it follows from the job's data.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gives an error.
+        """
+        if preprocessing is not None:
+            with suppress(AlreadyStored):
+                self.store.create(PREPROCESSING_FILE, as_json(preprocessing))
 
     def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
         """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).

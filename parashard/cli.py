@@ -32,6 +32,7 @@ from parashard.errors import ConfigurationError, ParashardError, Unreachable, Wr
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe, load_job
 from parashard.live import NoView, open_view, render
+from parashard.metric_text import metric_name, metric_value
 from parashard.process import ExitCode, exit_code_of
 from parashard.run import Outcome, run_job
 from parashard.run_folders import new_run_dir, newest_run, read_report, resumed_run_dir
@@ -225,9 +226,10 @@ def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str 
         ("steps", f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}"),
         ("throughput", f"{report['examples_per_s']:,.0f} examples/s over {report['wall_s']:.1f} s"),
     ]
-    for key, name in (("accuracy", "held-out accuracy"), ("loss", "loss")):
-        if report.get(key) is not None:
-            rows.append((name, f"{report[key]:.4f}"))
+    found = {f"held-out {metric_name(name)}": value for name, value in report["metrics"].items()}
+    for name, value in (found or {"training loss": report["training_loss"]}).items():
+        if value is not None:
+            rows.append((name, metric_value(value)))
     staleness = report["staleness"]
     rows.append(("staleness", f"p50 {staleness['p50']}, p95 {staleness['p95']}, max {staleness['max']} pushes"))
     rows.append(("step lag", f"max {report['step_lag']['max']} steps"))

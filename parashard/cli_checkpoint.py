@@ -33,13 +33,14 @@ from parashard.coordinator_client import CoordinatorClient, find_coordinator, ru
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.process import ExitCode
-from parashard.run_files import CHECKPOINTS, JOB_FILE
+from parashard.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.run_folders import newest_run
 from parashard.store import Store, open_store
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 
 CREATE_POLL_S = 0.1
+PREPROCESSING_BYTES_MAX = 1 << 28
 AWAY_S = 15.0  # longer than a coordinator needs to be started again
 
 checkpoint = typer.Typer(help="Create, list, verify and export checkpoints.", no_args_is_help=True)
@@ -126,7 +127,7 @@ def export(
     where: Where = None,
     id_: Annotated[str | None, typer.Option("--id", help="Which drained checkpoint; default: the newest.")] = None,
 ) -> None:
-    """Write the whole model of a drained checkpoint into one file."""
+    """Write the whole model of a drained checkpoint into one file, and beside it how inputs are made for it."""
     if output.suffix not in (".safetensors", ".npz"):
         raise ConfigurationError(f"--output {output}: found {output.suffix!r}; allowed: .safetensors, .npz")
     catalogue = Catalogue(store_of(where))
@@ -134,6 +135,7 @@ def export(
     job = catalogue.job_manifest(number)
     arrays = whole_model(catalogue.store, job)
     write_model(output, arrays)
+    _write_preprocessing(catalogue.store, beside(output))
     typer.echo(f"{output}: {len(arrays)} variables of j{number}, after {job.steps} steps")
 
 
@@ -180,6 +182,18 @@ def write_model(path: Path, arrays: Mapping[str, Float32s]) -> None:
             whole.unlink(missing_ok=True)
     except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
         raise ConfigurationError(f"--output {path}: cannot be written: {error}") from None
+
+
+def _write_preprocessing(store: Store, path: Path) -> None:
+    """Write what the run's store says of preprocessing; older stores and generated data have nothing."""
+    try:
+        content = store.read(PREPROCESSING_FILE, PREPROCESSING_BYTES_MAX)
+    except NotStored:
+        return
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _write_npz(path: Path, arrays: Mapping[str, Float32s]) -> None:

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from parashard.metric_text import metric_name, metric_value
 from parashard.transfer import Bytes, Overlap, percent
 from protos import coordinator_pb2 as pb
 
@@ -54,9 +55,9 @@ class TerminalView:
         self._events = NewEvents()
 
     def show(self, status: pb.GetStatusReply) -> None:
-        """Redraw; warnings stay on the screen when the view goes."""
+        """Redraw; warnings, and what the data are, stay on the screen when the view goes."""
         for event in self._events.of(status):
-            if event.startswith("warning"):
+            if event.startswith(("warning", "data: ")):
                 self.say(event)
         self._live.update(render(status))
 
@@ -114,7 +115,9 @@ def open_view(console: Console) -> JobView:
 def one_line(status: pb.GetStatusReply) -> str:
     """Return the status as one line."""
     share = 100 * status.steps_complete / max(1, status.steps_total)
-    metrics = "".join(f"  held-out {name} {value:.4f}" for name, value in sorted(status.metrics.items()))
+    metrics = "".join(
+        f"  held-out {metric_name(name)} {metric_value(value)}" for name, value in sorted(status.metrics.items())
+    )
     live = sum(worker.live for worker in status.workers)
     return (
         f"step {status.steps_complete}/{status.steps_total} ({share:.0f} %)  {status.examples_per_s:,.0f} examples/s  "
@@ -165,7 +168,8 @@ def _figures(status: pb.GetStatusReply) -> Table:
         f"loss [bold]{_loss(status)}[/]",
     ]
     cells += [
-        Text.assemble(f"held-out {name} ", (f"{value:.4f}", "bold")) for name, value in sorted(status.metrics.items())
+        Text.assemble(f"held-out {metric_name(name)} ", (metric_value(value), "bold"))
+        for name, value in sorted(status.metrics.items())
     ]
     cells.append(
         f"staleness p50 [bold]{status.staleness_p50}[/] p95 [bold]{status.staleness_p95}[/] "

@@ -19,7 +19,7 @@ from parashard.job.load import LoadedJob, as_toml
 from parashard.live import JobView
 from parashard.local_cluster import LocalCluster
 from parashard.process import ExitCode
-from parashard.run_files import NEW_JOB_FILE, WEIGHTS_FILE
+from parashard.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.run_folders import locked, read_report
 from parashard.running import Running
 from parashard.security.credentials import Credentials
@@ -118,6 +118,8 @@ def run_job(
         exit_code, reason = ExitCode.DONE, report["reason"]
     if exit_code == ExitCode.DONE and output is not None:
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
+        if (run_dir / PREPROCESSING_FILE).exists():
+            shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
     return Outcome(int(exit_code), report, reason, run_dir)
 
 

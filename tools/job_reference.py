@@ -41,7 +41,7 @@ HEAD = """\
 # The job file
 
 A job is one TOML file. `parashard run JOB.toml` trains it, `parashard config JOB.toml` prints every value of it with
-the place that the value came from. `examples/` has three to start from.
+the place that the value came from. `examples/` has some to start from.
 
 - **Order.** A flag beats the environment, the environment beats the file, the file beats the default. Flags are
   `--set table.key=value` and the short forms `--shards`, `--workers`, `--consistency` and `--device`. An environment
@@ -71,9 +71,43 @@ RELATIONS = """\
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
 | `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
-| `evaluation.target_accuracy`, `evaluation.target_loss` | only where the data have held-out examples |
+| `evaluation.target_...` | only where the data have held-out examples |
+| `evaluation.target_accuracy` with values, `target_mean_squared_error` with classes | only with a model of your own |
+| `model.loss` with the data's targets | `"cross_entropy"` for classes, `"squared"` for values |
 
-The last two are found when the coordinator has opened the data and the model, the others when the file is read.
+The last four are found when the coordinator has opened the data and the model, the others when the file is read.
+"""
+
+
+TABLES = """\
+### Tables: numbers, text, missing values
+
+These rules are the same for `csv` and `parquet`.
+
+- **Missing.** An empty cell, `NA`, `N/A`, `NaN`, `null` (in any case) and what `missing` names are missing values, in
+  every column; so are Parquet's nulls. In a numeric column a missing value becomes the mean, and if the training rows
+  have one, a second input says 1 where it was missing. In a text column missing is a category of its own. A row whose
+  label is missing is an error.
+- **Numeric or text.** A column whose other cells all hold finite numbers is numeric, also where Parquet has it as
+  text. If half of its cells, or of its distinct cells, hold numbers and one does not, such as `hello` or `inf`, that
+  is an error which names row, column and cell. `categorical` makes a column text. Every other column is text. A
+  Boolean column of Parquet is numeric, 0 or 1.
+- **Inputs.** A numeric column becomes (x - mean) / standard deviation, a text column one input for each of its
+  categories. Both are learned from the training rows alone, and saved: [preprocessing](preprocessing.md). A text that
+  only held-out rows have is 0 in all of them. Columns that look like ids or like an index are warned of; `ignore`
+  leaves them out.
+- **Labels.** Text and Booleans are classes, numbers with a fraction are values. At most 20 distinct whole numbers,
+  each on two rows or more on average, are classes (two of them always are). Otherwise the job does not start until
+  `target` says which: more whole numbers may be amounts, and texts that differ in most rows may be names.
+  Classes are sorted, numbers by value.
+
+In an `npz` archive the targets' dtype says what they are: integers and Booleans number classes from 0 on, floats are
+values. Where the numbers speak against it the job does not start until `target` says: integers that leave most
+classes out or have fewer than two examples for each, and floats that are all whole and at most 20.
+
+A target that is a value is handed to a model of your own as it is. The built-in `mlp` learns it in units of the
+training targets' standard deviation: its loss is the mean squared error divided by their variance, and its
+evaluations also give `mean_squared_error` and `mean_absolute_error` in the label's own unit.
 """
 
 
@@ -82,6 +116,7 @@ def reference() -> str:
     parts = [HEAD]
     for name, field in Job.model_fields.items():
         parts += _table_section(name, field)
+        parts += [TABLES] if name == "data" else []
     return "\n".join([*parts, RELATIONS])
 
 

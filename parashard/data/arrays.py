@@ -7,15 +7,15 @@ sources of this folder.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from parashard.data.base import DataSpec, Indices
+from parashard.data.base import MAX_CLASSES, DataSpec, Indices
+from parashard.data.preprocessing import ClassTarget, InputColumn, Preprocessing, ValueTarget, fitted_value
 from parashard.errors import BadData
-
-MAX_CLASSES = 1 << 16
 
 AnyArray = npt.NDArray[Any]
 
@@ -48,9 +48,26 @@ class ArraySource:
         Number of classes; 0 where targets are real numbers.
     input_scale : float
         Inputs are divided by it as they are handed out, in float32: 255 for bytes that mean [0, 1].
+    columns, missing
+        Of a table, as in `Preprocessing`.
+    target : ClassTarget or ValueTarget, optional
+        What a target means; by default the classes are numbered, and values have the training split's scale.
+    warnings : sequence of str
+        What a user may have overlooked in the data.
     """
 
-    def __init__(self, training: Split, held_out: Split, classes: int, input_scale: float = 1.0) -> None:
+    def __init__(
+        self,
+        training: Split,
+        held_out: Split,
+        classes: int,
+        input_scale: float = 1.0,
+        *,
+        columns: tuple[InputColumn, ...] | None = None,
+        missing: str = "",
+        target: ClassTarget | ValueTarget | None = None,
+        warnings: Sequence[str] = (),
+    ) -> None:
         self._training, self._held_out = training, held_out
         self._scale = np.float32(input_scale)
         self._spec = DataSpec(
@@ -59,6 +76,14 @@ class ArraySource:
             input_shape=training.inputs.shape[1:],
             classes=classes,
             fingerprint=_fingerprint([*training, *held_out], f"{classes} {input_scale!r}"),
+            preprocessing=Preprocessing(
+                input_shape=training.inputs.shape[1:],
+                divide_by=input_scale,
+                columns=columns,
+                missing=missing,
+                target=target or _numbered(classes) or fitted_value("", training.targets.astype(np.float64), "targets"),
+            ),
+            warnings=tuple(warnings),
         )
 
     @property
@@ -89,7 +114,7 @@ def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:
         if low < 0 or high >= MAX_CLASSES:
             raise BadData(
                 f"{origin}: class labels must lie in [0, {MAX_CLASSES}), found {low if low < 0 else high}; "
-                f"targets that are not classes must be floating-point numbers"
+                'data.target = "value" makes numbers to predict of them'
             )
     return labels.astype(np.int64)
 
@@ -97,6 +122,10 @@ def class_labels(labels: AnyArray, origin: str) -> npt.NDArray[np.int64]:
 def count_classes(*labels: npt.NDArray[np.int64]) -> int:
     """Return the highest label of all these arrays plus one."""
     return 1 + max(int(array.max()) for array in labels if array.size)
+
+
+def _numbered(classes: int) -> ClassTarget | None:
+    return ClassTarget(classes=tuple(map(str, range(classes)))) if classes else None
 
 
 def _fingerprint(arrays: list[AnyArray], parameters: str) -> str:

@@ -6,12 +6,19 @@ Sources know nothing of steps, epochs or workers; `parashard.steps` decides whic
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import BadData, Unavailable, may_pass
+from parashard.metric_text import metric_value
+
+if TYPE_CHECKING:
+    from parashard.data.preprocessing import Preprocessing
+
+MAX_CLASSES = 1 << 16
+CLASSES_SHOWN = 8
 
 Array = Any
 """A NumPy or a CuPy array: models receive the array namespace `xp` that goes with it."""
@@ -38,6 +45,10 @@ class DataSpec:
         Number of classes; 0 where targets are real numbers.
     fingerprint : str
         Hex digest of the content (or of what generates it): two machines whose data differ must not share a job (P2).
+    preprocessing : Preprocessing, optional
+        How an example of the data became inputs, and what outputs mean; None where examples are generated.
+    warnings : tuple of str
+        What a user may have overlooked in the data.
     """
 
     examples: int
@@ -45,6 +56,46 @@ class DataSpec:
     input_shape: tuple[int, ...]
     classes: int
     fingerprint: str
+    preprocessing: Preprocessing | None = None
+    warnings: tuple[str, ...] = ()
+
+    def figures(self) -> dict[str, Any]:
+        """Return the data's sizes by name, for the report."""
+        columns = self.preprocessing.columns if self.preprocessing is not None else None
+        figures: dict[str, Any] = {
+            "examples": self.examples,
+            "held_out": self.held_out,
+            "input_shape": list(self.input_shape),
+            "classes": self.classes,
+            "warnings": list(self.warnings),
+        }
+        if columns is not None:
+            figures["numeric_columns"] = sum(column.kind == "number" for column in columns)
+            figures["text_columns"] = len(columns) - figures["numeric_columns"]
+        return figures
+
+    def summary(self) -> str:
+        """Return the data's sizes and the meaning of its targets, on one line."""
+        figures = self.figures()
+        what, shape = "examples", " x ".join(map(str, self.input_shape))
+        inputs = f"{shape} input{'' if shape == '1' else 's'}"
+        if "text_columns" in figures:
+            what = "rows"
+            numeric, text = figures["numeric_columns"], figures["text_columns"]
+            inputs = f"{numeric:,} numeric and {text:,} text columns as {inputs}"
+        held_out = f"{self.held_out:,} held out"
+        return f"{self.examples:,} training {what}, {held_out}; {inputs}; {self._targets()}"
+
+    def _targets(self) -> str:
+        target = self.preprocessing.target if self.preprocessing is not None else None
+        name = f" of {target.name}" if target is not None and target.name else ""
+        if target is not None and target.kind == "value":
+            return (
+                f"values{name} (mean {metric_value(target.mean)}, standard deviation {metric_value(target.deviation)})"
+            )
+        names = target.classes if target is not None else ()
+        shown = ", ".join(names[:CLASSES_SHOWN]) + (", ..." if len(names) > CLASSES_SHOWN else "")
+        return f"{self.classes:,} classes{name}" + (f" ({shown})" if target is not None and target.name else "")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from pydantic import Field
 
 from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, count_classes
 from parashard.data.base import kind_of_failure
+from parashard.data.labels import TARGET_MEANING, TargetKind, kind_of_array, kind_of_dtype, whole_numbers
 from parashard.data.split import SplitOptions
 from parashard.errors import BadData
 
@@ -40,7 +41,7 @@ _DAMAGE = (
 
 
 class NpzOptions(SplitOptions):
-    """One .npz archive; inputs as they are, integer targets as class labels, float targets as values."""
+    """One .npz archive; inputs as they are, integer and boolean targets as class labels, float targets as values."""
 
     source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
     path: Path = Field(description="The archive.")
@@ -50,6 +51,7 @@ class NpzOptions(SplitOptions):
         default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
     )
     held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
 
 
 def open_npz(options: NpzOptions) -> ArraySource:
@@ -60,9 +62,12 @@ def open_npz(options: NpzOptions) -> ArraySource:
     except _DAMAGE as error:
         raise kind_of_failure(error)(f"{path}: cannot be read as an .npz archive: {error}") from error
     with archive:
-        whole = _read_split(archive, path, options.inputs, options.targets)
+        whole = _read_split(archive, path, options.inputs, options.targets, options.target)
         own = {options.held_out_inputs, options.held_out_targets} & _array_names(archive)
-        held_out = _read_split(archive, path, options.held_out_inputs, options.held_out_targets) if own else None
+        held_out = None
+        if own:
+            names = options.held_out_inputs, options.held_out_targets
+            held_out = _read_split(archive, path, *names, options.target, may_refuse=False)
     if not len(whole.targets):
         raise BadData(f"{path}: array {options.inputs!r} has no examples")
     if held_out is None:
@@ -79,7 +84,16 @@ def _array_names(archive: zipfile.ZipFile) -> set[str]:
     return {name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")}
 
 
-def _read_split(archive: zipfile.ZipFile, path: Path, inputs_name: str, targets_name: str) -> Split:
+def _read_split(
+    archive: zipfile.ZipFile,
+    path: Path,
+    inputs_name: str,
+    targets_name: str,
+    target: TargetKind | None,
+    *,
+    may_refuse: bool = True,
+) -> Split:
+    """Read a split; with `may_refuse` only targets whose dtype can safely be trusted do without `target`."""
     names = _array_names(archive)
     for name in (inputs_name, targets_name):
         if name not in names:
@@ -94,8 +108,11 @@ def _read_split(archive: zipfile.ZipFile, path: Path, inputs_name: str, targets_
         raise BadData(f"{targets_origin}: must have the shape {inputs.shape[:1]}, found {targets.shape}")
     if inputs.dtype != np.uint8:  # bytes stay bytes: a quarter of the memory
         inputs = _finite_float32(inputs, inputs_origin)
-    if targets.dtype.kind in "biu":
-        return Split(inputs, class_labels(targets, targets_origin))
+    if targets.dtype.kind == "f":
+        targets = _finite_float32(targets, targets_origin)
+    kind = target or (kind_of_array(targets, targets_origin) if may_refuse else kind_of_dtype(targets))
+    if kind == "class":
+        return Split(inputs, class_labels(whole_numbers(targets, targets_origin), targets_origin))
     return Split(inputs, _finite_float32(targets, targets_origin))
 
 

@@ -13,12 +13,13 @@ from pydantic import Field
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Numbers, TableOptions, Words, table_source
+from parashard.data.columns import Column, Numbers, Table, Words
+from parashard.data.tables import TableOptions, table_source
 from parashard.errors import BadData, ConfigurationError
 
 
 class ParquetOptions(TableOptions):
-    """One Parquet file, or one for training and one held out; nulls and NaN are missing values."""
+    """One Parquet file, or one for training and one held out."""
 
     source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
 
@@ -30,7 +31,7 @@ def open_parquet(options: ParquetOptions) -> ArraySource:
     return table_source(options, training, held_out)
 
 
-def _read(path: Path) -> dict[str, Column]:
+def _read(path: Path) -> Table:
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -42,7 +43,7 @@ def _read(path: Path) -> dict[str, Column]:
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()
-        return _columns(pa, table, path)
+        return Table(path, _columns(pa, table, path))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
 
@@ -73,5 +74,5 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
         numbers = values.to_numpy(zero_copy_only=False).astype(np.float64)
         if np.isinf(numbers).any():
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
-        return Numbers(numbers)
+        return Numbers(numbers, boolean=types.is_boolean(kind))
     raise BadData(f"{origin}: must hold numbers, booleans or text, found the type {array.type}")

@@ -14,8 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parashard.data.arrays import MAX_CLASSES
-from parashard.data.base import DataSpec, Indices
+from parashard.data.base import MAX_CLASSES, DataSpec, Indices
 from parashard.permutation import MAX_LENGTH
 from parashard.splitmix import splitmix64
 

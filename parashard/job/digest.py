@@ -49,7 +49,7 @@ def job_identity(
     identity: dict[str, Any] = {
         "job": job.job.model_dump(include={"seed", "epochs", "batch_size", "on_bad_step"}),
         "data": _data(spec),
-        "model": _options(job.model),
+        "model": _model(job.model),
         "optimizer": _options(job.optimizer),
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
@@ -84,6 +84,13 @@ def in_few_words(changed: Sequence[str]) -> str:
 
 def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | None:
     return json.dumps(flat[key], sort_keys=True) if key in flat else None
+
+
+def _model(options: BaseModel) -> dict[str, Any]:
+    identity = _options(options)
+    if identity.get("loss", "") is None:  # left out where the data's targets say it: earlier jobs keep their digest
+        del identity["loss"]
+    return identity
 
 
 def _options(options: BaseModel) -> dict[str, Any]:

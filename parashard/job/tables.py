@@ -94,6 +94,11 @@ class EvaluationOptions(Table):
         default=None, gt=0, le=1, description="An evaluation that reaches this accuracy ends the job."
     )
     target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
+    target_mean_squared_error: float | None = Field(
+        default=None,
+        ge=0,
+        description="An evaluation with at most this mean squared error, in the label's own unit, ends the job.",
+    )
 
 
 class CheckpointOptions(Table):

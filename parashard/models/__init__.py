@@ -15,7 +15,7 @@ from parashard.data.base import DataSpec
 from parashard.models.base import Audited, Model
 from parashard.models.cnn import CnnOptions, ConvolutionalNetwork
 from parashard.models.ledger import Ledger, LedgerOptions
-from parashard.models.mlp import MlpOptions, MultilayerPerceptron
+from parashard.models.mlp import MlpOptions, multilayer_perceptron
 from parashard.models.softmax import SoftmaxOptions, SoftmaxRegression
 from parashard.models.torn import Torn, TornOptions
 from parashard.models.user import UserOptions, load_user_model, user_code_sha256
@@ -77,7 +77,7 @@ def build_model(options: ModelOptions, spec: DataSpec, seed: int, folder: Path |
         case SoftmaxOptions():
             return SoftmaxRegression(spec)
         case MlpOptions():
-            return MultilayerPerceptron(options, spec, seed)
+            return multilayer_perceptron(options, spec, seed)
         case CnnOptions():
             return ConvolutionalNetwork(options, spec, seed)
         case LedgerOptions():

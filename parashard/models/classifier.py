@@ -55,9 +55,12 @@ class Classifier(ABC):
         return {"loss": both[0], "accuracy": both[1]}
 
 
-def need_classes(spec: DataSpec, kind: str) -> None:
+def need_classes(spec: DataSpec, kind: str, instead: str = 'use model.kind = "mlp", which predicts values') -> None:
     """Raise ConfigurationError where the data has no labels that a model of this kind could tell apart."""
-    if spec.classes < 2:
+    if spec.classes == 0:
         raise ConfigurationError(
-            f"model kind {kind!r} needs data with at least 2 classes, found classes = {spec.classes} (0: real targets)"
+            f"model kind {kind!r} tells classes apart, and the data's targets are values (regression): {instead}, "
+            'or say data.target = "class" if the labels are classes'
         )
+    if spec.classes == 1:
+        raise ConfigurationError(f"model kind {kind!r} needs data with at least 2 classes, found 1")

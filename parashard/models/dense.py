@@ -1,8 +1,7 @@
-"""A stack of dense layers with activations and dropout, and the classifier that consists of one.
+"""A stack of dense layers with activations and dropout, and the network that consists of one.
 
 Owns the variables `dense_<i>.weight` (inputs, outputs) and `dense_<i>.bias` (outputs,). Knows no loss and no option.
-Called by the classifiers: softmax regression and the MLP are `DenseClassifier`s, a CNN puts a stack behind its
-convolutions.
+Called by the models: softmax regression and the MLP are `DenseNetwork`s, a CNN puts a stack behind its convolutions.
 """
 
 from __future__ import annotations
@@ -113,27 +112,28 @@ def hidden_start(activation: ActivationName, fan_in: int, fan_out: int) -> Initi
     return glorot_uniform(fan_in, fan_out) if activation == "tanh" else he_normal(fan_in)
 
 
-class DenseClassifier(Classifier):
-    """Flattened inputs through hidden dense layers to logits.
+class DenseNetwork:
+    """Flattened inputs through hidden dense layers to outputs: the network of a `Classifier` or a `Regressor`.
 
     Variables: "dense_<i>.weight", shape (inputs, outputs), and "dense_<i>.bias", shape (outputs,), for the hidden
-    layers and, last, the logits.
+    layers and, last, the outputs.
 
     Parameters
     ----------
     spec : DataSpec
-        `spec.classes` must be at least 2.
+    outputs : int
+        How many there are for each example.
     hidden : sequence of int
-        Units of each hidden layer; none: softmax regression.
+        Units of each hidden layer; none: one dense layer.
     activation, dropout, seed
         As in `DenseStack`.
     """
 
     def __init__(
-        self, spec: DataSpec, hidden: Sequence[int], activation: ActivationName, dropout: float, seed: int
+        self, spec: DataSpec, outputs: int, hidden: Sequence[int], activation: ActivationName, dropout: float, seed: int
     ) -> None:
         self._features = math.prod(spec.input_shape)
-        self._stack = DenseStack((self._features, *hidden, spec.classes), activation, dropout, seed)
+        self._stack = DenseStack((self._features, *hidden, outputs), activation, dropout, seed)
 
     def initial_variables(self) -> Mapping[str, Variable]:
         """Return the declared variables by name."""
@@ -142,7 +142,16 @@ class DenseClassifier(Classifier):
     def forward(
         self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
     ) -> tuple[Array, Pullback]:
-        """Return the logits and the pullback of their gradient."""
+        """Return the outputs, shape (n, outputs) in the variables' dtype, and the pullback of their gradient."""
         x = inputs.reshape(len(inputs), self._features).astype(variables["dense_0.weight"].dtype, copy=False)
-        logits, tape = self._stack.forward(variables, x, step, xp)
-        return logits, lambda gradient: self._stack.pull_back(variables, tape, gradient, xp, to_input=False)[0]
+        outputs, tape = self._stack.forward(variables, x, step, xp)
+        return outputs, lambda gradient: self._stack.pull_back(variables, tape, gradient, xp, to_input=False)[0]
+
+
+class DenseClassifier(DenseNetwork, Classifier):
+    """A dense network whose outputs are logits; `spec.classes` must be at least 2. Parameters as in `DenseNetwork`."""
+
+    def __init__(
+        self, spec: DataSpec, hidden: Sequence[int], activation: ActivationName, dropout: float, seed: int
+    ) -> None:
+        super().__init__(spec, spec.classes, hidden, activation, dropout, seed)

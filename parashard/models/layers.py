@@ -1,4 +1,4 @@
-"""Activations, softmax cross-entropy and dropout: the arithmetic that the classifiers share.
+"""Activations, losses and dropout: the arithmetic that the models share.
 
 Pure functions over the array namespace `xp` (NumPy or CuPy); the dtype is that of the arrays given, float32 in a job
 and float64 where gradients are checked. Knows no variables' names and no model. Called by `dense` and `classifier`.
@@ -127,6 +127,29 @@ def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
     gradient[rows, targets] -= 1
     gradient /= len(logits)
     return loss, gradient
+
+
+def mean_squared_error(outputs: Array, targets: Array) -> tuple[Array, Array, Array]:
+    """Return the mean squared error, its gradient by the outputs, and the errors.
+
+    loss = mean_i((z_i - t_i)^2); gradient_i = 2 (z_i - t_i) / n.
+
+    Parameters
+    ----------
+    outputs : array of float32 or float64, shape (n, 1)
+        Unchanged.
+    targets : array of the same dtype, shape (n,)
+
+    Returns
+    -------
+    loss : array, shape ()
+        Still an array, so that a GPU is not waited for.
+    gradient : array, shape (n, 1)
+    error : array, shape (n,)
+        Both are new arrays with the outputs' dtype.
+    """
+    error = outputs[:, 0] - targets
+    return (error * error).mean(), (error * (2 / len(error)))[:, None], error
 
 
 def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int], dtype: Any, xp: Any) -> Array:

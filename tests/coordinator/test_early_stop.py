@@ -36,6 +36,40 @@ def test_a_result_is_told_and_training_goes_on() -> None:
     assert core.state is JobState.RUNNING
 
 
+def test_the_metrics_of_a_regression_are_named_in_words() -> None:
+    core = core_of(evaluate_after=[4, 40])
+    at_its_evaluation(core).call(evaluated=judged(loss=0.25, mean_squared_error=2.5e9, mean_absolute_error=41000.0))
+    told = "loss 0.2500, mean absolute error 41,000.0, mean squared error 2.5e+09"
+    assert core.events[-1] == f"evaluation after step 4: {told}"
+
+
+def test_a_target_of_a_metric_that_there_is_not_is_told_once() -> None:
+    core = core_of(evaluate_after=[4, 6, 40], target_mean_squared_error=1.0)
+    judge = at_its_evaluation(core)
+    judge.call(evaluated=judged(loss=0.5))
+    told = (
+        "warning: evaluation.target_mean_squared_error cannot be reached: the model's evaluations have no "
+        "mean_squared_error; their metrics: loss"
+    )
+    assert core.events[-1] == told
+    while core.leases.lowest_incomplete < 6:
+        judge.lease(1)
+        judge.call(completed=done(*judge.held))
+    judge.lease(1)
+    judge.call(evaluated=judged(judge.evaluating[0], loss=0.4))
+    assert list(core.events).count(told) == 1
+
+
+def test_every_start_tells_what_the_data_are_and_what_may_be_overlooked() -> None:
+    core = core_of()
+    core.opened("8 training rows", [f"column {i}" for i in range(10)])
+    assert list(core.events)[-10:] == [
+        "data: 8 training rows",
+        *(f"warning: column {i}" for i in range(8)),
+        "warning: 2 more columns like these",
+    ]
+
+
 def test_metrics_may_be_none_at_all() -> None:
     core = core_of(evaluate_after=[4, 40])
     at_its_evaluation(core).call(evaluated=judged())
@@ -52,6 +86,12 @@ def test_metrics_may_be_none_at_all() -> None:
         ({"target_loss": 0.1}, {"loss": 0.1}, "target loss 0.1 reached: 0.1000"),
         ({"target_loss": 0.1}, {"loss": 0.11}, ""),
         ({"target_loss": 0.1}, {"loss": math.nan}, ""),
+        (
+            {"target_mean_squared_error": 25},
+            {"mean_squared_error": 9.5},
+            "target mean squared error 25 reached: 9.5000",
+        ),
+        ({"target_mean_squared_error": 25}, {"mean_squared_error": 25.5, "loss": 0.1}, ""),
         ({}, {"loss": 0.0, "accuracy": 1.0}, ""),
     ],
 )

@@ -12,16 +12,17 @@ from safetensors import safe_open
 from shard_records import record_of
 
 from coordinator.core import Core
-from coordinator.report import audited, report, save_report, save_weights
+from coordinator.report import audited, report, save_preprocessing, save_report, save_weights
 from coordinator.resolve import ResolvedJob, resolve
 from coordinator.status import StatusView
+from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
 from parashard.job.load import job_from_toml
 from parashard.run_files import REPORT_FILE
 
 REQUIRED = {
     "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "loss", "accuracy",
     "staleness", "step_lag", "transfer", "bytes", "worker_restarts", "shard_restarts", "coordinator_restarts",
-    "weights_sha256",
+    "weights_sha256", "metrics", "data", "parameters",
 }  # fmt: skip
 LEDGER = """
 job = { name = "ledger", epochs = 2, batch_size = 4 }
@@ -73,6 +74,9 @@ def test_the_figures_of_a_job() -> None:
     assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
     assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (0.125, 0.75, 0.5)
     assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
+    assert figures["metrics"] == {"accuracy": 0.75, "loss": 0.125}
+    assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
+    assert figures["parameters"] == 12
     assert figures["transfer"] == {"seconds": 2.0, "waited_s": 1.5, "hidden": 0.25}
     assert figures["bytes"] == {
         "pushed": 50,
@@ -111,6 +115,15 @@ def test_weights_are_written_whole(tmp_path: Path) -> None:
             name: value.tolist() for name, value in weights.items()
         }
     assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_preprocessing_is_written_beside_the_weights(tmp_path: Path) -> None:
+    save_preprocessing(tmp_path, None)
+    assert list(tmp_path.iterdir()) == []
+    saved = Preprocessing(input_shape=(2,), target=ClassTarget(classes=("no", "yes")))
+    save_preprocessing(tmp_path, saved)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["preprocessing.json"]
+    assert read_preprocessing(tmp_path / "preprocessing.json") == saved
 
 
 def test_the_report_is_written_whole(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import struct
 import sys
 from collections.abc import Iterator
@@ -226,6 +227,22 @@ def test_a_file_of_a_dtype_that_numpy_lacks_is_told(tmp_path: Path, dtype: str, 
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(bytes_))
     with pytest.raises(BadData, match="cannot be read as safetensors"):
         resolved(tmp_path, init_file=file)
+
+
+@pytest.mark.parametrize("label", ["class", "value"])
+def test_a_target_must_go_with_what_the_labels_are(tmp_path: Path, label: str) -> None:
+    (tmp_path / "a.csv").write_text("a,y\n" + "".join(f"{i}.5,{i % 2}\n" for i in range(10)))
+    text = JOB.format(kind="mlp", held_out=0, evaluation="KEY = 0.5", policy="async", queue_bytes=1 << 20)
+    source = f'source = "csv", path = "{tmp_path}/a.csv", label = "y", target = "{label}"'
+    text = re.sub("data = {.*}", f"data = {{ {source} }}", text)
+    wrong, right = "target_accuracy", "target_mean_squared_error"
+    if label == "class":
+        wrong, right = right, wrong
+    with pytest.raises(ConfigurationError, match=rf"evaluation\.{wrong}: the data's targets are .*allowed: .*{right}"):
+        resolve(job_from_toml(text.replace("KEY", wrong)), None)
+    resolved = resolve(job_from_toml(text.replace("KEY", right)), None)
+    assert resolved.summary().startswith("8 training rows, 2 held out; 1 numeric and 0 text columns as 1 input; ")
+    assert resolved.summary().endswith(f"; mlp with {resolved.parameters:,} parameters")
 
 
 @pytest.mark.parametrize("key", ["target_accuracy", "target_loss"])

@@ -16,6 +16,7 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
 from parashard.checkpoints.encoding import decode, encode
 from parashard.checkpoints.manifest import Part, ShardManifest
 from parashard.claims import claim_incarnation
+from parashard.data.preprocessing import ClassTarget, Preprocessing
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.partition import Plan, fixed_shards, place, split
 from parashard.store import open_store
@@ -90,6 +91,15 @@ def test_a_damaged_record_is_told_and_not_written_over(store: MemoryStore) -> No
     store.contents["run.json"] = store.contents["run.json"][:-9]
     with pytest.raises(DamagedCheckpoint, match=r"run\.json"):
         open_run(RunStore(store, 2), RUN, identity(), resume=True)
+
+
+def test_preprocessing_is_stored_once(store: MemoryStore) -> None:
+    first = Preprocessing(input_shape=(2,), target=ClassTarget(classes=("no", "yes")))
+    RunStore(store, 1).keep_preprocessing(None)
+    assert store.contents == {}
+    RunStore(store, 1).keep_preprocessing(first)
+    RunStore(store, 2).keep_preprocessing(first)
+    assert Preprocessing.model_validate_json(store.contents["preprocessing.json"]) == first
 
 
 # --- the plan ---

@@ -217,8 +217,8 @@ REPORT = {
     "steps_applied": [40, 40],
     "examples_per_s": 1234.5,
     "wall_s": 1.5,
-    "accuracy": 0.9712,
-    "loss": 0.1,
+    "metrics": {"accuracy": 0.9712, "loss": 0.1},
+    "training_loss": 0.2,
     "staleness": {"p50": 0, "p95": 1, "max": 2},
     "step_lag": {"max": 3},
     "transfer": {"seconds": 2.0, "waited_s": 0.5, "hidden": 0.75},
@@ -263,6 +263,24 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
         "with [/brackets]/weights.safetensors  sha256 abababababababab",
     ):
         assert part in ran.out, part
+
+
+@pytest.mark.parametrize(
+    ("metrics", "rows"),
+    [
+        ({"accuracy": 0.9712}, [["held-out", "accuracy", "0.9712"]]),
+        (
+            {"loss": 0.25, "mean_absolute_error": None, "mean_squared_error": 2.5e9},
+            [["held-out", "loss", "0.2500"], ["held-out", "mean", "squared", "error", "2.5e+09"]],
+        ),
+        ({}, [["training", "loss", "0.2000"]]),
+    ],
+)
+def test_the_summary_names_the_metrics_that_the_model_has(parashard, played, metrics, rows):
+    played(ExitCode.DONE, REPORT | {"metrics": metrics})
+    ran = parashard("run", "job.toml", "--run-dir", "run")
+    shown = [line.split() for line in ran.out.splitlines()]
+    assert [words for words in shown if words[:1] in (["held-out"], ["training"])] == rows
 
 
 def test_with_json_the_last_line_is_the_report(parashard, played):

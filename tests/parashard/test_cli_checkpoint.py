@@ -168,6 +168,12 @@ def test_export_writes_the_whole_model(parashard, store, suffix):
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
+def test_export_says_beside_the_model_how_inputs_are_made(parashard, store):
+    store.create("preprocessing.json", b"{}")
+    assert parashard("export", "run", "--output", "out/model.safetensors").exit_code == 0
+    assert Path("out/model.preprocessing.json").read_bytes() == b"{}"
+
+
 def test_export_takes_the_newest_or_the_one_that_is_named(parashard, store):
     write_drained(store, number=2, seed=7)
     parashard("export", "run", "--output", "newest.npz")

@@ -169,6 +169,7 @@ def test_a_warning_stays_when_the_terminal_view_goes():
     view = TerminalView(console)
     try:
         view.show(status_of(events=["worker-0 joined", "warning: the loss runs away"], events_total=2))
+        view.show(status_of(events=["warning: the loss runs away", "data: 8 training rows"], events_total=3))
         view.show(status_of(events=["worker-0 joined", "warning: the loss runs away"], events_total=2))
         view.say("shard-1 ended: exit code 1")
     finally:
@@ -176,6 +177,13 @@ def test_a_warning_stays_when_the_terminal_view_goes():
     said = [line for line in out.getvalue().splitlines() if "\x1b" not in line or "ended" in line]
     assert any("shard-1 ended: exit code 1" in line for line in said)
     assert "warning: the loss runs away" in out.getvalue()
+    assert "data: 8 training rows" in out.getvalue()
+
+
+def test_the_metrics_of_a_regression_are_named_in_words():
+    status = status_of(metrics={"mean_squared_error": 2.5e9})
+    for text in (shown(status), one_line(status)):
+        assert "held-out mean squared error 2.5e+09" in text
 
 
 def test_no_view_shows_nothing():

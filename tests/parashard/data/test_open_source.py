@@ -16,18 +16,18 @@ ADAPTER = TypeAdapter(DataOptions)
 
 
 def write_npz(folder):
-    np.savez(folder / "a.npz", inputs=np.ones((10, 2)), targets=np.arange(10))
+    np.savez(folder / "a.npz", inputs=np.ones((10, 2)), targets=np.arange(10) % 3)
     return {"source": "npz", "path": str(folder / "a.npz")}
 
 
 def write_csv(folder):
-    (folder / "a.csv").write_text("a,b\n" + "".join(f"{i},{i}\n" for i in range(10)))
+    (folder / "a.csv").write_text("a,b\n" + "".join(f"{i},{i % 3}\n" for i in range(10)))
     return {"source": "csv", "path": str(folder / "a.csv"), "label": "b"}
 
 
 def write_parquet(folder):
     pa, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pa.table({"a": range(10), "b": range(10)}), folder / "a.parquet")
+    parquet.write_table(pa.table({"a": range(10), "b": [i % 3 for i in range(10)]}), folder / "a.parquet")
     return {"source": "parquet", "path": str(folder / "a.parquet"), "label": "b"}
 
 

@@ -68,7 +68,9 @@ def test_text_of_every_type_is_one_hot(tmp_path, column):
 def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path):
     training = write(tmp_path / "a.parquet", code=[7, 5, 7], label=[1.5, 10.0, 9.0])
     held_out = write(tmp_path / "b.parquet", code=[5, 6], label=[9.0, 10.0])
-    options = ParquetOptions(path=training, label="label", held_out_path=held_out, categorical=("code",))
+    options = ParquetOptions(
+        path=training, label="label", held_out_path=held_out, categorical=("code",), target="class"
+    )
     source = open_parquet(options)
     assert inputs_of(source) == [[0, 1], [1, 0], [0, 1]]
     assert source.examples(np.arange(3))[1].tolist() == [0, 2, 1]
@@ -85,7 +87,7 @@ def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path
         ({"a": [[1]], "label": ["x"]}, "column 'a': must hold numbers.*list"),
         ({"a": [1.0, float("inf")], "label": ["x", "y"]}, "column 'a': row 2 is infinite"),
         ({"a": [1, 2], "label": ["x", None]}, "label column 'label': must have 2"),
-        ({"a": [1, 2, 3], "label": ["x", None, "y"]}, "label column 'label': the label of row 2 is missing"),
+        ({"a": [1, 2, 3], "label": ["x", None, "y"]}, "column 'label', row 2: the label is missing"),
         ({"a": [1, 2]}, "has no column 'label'"),
     ],
 )
@@ -96,8 +98,10 @@ def test_a_wrong_table_is_told(tmp_path, columns, said):
 
 def test_a_held_out_column_of_another_kind_is_told(tmp_path):
     training = write(tmp_path / "a.parquet", a=[7, 5], label=["x", "y"])
-    held_out = write(tmp_path / "b.parquet", a=["7"], label=["x"])
-    with pytest.raises(BadData, match=r"b\.parquet: column 'a': holds text, but numbers in the training table"):
+    held_out = write(tmp_path / "b.parquet", a=["7", "big"], label=["x", "y"])
+    with pytest.raises(
+        BadData, match=r"b\.parquet: column 'a', row 2: found 'big', where the training table has finite"
+    ):
         open_parquet(ParquetOptions(path=training, label="label", held_out_path=held_out))
 
 

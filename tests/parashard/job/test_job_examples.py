@@ -32,3 +32,18 @@ def test_the_ledger_counts_in_every_policy() -> None:
     for policy in ("async", "ssp:4", "sync:4"):
         job = load_job(EXAMPLES / "ledger.toml", [parse_set(f"consistency.policy={policy}")], {}).job
         assert (job.optimizer.learning_rate, job.consistency.reduce) == (-1, "sum")
+
+
+def test_adult_is_read_as_its_file_says(tmp_path: Path) -> None:
+    person = (
+        "39, State-gov, 77516, Bachelors, 13, Never-married, ?, Not-in-family, White, Male, 2174, 0, {}, Cuba, {}\n"
+    )
+    (tmp_path / "adult.data").write_text(person.format(40, "<=50K") + person.format(50, ">50K"))
+    (tmp_path / "adult.test").write_text("|1x3 Cross validator\n" + person.format(45, ">50K."))
+    sets = [f"data.path={tmp_path}/adult.data", f"data.held_out_path={tmp_path}/adult.test"]
+    job = load_job(EXAMPLES / "adult.toml", [parse_set(s) for s in sets], {}).job
+    source = open_source(job.data)
+    assert source.spec.summary() == (
+        "2 training rows, 1 held out; 5 numeric and 8 text columns as 13 inputs; 2 classes of income (<=50K, >50K)"
+    )
+    assert source.held_out(0, 1)[1].tolist() == [1]

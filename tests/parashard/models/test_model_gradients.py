@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_cases import CLASSIFIERS, ORACLES, batch_of, built, finite_differences, start
+from model_cases import CLASSIFIERS, ORACLES, OnBoth, batch_of, built, finite_differences, start
 
 from parashard.variables import Variable
 
@@ -104,19 +104,6 @@ def test_only_weights_decay(options: Any, shape: Any) -> None:
         assert isinstance(declared, Variable)
         assert declared.decay == name.endswith(".weight")
         assert (declared.initializer.kind == "zeros") == name.endswith(".bias")
-
-
-class OnBoth:
-    """A namespace that passes on what NumPy and CuPy both have, and nothing else."""
-
-    NAMES = (
-        *("arange", "asarray", "empty", "exp", "full", "log", "matmul", "maximum", "multiply", "stack", "subtract"),
-        *("tanh", "uint16", "uint64", "zeros"),
-    )
-
-    def __getattr__(self, name: str) -> Any:
-        assert name in self.NAMES, f"look up whether CuPy has {name}, then add it here"
-        return getattr(np, name)
 
 
 @pytest.mark.parametrize(("options", "shape"), (CLASSIFIERS | ORACLES).values(), ids=(CLASSIFIERS | ORACLES).keys())

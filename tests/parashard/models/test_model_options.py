@@ -62,11 +62,27 @@ def test_a_bad_value_is_told_with_its_key(options: Any, key: str) -> None:
     assert ".".join(str(part) for part in told.value.errors()[0]["loc"][1:]) == key
 
 
-@pytest.mark.parametrize("kind", ["softmax", "mlp", "cnn"])
+@pytest.mark.parametrize("options", [{"kind": "softmax"}, {"kind": "mlp", "loss": "cross_entropy"}, {"kind": "cnn"}])
 @pytest.mark.parametrize("classes", [0, 1])
-def test_a_classifier_needs_classes(kind: str, classes: int) -> None:
-    with pytest.raises(ConfigurationError, match=rf"'{kind}' needs .* 2 classes, found classes = {classes}"):
-        build_model(OPTIONS.validate_python({"kind": kind}), spec_of((4, 4), classes), 0, None)
+def test_a_classifier_needs_classes(options: Any, classes: int) -> None:
+    instead = "leave model.loss out" if "loss" in options else 'use model.kind = "mlp"'
+    said = "2 classes, found 1" if classes else f"targets are values .*{instead}.*data.target"
+    with pytest.raises(ConfigurationError, match=rf"'{options['kind']}.* .*{said}"):
+        build_model(OPTIONS.validate_python(options), spec_of((4, 4), classes), 0, None)
+
+
+def test_a_regression_needs_values() -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"'mlp' with loss \"squared\" .* the data has 3 classes; leave loss out"
+    ):
+        build_model(OPTIONS.validate_python({"kind": "mlp", "loss": "squared"}), spec_of((4,)), 0, None)
+
+
+@pytest.mark.parametrize("loss", [None, "squared"])
+def test_the_perceptron_of_values_has_one_output(loss: str | None) -> None:
+    options = MlpOptions.model_validate({"hidden": (5,), "loss": loss})
+    declared = build_model(options, spec_of((4,), classes=0), 0, None).initial_variables()
+    assert declared["dense_1.weight"].shape == (5, 1)
 
 
 @pytest.mark.parametrize("shape", [(16,), (2, 2, 2, 2)])

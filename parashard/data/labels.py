@@ -1,0 +1,165 @@
+"""Labels: whether a label names a class or is a number to predict, and the targets that follow.
+
+Owns the rule that decides where the job file does not say, which is the same for every format, and refuses to guess.
+Knows nothing of files. Called by `tables` and `npz`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.data.base import MAX_CLASSES
+from parashard.data.columns import Column, Numbers, as_words, number_text
+from parashard.errors import BadData
+from parashard.variables import Float32s
+
+TargetKind = Literal["class", "value"]
+
+TARGET_MEANING = (
+    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: told from the '
+    "labels where that is safe, else refused."
+)
+INFERRED_CLASSES_MAX = 20
+"""More distinct whole numbers than this may as well be amounts: the job file has to say."""
+
+Cell = Callable[[int], str]
+"""Names the place of a row's label, for messages."""
+
+
+def kind_of_labels(labels: Column, origin: str) -> TargetKind:
+    """Return what a label column means where the job file does not say.
+
+    Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
+    `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
+
+    Raises
+    ------
+    BadData
+        Neither is safe; the message has the counts, and what to say.
+    """
+    if isinstance(labels, Numbers):
+        present = labels.present()
+        if (present != np.floor(present)).any():
+            return "value"
+        distinct, rows, what = len(np.unique(present)), len(present), "whole numbers"
+        safe = labels.boolean or distinct <= 2 or (distinct <= INFERRED_CLASSES_MAX and 2 * distinct <= rows)
+        otherwise = f'"value" to predict the number, or "class" to tell {distinct:,} classes apart'
+    else:
+        counts, what = labels.counts(), "texts"
+        rows, distinct = int(counts.sum()), int(np.count_nonzero(counts))
+        safe = distinct <= INFERRED_CLASSES_MAX or 2 * distinct <= rows
+        otherwise = f'"class" to tell {distinct:,} classes apart, or name another column in data.label'
+    if safe:
+        return "class"
+    raise BadData(f"{origin}: has {distinct:,} distinct {what} in {rows:,} rows; say data.target = {otherwise}")
+
+
+def kind_of_dtype(labels: npt.NDArray[Any]) -> TargetKind:
+    """Return what an array's dtype says: integers and booleans number classes from 0 on, floats are values."""
+    return "class" if labels.dtype.kind in "biu" else "value"
+
+
+def kind_of_array(labels: npt.NDArray[Any], origin: str) -> TargetKind:
+    """Return what an array of finite labels means where the job file does not say: what its dtype does.
+
+    Raises
+    ------
+    BadData
+        The values speak against the dtype: integers that leave most classes out, or whose classes have fewer than two
+        examples on average; floats that are all whole, and as few as classes are. The message has the counts.
+    """
+    kind, distinct, examples = kind_of_dtype(labels), len(np.unique(labels)), len(labels)
+    if kind == "class":
+        classes = int(labels.max(initial=0)) + 1
+        if classes <= 2 or labels.min() < 0:  # negative ones are no classes, and are refused as such
+            return kind
+        safe = 2 * distinct <= examples and (2 * distinct > classes or classes <= INFERRED_CLASSES_MAX)
+        what = f"integers up to {classes - 1:,}"
+    else:
+        whole = bool((labels == np.floor(labels)).all())
+        safe = not whole or distinct > INFERRED_CLASSES_MAX or 2 * distinct > examples
+        what = "floats, all of them whole,"
+    if safe:
+        return kind
+    raise BadData(
+        f"{origin}: has {distinct:,} distinct {what} in {examples:,} examples; say data.target = "
+        '"value" to predict the number, or "class" if they number classes from 0 on'
+    )
+
+
+def whole_numbers(labels: npt.NDArray[Any], origin: str) -> npt.NDArray[Any]:
+    """Return finite labels that number classes as integers; BadData for a float that is not whole."""
+    if labels.dtype.kind != "f":
+        return labels
+    wrong = np.flatnonzero(labels != np.floor(labels))
+    if len(wrong):
+        raise BadData(
+            f'{origin}: index {int(wrong[0])} is {labels[wrong[0]]:g}, and with data.target = "class" labels are '
+            "whole numbers from 0 on"
+        )
+    return np.asarray(np.clip(labels, -1, MAX_CLASSES).astype(np.int64))
+
+
+def class_names(labels: Column, origin: str) -> tuple[str, ...]:
+    """Return the labels' texts: numeric labels sorted by value, others as text; BadData for too few or too many."""
+    if isinstance(labels, Numbers):
+        names = tuple(number_text(value, labels.boolean) for value in np.unique(labels.present()).tolist())
+    else:
+        names = tuple(labels.used())
+    if not 1 < len(names) <= MAX_CLASSES:
+        raise BadData(f"{origin}: must have 2 to {MAX_CLASSES} distinct values, found {len(names)}")
+    return names
+
+
+def class_targets(labels: Column, classes: Sequence[str], cell: Cell) -> npt.NDArray[np.int64]:
+    """Return every row's place in `classes`.
+
+    Raises
+    ------
+    BadData
+        A label is missing, or is none of them.
+    """
+    text = as_words(labels)
+    targets = text.places(classes)
+    wrong = np.flatnonzero(targets < 0)
+    if len(wrong):
+        code = int(text.codes[wrong[0]])
+        found = (
+            "missing" if code < 0 else f"{json.dumps(text.vocabulary[code])}, which the training table does not have"
+        )
+        raise BadData(f"{cell(int(wrong[0]))}: the label is {found}{_such(wrong)}")
+    return targets
+
+
+def value_targets(labels: Column, cell: Cell) -> Float32s:
+    """Return every row's label as a float32.
+
+    Raises
+    ------
+    BadData
+        A label is text, missing, or too large for float32.
+    """
+    if not isinstance(labels, Numbers):
+        present = np.flatnonzero(labels.codes >= 0)
+        row = int(present[0]) if len(present) else 0
+        found = json.dumps(labels.vocabulary[labels.codes[row]]) if len(present) else "missing"
+        raise BadData(f'{cell(row)}: the label is {found}, and data.target = "value" needs numbers')
+    missing = np.flatnonzero(np.isnan(labels.values))
+    if len(missing):
+        raise BadData(f"{cell(int(missing[0]))}: the label is missing{_such(missing)}")
+    with np.errstate(over="ignore"):
+        targets = labels.values.astype(np.float32)
+    wrong = np.flatnonzero(~np.isfinite(targets))
+    if len(wrong):
+        raise BadData(f"{cell(int(wrong[0]))}: the label {labels.values[wrong[0]]:g} is not finite in float32")
+    return targets
+
+
+def _such(rows: npt.NDArray[np.int64]) -> str:
+    more = f" ({len(rows):,} rows are so)" if len(rows) > 1 else ""
+    return f"{more}; a row without a known label can be neither trained on nor judged"

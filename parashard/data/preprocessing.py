@@ -1,0 +1,267 @@
+"""Preprocessing: how a row of a table becomes the inputs of a model, and what the model's outputs mean.
+
+Owns standardisation, one-hot encoding, and the file that holds what they learned: `preprocessing.json`, which lies
+beside a run's weights (docs/preprocessing.md). Knows nothing of training. Used by the data sources, and by whoever
+predicts with a run's weights.
+
+All sums run in a fixed order, so that the inputs' bits (and with them the data's fingerprint) are the same on every
+machine: `np.sum` adds in an order that depends on the width of the CPU's vectors.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from parashard.data.columns import (
+    Column,
+    Float64s,
+    Numbers,
+    Words,
+    as_words,
+    is_missing,
+    number_of,
+    number_text,
+    shown_cell,
+    words,
+)
+from parashard.errors import BadData
+from parashard.variables import Float32s
+
+MAX_CATEGORIES = 4096
+"""Most categories that one column may have: each becomes an input of its own, in every example."""
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class NumberColumn(_Part):
+    """One input, (x - mean) / deviation, 0 for a missing value; with `missing_input` a second: 1 if it is missing."""
+
+    kind: Literal["number"] = "number"
+    name: str
+    mean: float
+    deviation: float
+    missing_input: bool
+
+    @property
+    def width(self) -> int:
+        """How many inputs it becomes."""
+        return 1 + self.missing_input
+
+    def encode(self, column: Column, out: Float32s, origin: str) -> None:
+        """Write the inputs of every row into `out`, shape (rows, width), which holds zeros."""
+        assert isinstance(column, Numbers)
+        missing = np.isnan(column.values)
+        with np.errstate(over="ignore"):
+            out[:, 0] = np.where(missing, 0.0, (column.values - self.mean) / self.deviation)
+        if not np.isfinite(out[:, 0]).all():
+            raise BadData(f"{origin}: has values too far from those of the training rows for float32")
+        if self.missing_input:
+            out[:, 1] = missing
+
+
+class TextColumn(_Part):
+    """An input per category, 1 in that of the row's, 0 in the others; with `missing_input` a last: 1 if it is missing.
+
+    A row with a text that is no category, as none of the training rows has it, is 0 in all of them.
+    """
+
+    kind: Literal["text"] = "text"
+    name: str
+    categories: tuple[str, ...]
+    missing_input: bool
+
+    @property
+    def width(self) -> int:
+        """How many inputs it becomes."""
+        return len(self.categories) + self.missing_input
+
+    def encode(self, column: Column, out: Float32s, origin: str) -> None:
+        """Write the inputs of every row into `out`, shape (rows, width), which holds zeros."""
+        text = as_words(column)
+        places = text.places(self.categories)
+        known = np.flatnonzero(places >= 0)
+        out[known, places[known]] = 1.0
+        if self.missing_input:
+            out[text.codes < 0, -1] = 1.0
+
+
+InputColumn = Annotated[NumberColumn | TextColumn, Field(discriminator="kind")]
+
+
+class ClassTarget(_Part):
+    """Classes: output (logit) i of a classifier belongs to classes[i]."""
+
+    kind: Literal["class"] = "class"
+    name: str = ""
+    classes: tuple[str, ...]
+
+
+class ValueTarget(_Part):
+    """A number: the built-in models' output z means mean + deviation * z. Both are of the training targets."""
+
+    kind: Literal["value"] = "value"
+    name: str = ""
+    mean: float
+    deviation: float
+
+
+class Preprocessing(_Part):
+    """How examples become inputs, and what outputs mean; frozen, and the same on every machine.
+
+    Parameters
+    ----------
+    version : int
+        Of this layout.
+    input_shape : tuple of int
+        Shape of one example's inputs.
+    divide_by : float
+        Where there are no columns: what the data's own numbers are divided by.
+    columns : tuple of InputColumn, optional
+        Of a table, in the order of their inputs; None where the data are arrays.
+    missing : str
+        What stands for a missing value besides `parashard.data.columns.MISSING`.
+    target : ClassTarget or ValueTarget
+    """
+
+    version: Literal[1] = 1
+    input_shape: tuple[int, ...]
+    divide_by: float = 1.0
+    columns: tuple[InputColumn, ...] | None = None
+    missing: str = ""
+    target: Annotated[ClassTarget | ValueTarget, Field(discriminator="kind")]
+
+    def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Float32s:
+        """Return the model's inputs for rows of a table.
+
+        Parameters
+        ----------
+        rows : sequence of mapping of str to value
+            By column name; a number, a boolean, a text, or None for a missing value. Other columns are ignored.
+
+        Returns
+        -------
+        ndarray of float32, shape (rows, inputs)
+
+        Raises
+        ------
+        BadData
+            A row lacks a column, or has in a numeric column what is no number; or the data are no table.
+        """
+        if self.columns is None:
+            raise BadData("the data were arrays, not a table: divide them by `divide_by`, as float32")
+        table = {column.name: self._column(column, rows) for column in self.columns}
+        return encoded(self.columns, table, len(rows), "rows")
+
+    def _column(self, column: InputColumn, rows: Sequence[Mapping[str, Any]]) -> Column:
+        texts = [self._text(row, number, column.name) for number, row in enumerate(rows, start=1)]
+        if isinstance(column, TextColumn):
+            return words(texts)
+        values = [math.nan if text is None else number_of(text) for text in texts]
+        if None in values:
+            wrong = values.index(None)
+            raise BadData(f"rows: column {column.name!r}, row {wrong + 1}: found {shown_cell(texts[wrong] or '')}")
+        return Numbers(np.array(values, np.float64))
+
+    def _text(self, row: Mapping[str, Any], number: int, name: str) -> str | None:
+        if name not in row:
+            raise BadData(f"rows: row {number} has no column {name!r}")
+        value = row[name]
+        if value is None:
+            return None
+        if isinstance(value, bool | np.bool_):
+            value = number_text(float(value), boolean=True)
+        elif isinstance(value, int | float | np.integer | np.floating) and math.isfinite(value):
+            value = number_text(float(value))
+        text = str(value)
+        return None if is_missing(text, self.missing) else text
+
+
+def fitted_number(name: str, column: Numbers, origin: str) -> NumberColumn:
+    """Return the standardisation of a numeric column, learned from these rows alone.
+
+    Raises
+    ------
+    BadData
+        The numbers are too large.
+    """
+    mean, deviation = mean_and_deviation(column.present(), origin)
+    return NumberColumn(name=name, mean=mean, deviation=deviation, missing_input=bool(np.isnan(column.values).any()))
+
+
+def fitted_text(name: str, column: Words, origin: str) -> TextColumn:
+    """Return the one-hot encoding of a text column, learned from these rows alone.
+
+    Raises
+    ------
+    BadData
+        There are too many categories.
+    """
+    fitted = TextColumn(name=name, categories=tuple(column.used()), missing_input=bool((column.codes < 0).any()))
+    if fitted.width > MAX_CATEGORIES:
+        raise BadData(
+            f"{origin}: has {fitted.width:,} categories in {len(column.codes):,} training rows, more than the "
+            f"{MAX_CATEGORIES:,} that can be one-hot encoded; group its values, or leave it out: "
+            f"data.ignore = [{json.dumps(name)}]"
+        )
+    return fitted
+
+
+def fitted_value(name: str, values: Float64s, origin: str) -> ValueTarget:
+    """Return the scale of targets that are numbers, learned from these of the training rows."""
+    mean, deviation = mean_and_deviation(values, origin)
+    return ValueTarget(name=name, mean=mean, deviation=deviation)
+
+
+def mean_and_deviation(values: Float64s, origin: str) -> tuple[float, float]:
+    """Return mean and standard deviation (1 where all are equal), summed in order; BadData if they overflow."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        mean = _sum_in_order(values) / max(1, len(values))
+        variance = _sum_in_order((values - mean) ** 2) / max(1, len(values))
+    if not math.isfinite(variance):
+        raise BadData(f"{origin}: values up to {np.abs(values).max():g} are too large to be standardised")
+    return mean, math.sqrt(variance) or 1.0
+
+
+def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: int, origin: str) -> Float32s:
+    """Return the inputs of a table, shape (rows, sum of widths)."""
+    edges = list(itertools.accumulate((column.width for column in columns), initial=0))
+    inputs = np.zeros((rows, edges[-1]), np.float32)
+    for column, start, stop in zip(columns, edges, edges[1:], strict=False):
+        column.encode(table[column.name], inputs[:, start:stop], f"{origin}: column {column.name!r}")
+    return inputs
+
+
+def as_json(preprocessing: Preprocessing) -> bytes:
+    """Return the content of the file."""
+    return json.dumps(preprocessing.model_dump(), indent=1, ensure_ascii=False).encode() + b"\n"
+
+
+def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
+    """Read the file that lies beside a run's weights.
+
+    Raises
+    ------
+    BadData
+        It cannot be read, or is not such a file.
+    """
+    try:
+        return Preprocessing.model_validate_json(Path(path).read_bytes())
+    except OSError as error:
+        raise BadData(f"{path}: cannot be read: {error.strerror}") from None
+    except ValidationError as error:
+        raise BadData(f"{path}: does not describe preprocessing: {error.errors()[0]['msg']}") from None
+
+
+def _sum_in_order(values: Float64s) -> float:
+    return float(np.cumsum(values)[-1]) if len(values) else 0.0

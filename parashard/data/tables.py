@@ -1,0 +1,184 @@
+"""Tables: the data source that a table of columns becomes, whatever file it was read from.
+
+Owns the options that the tabular formats share, the order of the checks, and the warnings. Knows nothing of files:
+`csv` and `parquet` read them and call `table_source`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import Field
+
+from parashard.data.arrays import ArraySource, Split
+from parashard.data.base import Indices
+from parashard.data.columns import Column, Float64s, Numbers, Table, as_words, typed, typed_like
+from parashard.data.labels import TARGET_MEANING, TargetKind, class_names, class_targets, kind_of_labels, value_targets
+from parashard.data.preprocessing import (
+    ClassTarget,
+    InputColumn,
+    ValueTarget,
+    encoded,
+    fitted_number,
+    fitted_text,
+    fitted_value,
+)
+from parashard.data.split import SplitOptions
+from parashard.errors import BadData
+from parashard.variables import Float32s
+
+WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
+WARNED_DISTINCT_SHARE = 0.9
+
+
+class TableOptions(SplitOptions):
+    """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
+
+    path: Path = Field(description="The training table.")
+    label: str = Field(description="Name of the column to predict.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
+    held_out_path: Path | None = Field(
+        default=None,
+        description="A held-out table with the same columns, encoded with what the training table taught; without it "
+        "a fraction of the training table is held out.",
+    )
+    categorical: tuple[str, ...] = Field(
+        default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
+    )
+    ignore: tuple[str, ...] = Field(default=(), description="Columns that are no inputs, such as ids.")
+    missing: str = Field(
+        default="",
+        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
+    )
+
+
+def table_source(options: TableOptions, table: Table, held_out: Table | None) -> ArraySource:
+    """Return the data source of a table, or of a training table and a held-out one.
+
+    What is learned from data (means, deviations, vocabularies) comes from the training rows alone; only the classes
+    come from the whole training table, so that a rare class that was held out is still one.
+
+    Raises
+    ------
+    BadData
+        A column is missing or holds what it must not, a label is missing or unknown, or there is nothing to encode.
+    """
+    whole = _typed(options, table)
+    labels = whole.pop(options.label)
+    origin = f"{options.path}: label column {options.label!r}"
+    kind = options.target or kind_of_labels(labels, origin)
+    classes = class_names(labels, origin) if kind == "class" else ()
+    targets = _targets(labels, classes, options.label, table)
+    if held_out is None:
+        rows, held_out_rows = options.rows(len(targets))
+        train, train_targets = _taken(whole, rows), targets[rows]
+        evaluation, evaluation_targets = _taken(whole, held_out_rows), targets[held_out_rows]
+    else:
+        train, train_targets = whole, targets
+        absent = sorted({options.label, *whole} - set(held_out.columns))
+        if absent:
+            raise BadData(f"{held_out.path}: lacks the columns {', '.join(absent)}")
+        evaluation = {
+            name: typed_like(column, held_out, name, also_missing=options.missing) for name, column in whole.items()
+        }
+        judged = typed_like(labels, held_out, options.label, also_missing=options.missing)
+        evaluation_targets = _targets(judged, classes, options.label, held_out)
+    columns = tuple(
+        _fitted(name, column, name in options.categorical, f"{options.path}: column {name!r}")
+        for name, column in train.items()
+    )
+    return ArraySource(
+        Split(encoded(columns, train, len(train_targets), str(options.path)), train_targets),
+        Split(encoded(columns, evaluation, len(evaluation_targets), str((held_out or table).path)), evaluation_targets),
+        classes=len(classes),
+        columns=columns,
+        target=_described(options.label, classes, train_targets, origin),
+        missing=options.missing,
+        warnings=tuple(_warnings(whole)),
+    )
+
+
+def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
+    """Return the label and the inputs as numbers or text, in the table's order."""
+    for key, names in (("label", [options.label]), ("categorical", options.categorical), ("ignore", options.ignore)):
+        for name in names:
+            if name not in table.columns:
+                raise BadData(
+                    f"{options.path}: has no column {name!r}, which data.{key} names; its columns: "
+                    f"{', '.join(table.columns)}"
+                )
+    if options.label in options.ignore:
+        raise BadData(f"{options.path}: data.ignore names the label {options.label!r}")
+    used = [name for name in table.columns if name not in options.ignore]
+    if len(used) < 2:
+        raise BadData(f"{options.path}: has no column but the label {options.label!r} to learn from")
+    columns = {}
+    for name in used:
+        mixed = name == options.label and options.target == "class"  # the name of a class may be a number or a text
+        columns[name] = typed(
+            table, name, also_missing=options.missing, as_text=name in options.categorical, mixed=mixed
+        )
+    return columns
+
+
+def _targets(labels: Column, classes: tuple[str, ...], label: str, table: Table) -> npt.NDArray[np.int64] | Float32s:
+    def cell(row: int) -> str:
+        return table.cell(label, row)
+
+    return class_targets(labels, classes, cell) if classes else value_targets(labels, cell)
+
+
+def _taken(columns: Mapping[str, Column], rows: Indices) -> dict[str, Column]:
+    return {name: column.take(rows) for name, column in columns.items()}
+
+
+def _fitted(name: str, column: Column, categorical: bool, origin: str) -> InputColumn:
+    if isinstance(column, Numbers) and not categorical:
+        return fitted_number(name, column, origin)
+    return fitted_text(name, as_words(column), origin)
+
+
+def _described(
+    label: str, classes: tuple[str, ...], targets: npt.NDArray[np.int64] | Float32s, origin: str
+) -> ClassTarget | ValueTarget:
+    if classes:
+        return ClassTarget(name=label, classes=classes)
+    if targets.min() == targets.max():
+        raise BadData(f"{origin}: is {targets[0]:g} in every training row: there is nothing to learn")
+    return fitted_value(label, targets.astype(np.float64), origin)
+
+
+def _warnings(columns: Mapping[str, Column]) -> Iterator[str]:
+    """Yield what a user may have overlooked in the inputs' columns."""
+    for name, column in columns.items():
+        found = _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
+        if found:
+            yield (
+                f"column {name!r} {found}, from which nothing can be learned for other rows; "
+                f"data.ignore = [{json.dumps(name)}] leaves it out"
+            )
+
+
+def _index_of(present: Float64s) -> str:
+    """Return why a numeric column with these values looks like an index; "" where it does not."""
+    if not len(present):
+        return "has no value in any row"
+    low, high, rows = present.min(), present.max(), len(present)
+    # In order of cost: nearly every column fails the first test, and few are sorted.
+    if rows < WARNED_ROWS_MIN or high - low + 1 != rows or len(np.unique(np.floor(present))) < rows:
+        return ""
+    return f"counts the rows from {low:.0f} to {high:.0f}: it looks like an index"
+
+
+def _id_of(counts: npt.NDArray[np.int64]) -> str:
+    """Return why a text column, with so many rows for each text, looks like an id; "" where it does not."""
+    rows, distinct = int(counts.sum()), int(np.count_nonzero(counts))
+    if not rows:
+        return "has no value in any row"
+    if rows < WARNED_ROWS_MIN or distinct < WARNED_DISTINCT_SHARE * rows:
+        return ""
+    return f"has {distinct:,} distinct texts in {rows:,} rows: it looks like an id"
