@@ -18,7 +18,7 @@ import structlog
 from parashard import failpoints
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import Held, collect, superseded
-from parashard.claims import newest_claim
+from parashard.claims import Claims
 from parashard.errors import QueueFull, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from ps_server.cadence import Cadence
@@ -60,6 +60,8 @@ class Checkpointer:
         How many to keep.
     known : sequence of Held
         The checkpoints that are there already and are not known to be damaged.
+    claims : Claims
+        Of this process: once another one has claimed the shard, nothing is saved or deleted any more (P3).
     last : Stored, optional
         The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
         be about to become part of a drained one.
@@ -77,6 +79,7 @@ class Checkpointer:
         options: CheckpointOptions,
         known: list[Held],
         *,
+        claims: Claims,
         last: Stored | None = None,
         on_cut: Callable[[], None] = lambda: None,
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
@@ -90,6 +93,7 @@ class Checkpointer:
         self._cadence = cadence
         self._options = options
         self._known = known
+        self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._on_cut = on_cut
         self._on_collected = on_collected
@@ -213,7 +217,7 @@ class Checkpointer:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
             stored = self._store(cut)
-        except (StoreFailed, QueueFull) as error:
+        except (StoreFailed, QueueFull, Superseded) as error:
             self.record.failed += 1
             self.record.error = str(error)
             raise
@@ -242,7 +246,7 @@ class Checkpointer:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        manifest = write_cut(self._catalogue.store, id_, cut, self._served)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._served, self._claims)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
@@ -253,11 +257,9 @@ class Checkpointer:
         return stored
 
     def _collect(self, cut: Cut) -> None:
-        """Delete what is no longer needed; only the newest claim does (P3)."""
-        mine = cut.identity
+        """Delete what is no longer needed; only the process with the newest claim does (P3)."""
         try:
-            if newest_claim(self._catalogue.store, f"shard-{mine.shard}") != mine.incarnation:
-                return
+            self._claims.check()
             cut_round = None if cut.round is None else self.cut_round
             old = superseded(
                 self._known,
@@ -272,5 +274,5 @@ class Checkpointer:
                 collect(self._catalogue, id_)
             by_age = sorted(self._known, key=lambda held: (-1 if held.round is None else held.round, held.id))
             self._on_collected(by_age[-self._options.keep :])
-        except StoreFailed as error:
+        except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

@@ -14,8 +14,8 @@ import structlog
 
 from parashard import failpoints
 from parashard.checkpoints.retention import Held
-from parashard.claims import claim_incarnation, newest_claim
-from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound, Superseded
+from parashard.claims import Claims
+from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound
 from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
 from protos import shard_pb2
@@ -43,9 +43,11 @@ class Lives:
     restorer : Restorer
         Finds what they begin from.
     store : Store
-        Where incarnations are claimed, and the log lies if it is on this disk.
+        Where the log lies, if the store is on this disk.
     options : CheckpointOptions
         Whether there is a log.
+    claims : Claims
+        Where this process claims its incarnations.
     opened, replayed : callable
         `open_log` and `replay`; a test's log in memory comes in here.
 
@@ -61,14 +63,15 @@ class Lives:
         restorer: Restorer,
         store: Store,
         options: CheckpointOptions,
+        claims: Claims,
         *,
         opened: Callable[..., PushLog] = open_log,
         replayed: Callable[..., Replay] = replay,
     ) -> None:
         self._builder = builder
         self._restorer = restorer
-        self._store = store
         self._options = options
+        self.claims = claims
         self._opened = opened
         self._replayed = replayed
         self.log: PushLog | None = None
@@ -76,7 +79,6 @@ class Lives:
         self._returning = threading.Lock()
         self.first_incarnation = 0
         """Of this process; later ones are returns to a round."""
-        self._claimed = 0  # the highest incarnation that this process has claimed, or tried to
         self._served: Served
         self._checkpointer: Checkpointer
         self.known: list[Held] = []
@@ -89,7 +91,7 @@ class Lives:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = self.first_incarnation = self._claimed = self._claim()
+        incarnation = self.first_incarnation = self.claims.next()  # P3
         failpoints.hit("shard.boot.claimed")
         restored = self._restorer.newest()
         self.known = restored.known
@@ -121,7 +123,7 @@ class Lives:
         StaleIncarnation
             If another life began meanwhile.
         Superseded
-            If that was in another process: this one must not come before it again (P3).
+            If another process has claimed the shard since: this one must end (P23).
         DamagedCheckpoint
             If the shard cannot return there after all; it does not say any more that it can.
         """
@@ -136,7 +138,7 @@ class Lives:
                 for id_ in ids:
                     self._checkpointer.forget(id_)
                 raise
-            new = self._claim_next()
+            new = self.claims.next()  # P3
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
@@ -181,19 +183,6 @@ class Lives:
         """Close the log."""
         if self.log is not None:
             self.log.close()
-
-    def _claim_next(self) -> int:
-        """Claim another incarnation, unless another process has come after this one."""
-        newest = newest_claim(self._store, f"shard-{self._builder.index}")
-        if newest <= self._claimed:
-            self._claimed = newest + 1
-            claimed = self._claim()
-            if claimed == self._claimed:
-                return claimed
-        raise Superseded(f"a newer process of shard-{self._builder.index} has incarnation {newest}")
-
-    def _claim(self) -> int:
-        return claim_incarnation(self._store, f"shard-{self._builder.index}")  # P3
 
     def _replay(self, shard: Shard, restored: Restored, folder: Path) -> str:
         """Push again what the log has and the checkpoint has not; return what happened, for people."""

@@ -217,12 +217,23 @@ def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P
     older, newer = process(store), process(store)
     older.push(0)
     before = dict(store.contents)
-    with pytest.raises(Superseded, match="a newer life of shard-0 saves now"):
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
         older.checkpointer.take()
     assert store.contents == before
+    assert isinstance(older.lives.claims.superseded, Superseded), "it ends"  # P23
     newer.push(0)
     newer.checkpointer.take()
     assert newer.stored() == ["p5/s0/i2/c1"]
+
+
+def test_a_checkpoint_that_is_dropped_for_a_newer_claim_is_counted_as_failed(store: MemoryStore) -> None:
+    shard = process(store, every_steps=1)
+    shard.push(0)
+    claim_incarnation(store, "shard-0")  # and its process dies
+    shard.checkpointer.save_pending()
+    record = shard.checkpointer.record
+    assert (record.stored, record.failed) == (0, 1)
+    assert "another process has claimed incarnation 2 of shard-0" in record.error
 
 
 def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3

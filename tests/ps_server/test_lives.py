@@ -158,9 +158,35 @@ def test_a_process_that_has_a_successor_does_not_come_before_it_again(store: Mem
     shard = process(store)
     at_round(shard, 1)
     claim_incarnation(store, "shard-0")
-    with pytest.raises(Superseded, match="a newer process of shard-0 has incarnation 2"):
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
         shard.lives.roll_back(0, incarnation=1)
     assert shard.shard.identity.incarnation == 1
+    assert isinstance(shard.lives.claims.superseded, Superseded), "its process ends"  # P23
+
+
+def test_a_return_whose_claim_was_made_and_its_reply_lost_takes_place(store: MemoryStore) -> None:  # P23
+    shard = process(store)
+    at_round(shard, 2)
+    lost = store.lose_reply("create", "claims/")
+    assert shard.lives.roll_back(1, incarnation=1) == 2
+    assert lost.fired == 1
+    shard.push(2, 3)
+    shard.reach(2)
+    shard.checkpointer.take(2)
+    assert shard.lives.claims.superseded is None, "its own claim fences nobody"
+
+
+def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: MemoryStore) -> None:  # P23
+    shard = process(store)
+    at_round(shard, 2)
+    lost = store.lose_reply("create", "claims/", error=StoreFailed("no answer"))
+    with pytest.raises(StoreFailed, match="no answer"):
+        shard.lives.roll_back(1, incarnation=1)
+    assert lost.fired == 1
+    shard.push(4)
+    shard.checkpointer.take()
+    assert shard.checkpointer.record.failed == 0
+    assert shard.lives.roll_back(1, incarnation=1) == 3
 
 
 def test_a_cut_that_was_being_saved_at_the_return_is_still_the_round_that_it_was(store: MemoryStore) -> None:  # P12
