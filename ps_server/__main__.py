@@ -26,7 +26,7 @@ from parashard.claims import Claims
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient
-from parashard.errors import ParashardError, RetryLater
+from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.giving_up import client_of, connecting_arguments
 from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
@@ -253,8 +253,10 @@ class _Announcer:
         Fenced
             If a newer life of the shard, or another run, has this one's place; or another process has claimed the
             shard, so that this one can save nothing any more (P23).
+        PeerFailed
+            If the coordinator has had nothing but internal errors for this shard for the retry budget.
         """
-        next_s = time.monotonic() + ANNOUNCE_S
+        next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
         while not stop.asked and time.monotonic() < self._ends_s:
             if self._lives.claims.superseded is not None:
                 raise self._lives.claims.superseded
@@ -263,8 +265,16 @@ class _Announcer:
                 next_s = time.monotonic() + ANNOUNCE_S
                 try:
                     self.announce()
+                    failing_since_s = math.inf
                 except RetryLater:
                     next_s = time.monotonic() + ANNOUNCE_AGAIN_S
+                except PeerFailed as error:  # what it holds is worth more than one call of the coordinator's
+                    self._served.shard.record.failed_announcements += 1
+                    log.warning("announcement-failed", error=str(error))
+                    now_s = time.monotonic()
+                    failing_since_s = min(failing_since_s, now_s)
+                    if now_s - failing_since_s > self._coordinator.retry_budget_s:
+                        raise
 
     def _request(self, shard: Shard) -> pb.RegisterShardRequest:
         mine = shard.identity

@@ -9,7 +9,7 @@ from shard_process import ADAM, ShardProcess, job_reply
 from store_fakes import MemoryStore
 
 from parashard.claims import claim_incarnation
-from parashard.errors import Fenced, ParashardError, Superseded, WrongRun
+from parashard.errors import Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
 from parashard.process import Stop
 from protos import coordinator_pb2 as pb
 from ps_server import __main__ as module
@@ -55,6 +55,21 @@ def announcer(process: ShardProcess, coordinator: ScriptedCoordinator) -> _Annou
 @pytest.fixture
 def process() -> ShardProcess:
     return ShardProcess(MemoryStore(), optimizer=ADAM, checkpoint={"every_s": 0.0})
+
+
+def test_an_internal_error_of_the_coordinator_ends_no_shard(process: ShardProcess) -> None:
+    coordinator = ScriptedCoordinator(PeerFailed("a bug"), Unreachable("restarting"), PeerFailed("a bug"))
+    announcer(process, coordinator).run(Stop())
+    assert coordinator.calls == 4, "the fourth was answered: the job is done"
+    assert process.shard.record.failed_announcements == 2
+
+
+def test_a_coordinator_that_has_only_internal_errors_for_its_shard_is_given_up(process: ShardProcess) -> None:
+    coordinator = ScriptedCoordinator(PeerFailed("a bug"), *[PeerFailed("the same bug")] * 100)
+    coordinator.retry_budget_s = 0.0
+    with pytest.raises(PeerFailed, match="the same bug"):
+        announcer(process, coordinator).run(Stop())
+    assert coordinator.calls > 1
 
 
 @pytest.mark.parametrize("error", [Superseded("incarnation 2 is registered"), WrongRun("another run")])
