@@ -2,20 +2,32 @@
 
 Owns the names under ``claims/``. Does not know which store holds them, nor what an incarnation may do. Each incarnation
 of a shard and of the coordinator claims its number here; a process that meets a newer claim than its own ends (P23),
-unless the claim's content shows that it is its own, as after a create whose reply was lost.
+unless the claim's content shows that it is its own, as after a create whose reply was lost. A claim also tells where a
+shard's incarnation returned to an earlier round (P12).
 """
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
+from dataclasses import dataclass
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, Superseded
 from parashard.store.base import Store
 
 CLAIMS_MAX = 1_000_000
 CLAIM_BYTES_MAX = 4096
+_RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Return:
+    """An incarnation that began at a round; what earlier ones made of later rounds is given up (P12)."""
+
+    incarnation: int
+    round: int
 
 
 class Claims:
@@ -45,11 +57,16 @@ class Claims:
         self._newest_own = 0  # every claim up to here is ours or older than ours
         self.superseded: Superseded | None = None
 
-    def next(self) -> int:
+    def next(self, returning_to: int | None = None) -> int:
         """Claim the next incarnation and return it: 1 for the first one ever.
 
         Of processes that claim at once each gets another number. The claim is durable when this returns. A process that
         has claimed before gets no number beyond another's claim.
+
+        Parameters
+        ----------
+        returning_to : int, optional
+            The round that the incarnation begins at, where that is earlier than one that may have been saved.
 
         Raises
         ------
@@ -62,16 +79,19 @@ class Claims:
         """
         if self._newest_own:
             self.check()
+        content = self._content
+        if returning_to is not None:
+            content += f"returned to round {returning_to}\n".encode()
         for incarnation in range(newest_claim(self._store, self._name) + 1, CLAIMS_MAX):
             claim = _claim_name(self._name, incarnation)
             try:
-                self._store.create(claim, self._content)
+                self._store.create(claim, content)
             except AlreadyStored:
                 if not self._is_own(incarnation):
                     if self._newest_own:
                         self.check()
                     continue
-            _check_taken(self._store, claim, self._content)
+            _check_taken(self._store, claim, content)
             self._newest_own = incarnation
             return incarnation
         raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} lives")
@@ -98,12 +118,30 @@ class Claims:
         )
         raise self.superseded
 
+    def returns(self, after: int) -> list[Return]:
+        """Return the returns to earlier rounds that incarnations after this one began with, in order.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gave an error.
+        """
+        found = []
+        for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):
+            told = _RETURNED.search(self._read(incarnation))
+            if told is not None:
+                found.append(Return(incarnation, int(told[1])))
+        return found
+
     def _is_own(self, incarnation: int) -> bool:
         """Tell whether a claim was made by this process."""
+        return self._read(incarnation).startswith(self._content)
+
+    def _read(self, incarnation: int) -> bytes:
         try:
-            return self._store.read(_claim_name(self._name, incarnation), CLAIM_BYTES_MAX) == self._content
+            return self._store.read(_claim_name(self._name, incarnation), CLAIM_BYTES_MAX)
         except NotStored:
-            return False
+            return b""
 
 
 def claim_incarnation(store: Store, name: str) -> int:
@@ -113,8 +151,11 @@ def claim_incarnation(store: Store, name: str) -> int:
 
 def newest_claim(store: Store, name: str) -> int:
     """Return the highest incarnation claimed for a name; 0 if there is none."""
-    claimed = (claim for claim in store.names(f"claims/{name}") if claim.isdecimal())
-    return max(map(int, claimed), default=0)
+    return max(_claimed(store, name), default=0)
+
+
+def _claimed(store: Store, name: str) -> list[int]:
+    return sorted(int(claim) for claim in store.names(f"claims/{name}") if claim.isdecimal())
 
 
 def _claim_name(name: str, incarnation: int) -> str:

@@ -14,7 +14,7 @@ import structlog
 
 from parashard import failpoints
 from parashard.checkpoints.retention import Held
-from parashard.claims import Claims
+from parashard.claims import Claims, Return
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound
 from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
@@ -82,6 +82,8 @@ class Lives:
         self._served: Served
         self._checkpointer: Checkpointer
         self.known: list[Held] = []
+        self.returns: list[Return] = []
+        """With what returns to earlier rounds the shard's incarnations began, as far back as its checkpoints go."""
         self.restored: Stored | None = None
         """The checkpoint that the first life was restored from."""
         if options.durability == "log":
@@ -91,10 +93,15 @@ class Lives:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = self.first_incarnation = self.claims.next()  # P3
+        incarnation = self.claims.next()  # P3
         failpoints.hit("shard.boot.claimed")
-        restored = self._restorer.newest()
-        self.known = restored.known
+        restored = self._restorer.newest(self.claims.returns)
+        self.known, self.returns = restored.known, list(restored.returns)
+        if restored.passed_over and self._restorer.first_round is not None:
+            # What was passed over may be readable again one day, when all have gone another way from here.
+            round_ = self._restorer.first_round if restored.state is None else restored.state.round or 0
+            incarnation = self._claim_return(round_)
+        self.first_incarnation = incarnation
         if restored.manifest is not None:
             self.restored = stored_as(restored.manifest)
         shard = self._builder.build(incarnation, restored.state)
@@ -107,8 +114,9 @@ class Lives:
         return self._served
 
     def follow(self, checkpointer: Checkpointer) -> None:
-        """Use this checkpointer's knowledge of rounds."""
+        """Use this checkpointer's knowledge of rounds, and tell it of returns."""
         self._checkpointer = checkpointer
+        checkpointer.returns = self.returns
 
     def returnable(self) -> list[int]:
         """Return the rounds that the shard can return to, ascending (sync mode)."""
@@ -138,11 +146,17 @@ class Lives:
                 for id_ in ids:
                     self._checkpointer.forget(id_)
                 raise
-            new = self.claims.next()  # P3
+            new = self._claim_return(round_)
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
-            self._served.replace(shard, f"returned to round {round_}", taking_over=self._take_log_over)
+            position = 0 if state is None else state.log_position or 0
+
+            def take_over(shard: Shard) -> None:
+                self._checkpointer.returned(shard)
+                self._take_log_over(shard, position)
+
+            self._served.replace(shard, f"returned to round {round_}", taking_over=take_over)
             log.info("returned", round=round_, incarnation=new)
             return new
 
@@ -155,9 +169,12 @@ class Lives:
 
     def wait_durable(self, position: int, timeout_s: float) -> None:
         """Wait until everything before a position is as durable as the job asks for."""
-        if self.log is not None and position:
+        log_ = self.log
+        if log_ is not None and position:
             failpoints.hit("shard.log.appended")
-            self.log.wait_durable(position - 1, timeout_s)
+            if position > log_.position:
+                raise StaleIncarnation("this shard has returned to an earlier round; what it acknowledged is given up")
+            log_.wait_durable(position - 1, timeout_s)
             failpoints.hit("shard.log.durable")
 
     def rolled(self) -> None:
@@ -208,11 +225,20 @@ class Lives:
             text += f", the rest is computed again ({why})"
         return text
 
-    def _take_log_over(self, shard: Shard) -> None:
-        """Go on with the log in a new life; under the owner, so that no push falls in between."""
+    def _claim_return(self, round_: int) -> int:
+        """Claim an incarnation that begins at a round: what earlier ones made of later rounds is given up (P12)."""
+        incarnation = self.claims.next(returning_to=round_)  # P3
+        self.returns.append(Return(incarnation, round_))
+        return incarnation
+
+    def _take_log_over(self, shard: Shard, position: int) -> None:
+        """Go on with the log in a new life; under the owner, so that no push falls in between.
+
+        From `position` on, the first record that the life's weights lack, what earlier lives wrote does not count.
+        """
         if self.log is not None:
             self.log.close()
-            self._open_log(shard, self.log.position)
+            self._open_log(shard, position)
 
     def _open_log(self, shard: Shard, first_position: int) -> None:
         assert self._log_folder is not None

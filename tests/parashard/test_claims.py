@@ -11,7 +11,7 @@ import pytest
 from store_fakes import MemoryStore
 
 from parashard import claims
-from parashard.claims import Claims, claim_incarnation, newest_claim
+from parashard.claims import Claims, Return, claim_incarnation, newest_claim
 from parashard.errors import AlreadyStored, ConfigurationError, StoreFailed, Superseded
 from parashard.store.local import LocalStore
 
@@ -145,3 +145,21 @@ def test_a_process_that_has_claimed_before_does_not_pass_another_s_claim_over(st
 def test_two_processes_of_one_host_do_not_take_each_other_s_claim_for_their_own(store, monkeypatch):
     monkeypatch.setattr(store, "names", lambda folder: [])
     assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
+
+
+# --- returns to earlier rounds ---
+
+
+def test_a_claim_tells_where_its_incarnation_returned_to(store):  # P12
+    mine = Claims(store, "shard-0", "mine")
+    for round_ in (None, 4, None, 0):
+        mine.next(returning_to=round_)
+    mine.check()
+    assert mine.returns(after=0) == [Return(2, 4), Return(4, 0)]
+    assert mine.returns(after=2) == [Return(4, 0)]
+    assert Claims(store, "shard-0", "later").returns(after=3) == [Return(4, 0)]
+
+
+def test_a_claim_of_an_earlier_version_tells_of_no_return(store):
+    store.create("claims/shard-0/00000001", b"host 17\n")
+    assert Claims(store, "shard-0", "mine").returns(after=0) == []
