@@ -112,6 +112,7 @@ class Coordination:
         self._return_s = 0.0  # when to send shards back again
         self._damaged_returns = 0
         self._checkpoint = ""
+        self._checkpoint_view = 0  # of the shards whose state that is
         self._saved: Saved | None = None
         self._history = History(run_dir)
 
@@ -241,6 +242,9 @@ class Coordination:
         """
         core, resolved = self.core, self._resolved
         try:
+            view = core.shards.view
+            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
+                self._checkpoint, self._checkpoint_view = "", view
             self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
             if not self._checkpoint:
                 return

@@ -1,49 +1,165 @@
 """Claims: incarnation numbers that never repeat, taken by conditional create before a process listens (P3).
 
-Owns the names under ``claims/``. Does not know which store holds them, nor what an incarnation may do. Each life of a
-shard and of the coordinator claims its number here; the newest claim is the one that may delete.
+Owns the names under ``claims/``. Does not know which store holds them, nor what an incarnation may do. Each incarnation
+of a shard and of the coordinator claims its number here; a process that meets a newer claim than its own ends (P23),
+unless the claim's content shows that it is its own, as after a create whose reply was lost. A claim also tells where a
+shard's incarnation returned to an earlier round (P12).
 """
 
 from __future__ import annotations
 
 import os
+import re
+import secrets
 import socket
+from dataclasses import dataclass
 
-from parashard.errors import AlreadyStored, ConfigurationError
+from parashard.errors import AlreadyStored, ConfigurationError, NotStored, Superseded
 from parashard.store.base import Store
 
 CLAIMS_MAX = 1_000_000
+CLAIM_BYTES_MAX = 4096
+_RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Return:
+    """An incarnation that began at a round; what earlier ones made of later rounds is given up (P12)."""
+
+    incarnation: int
+    round: int
+
+
+class Claims:
+    """The claims of one process under one name. Not safe to claim from two threads at once; `check` is safe from any.
+
+    Parameters
+    ----------
+    store : Store
+        Where claims are.
+    name : str
+        Whose incarnations: "coordinator" or "shard-N".
+    token : str
+        Drawn at random by the process: no other claim has it. It is in the content of each claim, beside the host name
+        and the process id, which are for people.
+
+    Attributes
+    ----------
+    superseded : Superseded or None
+        Set for good once another process's newer claim was met: this process can save nothing any more and must end.
+    """
+
+    def __init__(self, store: Store, name: str, token: str) -> None:
+        assert token, "a claim without a token cannot be told from another's"
+        self._store = store
+        self._name = name
+        self._content = f"{socket.gethostname()} {os.getpid()} {token}\n".encode()
+        self._newest_own = 0  # every claim up to here is ours or older than ours
+        self.superseded: Superseded | None = None
+
+    def next(self, returning_to: int | None = None) -> int:
+        """Claim the next incarnation and return it: 1 for the first one ever.
+
+        Of processes that claim at once each gets another number. The claim is durable when this returns. A process that
+        has claimed before gets no number beyond another's claim.
+
+        Parameters
+        ----------
+        returning_to : int, optional
+            The round that the incarnation begins at, where that is earlier than one that may have been saved.
+
+        Raises
+        ------
+        Superseded
+            If this process has claimed before and another one has since.
+        ConfigurationError
+            If the name is not allowed, has had `CLAIMS_MAX` incarnations, or the store lets a number be claimed twice.
+        StoreFailed
+            If the store gave an error; no number was claimed, or one that this process recognizes later.
+        """
+        if self._newest_own:
+            self.check()
+        content = self._content
+        if returning_to is not None:
+            content += f"returned to round {returning_to}\n".encode()
+        for incarnation in range(newest_claim(self._store, self._name) + 1, CLAIMS_MAX):
+            claim = _claim_name(self._name, incarnation)
+            try:
+                self._store.create(claim, content)
+            except AlreadyStored:
+                if not self._is_own(incarnation):
+                    if self._newest_own:
+                        self.check()
+                    continue
+            _check_taken(self._store, claim, content)
+            self._newest_own = incarnation
+            return incarnation
+        raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} lives")
+
+    def check(self) -> None:
+        """Return if the newest claim is this process's own (P23).
+
+        Raises
+        ------
+        Superseded
+            If another process has claimed since; `superseded` is set.
+        StoreFailed
+            If the store gave an error: nobody knows.
+        """
+        newest = newest_claim(self._store, self._name)
+        if newest <= self._newest_own:
+            return
+        if self._is_own(newest):
+            self._newest_own = max(self._newest_own, newest)
+            return
+        self.superseded = Superseded(
+            f"another process has claimed incarnation {newest} of {self._name}; this one, with incarnation "
+            f"{self._newest_own}, can save nothing any more"
+        )
+        raise self.superseded
+
+    def returns(self, after: int) -> list[Return]:
+        """Return the returns to earlier rounds that incarnations after this one began with, in order.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gave an error.
+        """
+        found = []
+        for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):
+            told = _RETURNED.search(self._read(incarnation))
+            if told is not None:
+                found.append(Return(incarnation, int(told[1])))
+        return found
+
+    def _is_own(self, incarnation: int) -> bool:
+        """Tell whether a claim was made by this process."""
+        return self._read(incarnation).startswith(self._content)
+
+    def _read(self, incarnation: int) -> bytes:
+        try:
+            return self._store.read(_claim_name(self._name, incarnation), CLAIM_BYTES_MAX)
+        except NotStored:
+            return b""
 
 
 def claim_incarnation(store: Store, name: str) -> int:
-    """Claim the next incarnation of a process and return it: 1 for its first life.
-
-    Of processes that claim at once each gets another number. The claim is durable when this returns; its content (host
-    name and process id) is for people.
-
-    Raises
-    ------
-    ConfigurationError
-        If the name is not allowed, has had `CLAIMS_MAX` lives, or the store lets a number be claimed twice.
-    StoreFailed
-        If the store gave an error; no number was claimed, or one that nobody will have.
-    """
-    content = f"{socket.gethostname()} {os.getpid()}\n".encode()
-    for incarnation in range(newest_claim(store, name) + 1, CLAIMS_MAX):
-        claim = f"claims/{name}/{incarnation:08}"
-        try:
-            store.create(claim, content)
-        except AlreadyStored:
-            continue
-        _check_taken(store, claim, content)
-        return incarnation
-    raise ConfigurationError(f"{store.url}: {name} has had {CLAIMS_MAX} lives")
+    """Claim the next incarnation for a process that claims once; see `Claims.next`."""
+    return Claims(store, name, secrets.token_hex(8)).next()
 
 
 def newest_claim(store: Store, name: str) -> int:
     """Return the highest incarnation claimed for a name; 0 if there is none."""
-    claimed = (claim for claim in store.names(f"claims/{name}") if claim.isdecimal())
-    return max(map(int, claimed), default=0)
+    return max(_claimed(store, name), default=0)
+
+
+def _claimed(store: Store, name: str) -> list[int]:
+    return sorted(int(claim) for claim in store.names(f"claims/{name}") if claim.isdecimal())
+
+
+def _claim_name(name: str, incarnation: int) -> str:
+    return f"claims/{name}/{incarnation:08}"
 
 
 def _check_taken(store: Store, claim: str, content: bytes) -> None:

@@ -33,7 +33,7 @@ class ExitCode(enum.IntEnum):
     DONE = 0
     FAILED = 1
     CONFIGURATION = 2  # do not start it again: the same thing would happen
-    FENCED = 3  # another has its place, or it belongs to another run; to start it again helps once that has changed
+    FENCED = 3  # another has its place, or it belongs to another run: a service gets a new number when started again
     JOB_FAILED = 4  # of a worker: the job has failed, and there is nothing to come back for
     RETRY = 75  # start it again later (sysexits.h: temporary failure)
 

@@ -8,6 +8,7 @@ life lacks, in sync mode the part of a round that was only held, is computed aga
 from __future__ import annotations
 
 import math
+import secrets
 import threading
 import time
 from argparse import Namespace
@@ -21,10 +22,11 @@ import structlog
 from parashard import failpoints
 from parashard.arguments import address, credentials_of, port, seconds, service_arguments, told_address
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.claims import Claims
 from parashard.compute import limit_threads
 from parashard.contracts import interval_messages
 from parashard.coordinator_client import CoordinatorClient
-from parashard.errors import ParashardError, RetryLater
+from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.giving_up import client_of, connecting_arguments
 from parashard.process import ExitCode, Stop, end_process, run_service
 from parashard.rpc import Server, join_address
@@ -95,7 +97,8 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
     rounds = builder.round_steps is not None
     restorer = Restorer(catalogue, reply, builder.plan, arguments.index, builder.optimizer.slots, rounds=rounds)
-    lives = Lives(builder, restorer, store, options)
+    claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
+    lives = Lives(builder, restorer, store, options, claims)
     served = lives.first()
     limit_threads(1)
     cadence = Cadence(
@@ -111,6 +114,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         cadence,
         options,
         lives.known,
+        claims=claims,
         last=lives.restored,
         on_cut=lives.rolled,
         on_collected=lives.collected,
@@ -247,17 +251,30 @@ class _Announcer:
         Raises
         ------
         Fenced
-            If a newer life of the shard, or another run, has this one's place.
+            If a newer life of the shard, or another run, has this one's place; or another process has claimed the
+            shard, so that this one can save nothing any more (P23).
+        PeerFailed
+            If the coordinator has had nothing but internal errors for this shard for the retry budget.
         """
-        next_s = time.monotonic() + ANNOUNCE_S
+        next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
         while not stop.asked and time.monotonic() < self._ends_s:
+            if self._lives.claims.superseded is not None:
+                raise self._lives.claims.superseded
             if self._served.changed.wait(LOOK_S) or time.monotonic() >= next_s:
                 self._served.changed.clear()
                 next_s = time.monotonic() + ANNOUNCE_S
                 try:
                     self.announce()
+                    failing_since_s = math.inf
                 except RetryLater:
                     next_s = time.monotonic() + ANNOUNCE_AGAIN_S
+                except PeerFailed as error:  # what it holds is worth more than one call of the coordinator's
+                    self._served.shard.record.failed_announcements += 1
+                    log.warning("announcement-failed", error=str(error))
+                    now_s = time.monotonic()
+                    failing_since_s = min(failing_since_s, now_s)
+                    if now_s - failing_since_s > self._coordinator.retry_budget_s:
+                        raise
 
     def _request(self, shard: Shard) -> pb.RegisterShardRequest:
         mine = shard.identity

@@ -51,6 +51,10 @@ class Cadence:
         by_steps = bool(self._every_steps) and steps - self._steps >= self._every_steps
         return by_steps or (bool(self._every_s) and now_s - self._saved_s >= self._every_s)
 
+    def returned(self, round_: int | None) -> None:
+        """Note that the state is an earlier one, which is saved: later rounds come again."""
+        self._round = round_
+
     def cut(self, steps: int, round_: int | None, now_s: float) -> None:
         """Note that the present state is being saved."""
         self._steps, self._round, self._saved_s = steps, round_, now_s

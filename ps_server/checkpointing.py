@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -17,8 +17,8 @@ import structlog
 
 from parashard import failpoints
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.retention import Held, collect, superseded
-from parashard.claims import newest_claim
+from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.claims import Claims, Return
 from parashard.errors import QueueFull, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from ps_server.cadence import Cadence
@@ -60,6 +60,8 @@ class Checkpointer:
         How many to keep.
     known : sequence of Held
         The checkpoints that are there already and are not known to be damaged.
+    claims : Claims
+        Of this process: once another one has claimed the shard, nothing is saved or deleted any more (P3).
     last : Stored, optional
         The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
         be about to become part of a drained one.
@@ -77,6 +79,7 @@ class Checkpointer:
         options: CheckpointOptions,
         known: list[Held],
         *,
+        claims: Claims,
         last: Stored | None = None,
         on_cut: Callable[[], None] = lambda: None,
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
@@ -85,11 +88,14 @@ class Checkpointer:
         self.record = CheckpointRecord(interval_s=options.every_s)
         self.cut_round: int | None = None
         """The newest round that every shard has saved, as the coordinator told last."""
+        self.returns: Sequence[Return] = ()
+        """With what returns to earlier rounds the shard's incarnations began; kept by `Lives`."""
         self._served = served
         self._catalogue = catalogue
         self._cadence = cadence
         self._options = options
         self._known = known
+        self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._on_cut = on_cut
         self._on_collected = on_collected
@@ -99,6 +105,7 @@ class Checkpointer:
         """A cut that is not saved yet."""
         self._wake = threading.Event()
         self._last = last
+        self._last_incarnation = served.shard.identity.incarnation  # whose state that is
         self._handed_out = (
             last.id.folder if last else ""
         )  # folder of a checkpoint that may become part of a drained one: kept until the next
@@ -109,7 +116,7 @@ class Checkpointer:
     @property
     def rounds(self) -> list[int]:
         """Rounds that the shard can return to, ascending."""
-        return sorted({held.round for held in self._known if held.round is not None})
+        return sorted({held.round for held in self._good() if held.round is not None})
 
     def start(self) -> None:
         """Begin to save by the cadence."""
@@ -155,8 +162,9 @@ class Checkpointer:
                 if round_ is not None:
                     shard.ingest.reach(round_)
                 last = self._last
-                if last is not None and last.applied == shard.ingest.applied:
-                    return None  # nothing has moved since
+                unmoved = last is not None and last.applied == shard.ingest.applied
+                if unmoved and self._last_incarnation == shard.identity.incarnation:
+                    return None  # equal steps alone do not make equal weights: the shard may have returned (P12)
                 self.pending = None  # cut a moment ago: this one is newer
                 return self._cut(shard)
 
@@ -173,7 +181,12 @@ class Checkpointer:
 
     def at_round(self, round_: int) -> list[CheckpointId]:
         """Return the checkpoints of a round, the newest first."""
-        return sorted((held.id for held in self._known if held.round == round_), reverse=True)
+        return sorted((held.id for held in self._good() if held.round == round_), reverse=True)
+
+    def returned(self, shard: Shard) -> None:
+        """Note that another life is served, of an earlier round (P12); under the owner."""
+        self.pending = None  # a cut of what is given up
+        self._cadence.returned(shard.ingest.round)
 
     def save_pending(self) -> None:
         """Save the cut that waits, if one does; what goes wrong is counted and told."""
@@ -184,14 +197,20 @@ class Checkpointer:
         """Take note of a push that had to copy what it was about to move."""
         self.record.stall_s = max(self.record.stall_s, seconds)
 
+    def _good(self) -> list[Held]:
+        """Return the checkpoints that are not known to be damaged, nor given up."""
+        return [held for held in self._known if not given_up(held, self.returns)]
+
     def _save_waiting(self) -> None:
-        if self.pending is None:
+        cut = self.pending
+        if cut is None:
             return
         try:
-            self._save(self.pending)
+            self._save(cut)
         except (StoreFailed, QueueFull, Superseded) as error:
             log.warning("checkpoint-dropped", error=str(error))  # the next one comes by the cadence
-        self.pending = None
+        if self.pending is cut:  # else the shard has returned to a round meanwhile
+            self.pending = None
 
     def _run(self) -> None:
         while not self._stopping:
@@ -213,7 +232,7 @@ class Checkpointer:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
             stored = self._store(cut)
-        except (StoreFailed, QueueFull) as error:
+        except (StoreFailed, QueueFull, Superseded) as error:
             self.record.failed += 1
             self.record.error = str(error)
             raise
@@ -221,7 +240,7 @@ class Checkpointer:
         self.record.stored_at_s = time.time()
         self.record.error = ""
         self.record.seconds = time.monotonic() - started_s
-        self._last = stored
+        self._last, self._last_incarnation = stored, cut.identity.incarnation
         log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
         self._collect(cut)
         return stored
@@ -242,7 +261,7 @@ class Checkpointer:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        manifest = write_cut(self._catalogue.store, id_, cut, self._served)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._served, self._claims)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
@@ -253,11 +272,9 @@ class Checkpointer:
         return stored
 
     def _collect(self, cut: Cut) -> None:
-        """Delete what is no longer needed; only the newest claim does (P3)."""
-        mine = cut.identity
+        """Delete what is no longer needed; only the process with the newest claim does (P3)."""
         try:
-            if newest_claim(self._catalogue.store, f"shard-{mine.shard}") != mine.incarnation:
-                return
+            self._claims.check()
             cut_round = None if cut.round is None else self.cut_round
             old = superseded(
                 self._known,
@@ -265,12 +282,13 @@ class Checkpointer:
                 keep_every=self._options.keep_every,
                 pinned=self._catalogue.pinned() | {self._handed_out},
                 cut_round=cut_round,
+                returns=self.returns,
             )
             for id_ in old:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
                 collect(self._catalogue, id_)
-            by_age = sorted(self._known, key=lambda held: (-1 if held.round is None else held.round, held.id))
+            by_age = sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
             self._on_collected(by_age[-self._options.keep :])
-        except StoreFailed as error:
+        except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

@@ -16,7 +16,7 @@ from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
-from parashard.claims import newest_claim
+from parashard.claims import Claims
 from parashard.errors import StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.store.base import Store
@@ -43,7 +43,7 @@ def stored_as(manifest: ShardManifest) -> Stored:
     return Stored(CheckpointId.of(manifest), len(content), sha256_of(content), manifest.steps, manifest.round)
 
 
-def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served) -> ShardManifest:
+def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims: Claims) -> ShardManifest:
     """Store a cut whose snapshot is copied, and return the manifest that commits it.
 
     Parameters
@@ -55,14 +55,16 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served) -> Shar
     cut : Cut
         What.
     served : Served
-        Whose variables it is of, by shapes that do not change; and which life is served when the manifest is due.
+        Whose variables it is of, by shapes that do not change.
+    claims : Claims
+        Of this process; asked when the manifest is due.
 
     Raises
     ------
     StoreFailed
         If the store failed; the files are removed as far as it allows.
     Superseded
-        If a newer life has claimed the shard; likewise.
+        If another process has claimed the shard since; likewise.
     """
     mine, snapshot = cut.identity, cut.snapshot
     variables, slots = {}, {}
@@ -95,8 +97,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served) -> Shar
             log_position=cut.replay_from,
             written_at=time.time(),
         )
-        if newest_claim(store, f"shard-{mine.shard}") > served.shard.identity.incarnation:
-            raise Superseded(f"a newer life of shard-{mine.shard} saves now")  # P3
+        claims.check()  # P3
         store.create(id_.manifest_name, encode(manifest))
     except (StoreFailed, Superseded):
         _undo(store, id_)

@@ -14,8 +14,8 @@ import structlog
 
 from parashard import failpoints
 from parashard.checkpoints.retention import Held
-from parashard.claims import claim_incarnation, newest_claim
-from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound, Superseded
+from parashard.claims import Claims, Return
+from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound
 from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
 from protos import shard_pb2
@@ -43,9 +43,11 @@ class Lives:
     restorer : Restorer
         Finds what they begin from.
     store : Store
-        Where incarnations are claimed, and the log lies if it is on this disk.
+        Where the log lies, if the store is on this disk.
     options : CheckpointOptions
         Whether there is a log.
+    claims : Claims
+        Where this process claims its incarnations.
     opened, replayed : callable
         `open_log` and `replay`; a test's log in memory comes in here.
 
@@ -61,14 +63,15 @@ class Lives:
         restorer: Restorer,
         store: Store,
         options: CheckpointOptions,
+        claims: Claims,
         *,
         opened: Callable[..., PushLog] = open_log,
         replayed: Callable[..., Replay] = replay,
     ) -> None:
         self._builder = builder
         self._restorer = restorer
-        self._store = store
         self._options = options
+        self.claims = claims
         self._opened = opened
         self._replayed = replayed
         self.log: PushLog | None = None
@@ -76,10 +79,11 @@ class Lives:
         self._returning = threading.Lock()
         self.first_incarnation = 0
         """Of this process; later ones are returns to a round."""
-        self._claimed = 0  # the highest incarnation that this process has claimed, or tried to
         self._served: Served
         self._checkpointer: Checkpointer
         self.known: list[Held] = []
+        self.returns: list[Return] = []
+        """With what returns to earlier rounds the shard's incarnations began, as far back as its checkpoints go."""
         self.restored: Stored | None = None
         """The checkpoint that the first life was restored from."""
         if options.durability == "log":
@@ -89,10 +93,15 @@ class Lives:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = self.first_incarnation = self._claimed = self._claim()
+        incarnation = self.claims.next()  # P3
         failpoints.hit("shard.boot.claimed")
-        restored = self._restorer.newest()
-        self.known = restored.known
+        restored = self._restorer.newest(self.claims.returns)
+        self.known, self.returns = restored.known, list(restored.returns)
+        if restored.passed_over and self._restorer.first_round is not None:
+            # What was passed over may be readable again one day, when all have gone another way from here.
+            round_ = self._restorer.first_round if restored.state is None else restored.state.round or 0
+            incarnation = self._claim_return(round_)
+        self.first_incarnation = incarnation
         if restored.manifest is not None:
             self.restored = stored_as(restored.manifest)
         shard = self._builder.build(incarnation, restored.state)
@@ -105,8 +114,9 @@ class Lives:
         return self._served
 
     def follow(self, checkpointer: Checkpointer) -> None:
-        """Use this checkpointer's knowledge of rounds."""
+        """Use this checkpointer's knowledge of rounds, and tell it of returns."""
         self._checkpointer = checkpointer
+        checkpointer.returns = self.returns
 
     def returnable(self) -> list[int]:
         """Return the rounds that the shard can return to, ascending (sync mode)."""
@@ -121,7 +131,7 @@ class Lives:
         StaleIncarnation
             If another life began meanwhile.
         Superseded
-            If that was in another process: this one must not come before it again (P3).
+            If another process has claimed the shard since: this one must end (P23).
         DamagedCheckpoint
             If the shard cannot return there after all; it does not say any more that it can.
         """
@@ -136,11 +146,17 @@ class Lives:
                 for id_ in ids:
                     self._checkpointer.forget(id_)
                 raise
-            new = self._claim_next()
+            new = self._claim_return(round_)
             failpoints.hit("shard.rollback.claimed")
             shard = self._builder.build(new, state)
             shard.record = earlier.record  # of the process, whose counters only grow
-            self._served.replace(shard, f"returned to round {round_}", taking_over=self._take_log_over)
+            position = 0 if state is None else state.log_position or 0
+
+            def take_over(shard: Shard) -> None:
+                self._checkpointer.returned(shard)
+                self._take_log_over(shard, position)
+
+            self._served.replace(shard, f"returned to round {round_}", taking_over=take_over)
             log.info("returned", round=round_, incarnation=new)
             return new
 
@@ -153,9 +169,12 @@ class Lives:
 
     def wait_durable(self, position: int, timeout_s: float) -> None:
         """Wait until everything before a position is as durable as the job asks for."""
-        if self.log is not None and position:
+        log_ = self.log
+        if log_ is not None and position:
             failpoints.hit("shard.log.appended")
-            self.log.wait_durable(position - 1, timeout_s)
+            if position > log_.position:
+                raise StaleIncarnation("this shard has returned to an earlier round; what it acknowledged is given up")
+            log_.wait_durable(position - 1, timeout_s)
             failpoints.hit("shard.log.durable")
 
     def rolled(self) -> None:
@@ -182,19 +201,6 @@ class Lives:
         if self.log is not None:
             self.log.close()
 
-    def _claim_next(self) -> int:
-        """Claim another incarnation, unless another process has come after this one."""
-        newest = newest_claim(self._store, f"shard-{self._builder.index}")
-        if newest <= self._claimed:
-            self._claimed = newest + 1
-            claimed = self._claim()
-            if claimed == self._claimed:
-                return claimed
-        raise Superseded(f"a newer process of shard-{self._builder.index} has incarnation {newest}")
-
-    def _claim(self) -> int:
-        return claim_incarnation(self._store, f"shard-{self._builder.index}")  # P3
-
     def _replay(self, shard: Shard, restored: Restored, folder: Path) -> str:
         """Push again what the log has and the checkpoint has not; return what happened, for people."""
         position = restored.state.log_position if restored.state is not None else 0
@@ -219,11 +225,20 @@ class Lives:
             text += f", the rest is computed again ({why})"
         return text
 
-    def _take_log_over(self, shard: Shard) -> None:
-        """Go on with the log in a new life; under the owner, so that no push falls in between."""
+    def _claim_return(self, round_: int) -> int:
+        """Claim an incarnation that begins at a round: what earlier ones made of later rounds is given up (P12)."""
+        incarnation = self.claims.next(returning_to=round_)  # P3
+        self.returns.append(Return(incarnation, round_))
+        return incarnation
+
+    def _take_log_over(self, shard: Shard, position: int) -> None:
+        """Go on with the log in a new life; under the owner, so that no push falls in between.
+
+        From `position` on, the first record that the life's weights lack, what earlier lives wrote does not count.
+        """
         if self.log is not None:
             self.log.close()
-            self._open_log(shard, self.log.position)
+            self._open_log(shard, position)
 
     def _open_log(self, shard: Shard, first_position: int) -> None:
         assert self._log_folder is not None

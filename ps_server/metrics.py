@@ -56,6 +56,9 @@ class ShardCollector(Collector):
         yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
         yield self._counter("busy_seconds", "Time with a request at work or in line.", self._served.owner.busy_s)
         yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
+        yield self._counter(
+            "failed_announcements", "Announcements that met an internal error.", record.failed_announcements
+        )
         yield self._gauge("version", "Pushes (in sync mode rounds) applied.", shard.ingest.version)
         yield self._gauge("steps_applied", "Steps in the applied set.", len(shard.ingest.applied))
         yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)

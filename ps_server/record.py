@@ -21,6 +21,7 @@ class Record:
     duplicate_pushes: int = 0
     skipped_steps: int = 0
     refused_pushes: int = 0
+    failed_announcements: int = 0  # that the coordinator answered with an internal error
     push_bytes: int = 0
     push_float32_bytes: int = 0  # what they would have been, had every slice been float32
     pull_bytes: int = 0

@@ -6,13 +6,15 @@ first values. Names what it skipped, and why. Knows no process and no gRPC; call
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round, parse_job_id
 from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.restore import newest_verified
-from parashard.checkpoints.retention import Held
+from parashard.checkpoints.retention import Held, given_up
 from parashard.checkpoints.state import ShardState, assemble, load
+from parashard.claims import Return
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
 from parashard.partition import Plan
 from protos import coordinator_pb2 as pb
@@ -26,6 +28,8 @@ class Restored:
     manifest: ShardManifest | None  # of the checkpoint of its own that the state is from
     known: list[Held]
     text: str
+    returns: Sequence[Return] = ()
+    passed_over: bool = False  # a newer checkpoint: now it cannot be read, or not as it was written
 
 
 class Restorer:
@@ -70,8 +74,10 @@ class Restorer:
             self._source = catalogue.job_manifest(number)
             self.first_round = catalogue.part_manifest(self._source, 0).round
 
-    def newest(self) -> Restored:
-        """Return the newest state that the shard can begin from.
+    def newest(self, returns: Callable[[int], Sequence[Return]] = lambda after: ()) -> Restored:
+        """Return the newest state that the shard can begin from, but for rounds that it has returned from.
+
+        `returns` tells with what returns to earlier rounds the incarnations after one began (`Claims.returns`).
 
         Raises
         ------
@@ -82,7 +88,11 @@ class Restorer:
             is restored, since to begin at the first values would be wrong.
         """
         order = by_round if self._rounds else by_age
-        state, manifest, skipped = newest_verified(self._catalogue, self._plan.version, self._index, order)
+        ids = self._catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
+        returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
+        state, manifest, skipped = newest_verified(
+            self._catalogue, self._plan.version, self._index, order, lambda found: not given_up(_held(found), returned)
+        )
         bad = {id_ for id_, _ in skipped}
         known = [held for held in self._listed() if held.id not in bad]
         said = [f"skipped {id_}: {reason}" for id_, reason in skipped]
@@ -93,7 +103,7 @@ class Restorer:
             state = self._first()
             origin = f"cut out of {self._reply.source}" if self._source else "from the first values"
             said.insert(0, f"{origin}, {len(state.applied) if state else 0} steps")
-        return Restored(state, manifest, known, "; ".join(said))
+        return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
         """Return the state at a round, from the first of its checkpoints that verifies; None: the first values.
@@ -125,11 +135,14 @@ class Restorer:
         found = []
         for id_ in self._catalogue.shard_checkpoints(self._plan.version, self._index):
             try:
-                manifest = self._catalogue.manifest(id_)
+                found.append(_held(self._catalogue.manifest(id_)))
             except (DamagedCheckpoint, NotStored):
                 continue  # told by whoever looked for the newest
-            found.append(Held(id_, manifest.round, manifest.log_position))
         return found
+
+
+def _held(manifest: ShardManifest) -> Held:
+    return Held(CheckpointId.of(manifest), manifest.round, manifest.log_position)
 
 
 def _check_run(manifest: ShardManifest, reply: pb.GetJobReply) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +20,7 @@ class Fault:
     after: int
     times: int
     error: StoreFailed
+    carried_out: bool = False  # what was asked for has happened, and only the reply was lost
     met: int = 0
     fired: int = 0
 
@@ -54,9 +56,20 @@ class MemoryStore:
         self._faults.append(fault)
         return fault
 
+    def lose_reply(self, operation: str, within: str = "", *, error: StoreFailed | None = None) -> Fault:
+        """Let the next `create` of such a name happen and its reply be lost; by default it is sent again by a library.
+
+        That finds the name taken, by itself (`parashard.store.remote`).
+        """
+        assert operation == "create", operation
+        error = error or AlreadyStored(f"{self.url}: is there already")
+        fault = Fault(operation, within, 0, 1, error, carried_out=True)
+        self._faults.append(fault)
+        return fault
+
     def create(self, name: str, content: bytes | memoryview) -> None:
         with self._lock:
-            self._called("create", checked_name(name))
+            self._called("create", checked_name(name), lambda: self.contents.setdefault(name, bytes(content)))
             if name in self.contents:
                 raise AlreadyStored(f"{self.url}/{name}: is there already")
             self.contents[name] = bytes(content)
@@ -98,13 +111,15 @@ class MemoryStore:
         checked_name(name)
         return None
 
-    def _called(self, operation: str, name: str) -> None:
+    def _called(self, operation: str, name: str, carry_out: Callable[[], object] = lambda: None) -> None:
         self.calls.append((operation, name))
         for fault in self._faults:
             if fault.operation == operation and fault.within in name:
                 fault.met += 1
                 if fault.after < fault.met <= fault.after + fault.times:
                     fault.fired += 1
+                    if fault.carried_out:
+                        carry_out()
                     raise fault.error
 
     def _content(self, name: str) -> bytes:

@@ -5,6 +5,8 @@ Called by a shard when it starts or rolls back.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, Newest
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.state import ShardState, load
@@ -15,7 +17,11 @@ Skipped = list[tuple[CheckpointId, str]]
 
 
 def newest_verified(
-    catalogue: Catalogue, plan_version: int, shard: int, newest_first_key: Newest
+    catalogue: Catalogue,
+    plan_version: int,
+    shard: int,
+    newest_first_key: Newest,
+    usable: Callable[[ShardManifest], bool] = lambda manifest: True,
 ) -> tuple[ShardState | None, ShardManifest | None, Skipped]:
     """Return the state of a shard's newest checkpoint that verifies, its manifest, and what was skipped for it.
 
@@ -27,6 +33,8 @@ def newest_verified(
     plan_version, shard : int
     newest_first_key : function of ShardManifest
         The checkpoint with the greatest key is the newest: `by_age`, or in `sync:N` `by_round`.
+    usable : function of ShardManifest
+        Tells whether a checkpoint may be restored at all; one that may not is not looked at, and not skipped.
 
     Returns
     -------
@@ -47,12 +55,15 @@ def newest_verified(
     manifests: list[ShardManifest] = []
     for id_ in reversed(catalogue.shard_checkpoints(plan_version, shard)):
         try:
-            manifests.append(catalogue.manifest(id_))
+            manifest = catalogue.manifest(id_)
         except NotStored:
             continue  # collected since it was listed
         except StoreFailed as error:
             skipped.append((id_, str(error)))
             unanswered = unanswered or _unless_damaged(error)
+        else:
+            if usable(manifest):
+                manifests.append(manifest)
     for manifest in sorted(manifests, key=newest_first_key, reverse=True):
         try:
             return load(catalogue.store, manifest), manifest, skipped

@@ -6,10 +6,11 @@ by the shards after each checkpoint; that only a shard's newest life deletes (P3
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.claims import Return
 from parashard.errors import NotStored
 
 
@@ -25,13 +26,29 @@ class Held:
     log_position: int | None = None
 
 
+def given_up(held: Held, returns: Iterable[Return]) -> bool:
+    """Tell whether a later incarnation of the shard began at an earlier round: its weights take another way (P12).
+
+    They have the same bits only where gradients have, and no two shards may begin at one round on two ways.
+    """
+    round_, incarnation = held.round, held.id.incarnation
+    return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
+
+
 def superseded(
-    held: Sequence[Held], *, keep: int, keep_every: int, pinned: Collection[str], cut_round: int | None
+    held: Sequence[Held],
+    *,
+    keep: int,
+    keep_every: int,
+    pinned: Collection[str],
+    cut_round: int | None,
+    returns: Collection[Return] = (),
 ) -> list[CheckpointId]:
     """Return the checkpoints of a shard that may be deleted, the oldest first.
 
     Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; what a drained checkpoint is made of
-    (P8); and in `sync:N` all that the shards may still have to return to (P12).
+    (P8); and in `sync:N` all that the shards may still have to return to (P12). What was given up is kept only as part
+    of a drained checkpoint.
 
     Parameters
     ----------
@@ -45,12 +62,16 @@ def superseded(
         Folders of parts of drained checkpoints.
     cut_round : int or None
         The newest round that every shard has a checkpoint of; None: there is none yet.
+    returns : collection of Return
+        Of the shard.
     """
     assert keep >= 1, keep
     oldest_first = sorted(held, key=lambda h: (-1 if h.round is None else h.round, h.id))
-    return [
+    void = [h for h in oldest_first if given_up(h, returns)]
+    good = [h for h in oldest_first if h not in void]
+    return [h.id for h in void if h.id.folder not in pinned] + [
         h.id
-        for h in oldest_first[:-keep]
+        for h in good[:-keep]
         if not (keep_every and h.id.number % keep_every == 0)
         and h.id.folder not in pinned
         and (h.round is None or (cut_round is not None and h.round < cut_round))

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint_cases import DIGEST, RUN, STEPS, model_of, write_drained
-from coordinator_cases import Caller, core_of
+from coordinator_cases import Caller, announce, core_of
 from safetensors.numpy import load
 from small_job import SMALL_JOB
 from store_fakes import MemoryStore
@@ -95,6 +95,26 @@ def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypat
     with pytest.raises(Superseded):
         coordination._finish()
     assert not RESULTS & set(store.contents)
+
+
+def test_the_weights_are_those_of_the_shards_as_they_are_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shard that comes back meanwhile may have had steps computed again, on another way to the same ones (P12)."""
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    taken: list[int] = []
+
+    def checkpoint_of_all(steps: int, final: bool) -> str:
+        taken.append(core.shards.view)
+        return "j1"
+
+    monkeypatch.setattr(coordination, "_checkpoint_of_all", checkpoint_of_all)
+    store.fail("replace", REPORT_FILE, times=2)
+    coordination._finish()
+    coordination._finish()
+    assert taken == [2], "nothing has changed since"
+    announce(core, 1, 2, [(0, STEPS)])
+    coordination._finish()
+    assert (taken, core.state) == ([2, 3], JobState.DONE)
 
 
 def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

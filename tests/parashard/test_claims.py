@@ -8,10 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from store_fakes import MemoryStore
 
 from parashard import claims
-from parashard.claims import claim_incarnation, newest_claim
-from parashard.errors import ConfigurationError, StoreFailed
+from parashard.claims import Claims, Return, claim_incarnation, newest_claim
+from parashard.errors import AlreadyStored, ConfigurationError, StoreFailed, Superseded
 from parashard.store.local import LocalStore
 
 
@@ -28,9 +29,9 @@ def test_the_first_life_is_1_and_each_next_one_is_higher(store):  # P3
 
 
 def test_a_claim_tells_people_who_made_it(store):
-    claim_incarnation(store, "shard-0")
+    Claims(store, "shard-0", "drawn").next()
     assert store.names("claims/shard-0") == ["00000001"]
-    assert store.read("claims/shard-0/00000001", 1000).decode() == f"{socket.gethostname()} {os.getpid()}\n"
+    assert store.read("claims/shard-0/00000001", 1000).decode() == f"{socket.gethostname()} {os.getpid()} drawn\n"
 
 
 def test_names_do_not_share_numbers(store):
@@ -88,3 +89,77 @@ def test_lives_have_a_bound(store, monkeypatch):
     assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
     with pytest.raises(ConfigurationError, match="has had 3 lives"):
         claim_incarnation(store, "shard-0")
+
+
+# --- claims that have been made, and their replies ---
+
+
+def test_a_claim_whose_request_was_sent_again_is_its_maker_s():  # P23
+    store = MemoryStore()
+    lost = store.lose_reply("create", "claims/", error=AlreadyStored("sent again"))
+    mine = Claims(store, "shard-0", "mine")
+    assert mine.next() == 1, "no number is passed over"
+    assert lost.fired == 1
+    mine.check()
+    assert mine.next() == 2
+
+
+def test_a_claim_that_failed_and_was_made_nonetheless_supersedes_nobody():  # P23
+    store = MemoryStore()
+    mine = Claims(store, "shard-0", "mine")
+    mine.next()
+    store.lose_reply("create", "claims/", error=StoreFailed("no answer"))
+    with pytest.raises(StoreFailed, match="no answer"):
+        mine.next()
+    assert newest_claim(store, "shard-0") == 2
+    mine.check()
+    assert mine.superseded is None
+    assert mine.next() == 3
+
+
+def test_a_process_with_a_newer_claim_than_its_own_is_superseded_for_good(store):  # P23
+    mine = Claims(store, "shard-0", "mine")
+    mine.next()
+    mine.check()
+    claim_incarnation(store, "shard-0")
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0; this one, with inc"):
+        mine.check()
+    assert isinstance(mine.superseded, Superseded)
+    with pytest.raises(Superseded):
+        mine.next()
+    assert newest_claim(store, "shard-0") == 2, "it does not come before the other one again"
+
+
+def test_a_process_that_has_claimed_before_does_not_pass_another_s_claim_over(store, monkeypatch):  # P23
+    mine = Claims(store, "shard-0", "mine")
+    mine.next()
+    listed = store.names
+    seen = iter([["00000001"], ["00000001"]])  # the other one claims after these lists were read
+    claim_incarnation(store, "shard-0")
+    monkeypatch.setattr(store, "names", lambda folder: next(seen, None) or listed(folder))
+    with pytest.raises(Superseded):
+        mine.next()
+    assert newest_claim(store, "shard-0") == 2
+
+
+def test_two_processes_of_one_host_do_not_take_each_other_s_claim_for_their_own(store, monkeypatch):
+    monkeypatch.setattr(store, "names", lambda folder: [])
+    assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
+
+
+# --- returns to earlier rounds ---
+
+
+def test_a_claim_tells_where_its_incarnation_returned_to(store):  # P12
+    mine = Claims(store, "shard-0", "mine")
+    for round_ in (None, 4, None, 0):
+        mine.next(returning_to=round_)
+    mine.check()
+    assert mine.returns(after=0) == [Return(2, 4), Return(4, 0)]
+    assert mine.returns(after=2) == [Return(4, 0)]
+    assert Claims(store, "shard-0", "later").returns(after=3) == [Return(4, 0)]
+
+
+def test_a_claim_of_an_earlier_version_tells_of_no_return(store):
+    store.create("claims/shard-0/00000001", b"host 17\n")
+    assert Claims(store, "shard-0", "mine").returns(after=0) == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ from in_process import plan_of, push, variables_of
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.state import ShardState, load
+from parashard.claims import Claims
 from parashard.contracts import plan_message
 from parashard.job.load import as_toml, job_from_toml
 from parashard.partition import fixed_shards
@@ -32,6 +34,8 @@ COUNTING = {"kind": "sgd", "learning_rate": -1.0}
 """Adds every gradient to the weights: with integers the sums are exact."""
 ADAM = {"kind": "adam", "learning_rate": 0.1}
 """Has slots and counts its updates: a state that is not restored whole goes another way."""
+
+_PROCESSES = count()
 
 
 def job_reply(
@@ -93,7 +97,8 @@ class ShardProcess:
         rounds = builder.round_steps is not None
         restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
         options = builder.job.checkpoint
-        self.lives = Lives(builder, restorer, store, options)
+        claims = Claims(store, f"shard-{index}", f"process-{next(_PROCESSES)}")
+        self.lives = Lives(builder, restorer, store, options, claims)
         self.served = self.lives.first()
         self.served.owner = Owner(64, broken=lambda error: None)  # what breaks fails the test, not its process
         cadence = Cadence(
@@ -109,6 +114,7 @@ class ShardProcess:
             cadence,
             options,
             self.lives.known,
+            claims=claims,
             on_cut=self.lives.rolled,
             on_collected=self.lives.collected,
             clock=lambda: self.now_s,

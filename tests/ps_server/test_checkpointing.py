@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from shard_process import ADAM, ShardProcess, bits_in, bits_of
+from in_process import push
+from shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of
 from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import CheckpointId
@@ -217,12 +218,23 @@ def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P
     older, newer = process(store), process(store)
     older.push(0)
     before = dict(store.contents)
-    with pytest.raises(Superseded, match="a newer life of shard-0 saves now"):
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
         older.checkpointer.take()
     assert store.contents == before
+    assert isinstance(older.lives.claims.superseded, Superseded), "it ends"  # P23
     newer.push(0)
     newer.checkpointer.take()
     assert newer.stored() == ["p5/s0/i2/c1"]
+
+
+def test_a_checkpoint_that_is_dropped_for_a_newer_claim_is_counted_as_failed(store: MemoryStore) -> None:
+    shard = process(store, every_steps=1)
+    shard.push(0)
+    claim_incarnation(store, "shard-0")  # and its process dies
+    shard.checkpointer.save_pending()
+    record = shard.checkpointer.record
+    assert (record.stored, record.failed) == (0, 1)
+    assert "another process has claimed incarnation 2 of shard-0" in record.error
 
 
 def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
@@ -241,10 +253,15 @@ def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: Memo
     assert shard.numbers() == []
 
 
-def test_after_a_return_the_round_s_checkpoint_is_there_already(store: MemoryStore) -> None:  # P12
-    shard = process(store, consistency="sync:2", every_steps=2)
-    shard.push(0, 1, 2)
-    shard.checkpointer.save_pending()
-    shard.lives.roll_back(1, incarnation=1)
+def test_after_a_return_what_was_saved_before_it_is_not_handed_out(store: MemoryStore) -> None:  # P7, P12
+    """The same steps, and other weights: gradients need not have equal bits."""
+    shard = process(store, consistency="sync:2")
+    shard.push(0, 1)
+    before = shard.checkpointer.take(1)
+    shard.lives.roll_back(0, incarnation=1)
+    for step in (0, 1):
+        push(shard.shard, step, gradient_of(shard.shard, step + 1000))
     stored = shard.checkpointer.take(1)
-    assert (stored.id.incarnation, stored.round) == (1, 1), "a round's bits are the same in every life"
+    assert stored.applied == before.applied
+    assert (stored.id.incarnation, before.id.incarnation) == (2, 1)
+    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)

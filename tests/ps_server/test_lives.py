@@ -158,18 +158,106 @@ def test_a_process_that_has_a_successor_does_not_come_before_it_again(store: Mem
     shard = process(store)
     at_round(shard, 1)
     claim_incarnation(store, "shard-0")
-    with pytest.raises(Superseded, match="a newer process of shard-0 has incarnation 2"):
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
         shard.lives.roll_back(0, incarnation=1)
     assert shard.shard.identity.incarnation == 1
+    assert isinstance(shard.lives.claims.superseded, Superseded), "its process ends"  # P23
 
 
-def test_a_cut_that_was_being_saved_at_the_return_is_still_the_round_that_it_was(store: MemoryStore) -> None:  # P12
+def test_a_return_whose_claim_was_made_and_its_reply_lost_takes_place(store: MemoryStore) -> None:  # P23
+    shard = process(store)
+    at_round(shard, 2)
+    lost = store.lose_reply("create", "claims/")
+    assert shard.lives.roll_back(1, incarnation=1) == 2
+    assert lost.fired == 1
+    shard.push(2, 3)
+    shard.reach(2)
+    shard.checkpointer.take(2)
+    assert shard.lives.claims.superseded is None, "its own claim fences nobody"
+
+
+def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: MemoryStore) -> None:  # P23
+    shard = process(store)
+    at_round(shard, 2)
+    lost = store.lose_reply("create", "claims/", error=StoreFailed("no answer"))
+    with pytest.raises(StoreFailed, match="no answer"):
+        shard.lives.roll_back(1, incarnation=1)
+    assert lost.fired == 1
+    shard.push(4)
+    shard.checkpointer.take()
+    assert shard.checkpointer.record.failed == 0
+    assert shard.lives.roll_back(1, incarnation=1) == 3
+
+
+# --- what was saved on the way that a return has given up (P12) ---
+
+
+def test_after_a_return_later_rounds_are_no_longer_there_to_return_to(store: MemoryStore) -> None:
+    shard = process(store)
+    seen = at_round(shard, 3)
+    shard.lives.roll_back(1, incarnation=1)
+    assert shard.lives.returnable() == [0, 1]
+    other_way(shard, 1)
+    assert shard.lives.returnable() == [0, 1, 2]
+    at_second = bits_of(shard.shard)
+    assert at_second != seen[2]
+    other_way(shard, 2)
+    shard.lives.roll_back(2, incarnation=2)
+    assert bits_of(shard.shard) == at_second
+
+
+def test_a_later_process_restores_no_round_that_was_given_up(store: MemoryStore) -> None:
+    shard = process(store)
+    at_round(shard, 3)
+    shard.lives.roll_back(1, incarnation=1)
+    second = process(store)
+    assert (second.served.restored, second.lives.returnable()) == ("restored p5/s0/i1/c1 with 2 steps", [0, 1])
+    assert second.shard.identity.incarnation == 3
+
+
+def test_a_cut_that_was_being_saved_at_the_return_is_given_up(store: MemoryStore) -> None:
     shard = process(store)
     at_round(shard, 1)
     shard.push(2, 3)
     shard.reach(2)
-    at_second = bits_of(shard.shard)
-    shard.lives.roll_back(1, incarnation=1)
+    create = store.create
+
+    def meanwhile(name: str, content: bytes | memoryview) -> None:
+        create(name, content)
+        if "slots-" in name:
+            store.create = create  # type: ignore[method-assign]
+            shard.lives.roll_back(1, incarnation=1)
+
+    store.create = meanwhile  # type: ignore[method-assign]
+    fault = store.fail("delete")
     shard.checkpointer.save_pending()
-    shard.lives.roll_back(2, incarnation=2)
-    assert bits_of(shard.shard) == at_second
+    assert fault.fired == 1
+    assert shard.stored() == ["p5/s0/i1/c1", "p5/s0/i1/c2"], "it was stored after the return"
+    assert shard.lives.returnable() == process(store).lives.returnable() == [0, 1]
+
+
+def test_a_round_that_comes_again_is_saved_again(store: MemoryStore) -> None:
+    shard = process(store)
+    at_round(shard, 2)
+    shard.lives.roll_back(1, incarnation=1)
+    other_way(shard, 1)
+    assert shard.checkpointer.pending is None
+    assert shard.stored() == ["p5/s0/i1/c1", "p5/s0/i2/c3"], "and the one that was given up is deleted"
+
+
+def test_what_could_not_be_read_at_the_start_is_not_gone_back_to(store: MemoryStore) -> None:
+    at_round(process(store), 3)
+    fault = store.fail("read", "c00000003/variables-")
+    second = process(store)  # it begins at round 2, and all others return there
+    assert (fault.fired, second.lives.returnable()) == (1, [0, 1, 2])
+    assert second.shard.identity.incarnation == second.lives.first_incarnation
+    third = process(store)
+    assert third.lives.returnable() == [0, 1, 2], "though it can be read again"
+
+
+def other_way(shard: ShardProcess, round_: int) -> None:
+    """Push a round's steps with other gradients, as a job without equal bits does, and save the next round's start."""
+    for step in (2 * round_, 2 * round_ + 1):
+        push(shard.shard, step, gradient_of(shard.shard, step + 1000))
+    shard.reach(round_ + 1)
+    shard.checkpointer.save_pending()

@@ -11,7 +11,7 @@ from in_process import push
 from shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from store_fakes import MemoryStore
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, StaleIncarnation
 from parashard.messages import PushResult
 from parashard.store import open_store
 from parashard.store.base import Store
@@ -121,6 +121,30 @@ def test_the_log_goes_on_over_any_number_of_lives(start: Start) -> None:
         if step == 1:
             shard.checkpointer.take()
     assert bits_of(start().shard) == bits_of(undisturbed("async", 0, 1, 2, 3).shard)
+
+
+def test_after_a_return_the_log_of_what_was_given_up_is_not_replayed(start: Start) -> None:  # P12, P18
+    first = start("sync:2", every_steps=2)
+    for round_ in range(3):
+        first.reach(round_)
+        first.checkpointer.save_pending()
+        first.push(2 * round_, 2 * round_ + 1)
+    first.lives.roll_back(1, incarnation=1)
+    for step in (2, 3, 4):  # the same steps with other gradients, as in a job without equal bits
+        push(first.shard, step, gradient_of(first.shard, step + 1000))
+    second = start("sync:2", every_steps=2)
+    assert bits_of(second.shard) == bits_of(first.shard)
+    assert second.served.restored == "restored p5/s0/i1/c1 with 2 steps; replayed 3 pushes of the log"
+    assert second.shard.ingest.held == first.shard.ingest.held
+
+
+def test_a_push_that_a_return_has_given_up_is_not_called_durable(start: Start) -> None:
+    shard = start("sync:2")
+    shard.push(0, 1, 2)
+    position = shard.lives.log_position
+    shard.lives.roll_back(0, incarnation=1)
+    with pytest.raises(StaleIncarnation, match="returned to an earlier round"):
+        shard.lives.wait_durable(position, 1.0)
 
 
 def test_a_skipped_step_stays_a_counted_one(start: Start) -> None:  # P6

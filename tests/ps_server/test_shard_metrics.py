@@ -55,6 +55,7 @@ def test_pushes_are_told_by_result() -> None:
         "pull_bytes_total": 16,
         "pull_unmoved_bytes_total": 0,
         "skipped_steps_total": 1,
+        "failed_announcements_total": 0,
         "version": 2,
         "steps_applied": 2,
         "step_lag_max": 0,

@@ -102,6 +102,7 @@ class CoordinatorProcess(Process):
         )
         self.final: dict[str, Float32s] | None = None
         self._checkpoint = ""
+        self._checkpoint_view = 0
         self._held = HeldCalls(world, self.service, self.core, self._watch)
         self._events = 0
         world.note(f"coordinator {self.incarnation} starts")
@@ -280,6 +281,8 @@ class CoordinatorProcess(Process):
         """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
         core = self.core
         try:
+            if core.shards.view != self._checkpoint_view:
+                self._checkpoint, self._checkpoint_view = "", core.shards.view
             if "P7-no-checkpoint" not in self._habits:
                 self._checkpoint = self._checkpoint or await self._checkpoint_of_all(core.leases.target, final=True)
                 if not self._checkpoint:

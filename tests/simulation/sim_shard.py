@@ -16,6 +16,7 @@ from sim_world import Process, Promise, World
 
 from parashard import wire
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.claims import Claims
 from parashard.contracts import interval_messages
 from parashard.errors import ParashardError, RetryLater
 from parashard.job.tables import CheckpointOptions
@@ -86,11 +87,13 @@ class ShardProcess(Process):
         restorer = Restorer(
             catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
         )
+        claims = Claims(store, self.name, f"{world.now_s!r}/{world.events}")
         self.lives = Lives(
             builder,  # type: ignore[arg-type]
             restorer,
             store,
             options,
+            claims,
             opened=logs.opened,  # type: ignore[arg-type]
             replayed=logs.replayed,  # type: ignore[arg-type]
         )
@@ -110,6 +113,7 @@ class ShardProcess(Process):
             cadence,
             options,
             self.lives.known,
+            claims=claims,
             on_cut=self.lives.rolled,
             on_collected=self.lives.collected,
             clock=clock,
@@ -184,6 +188,8 @@ class ShardProcess(Process):
         """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
         next_s = self.world.now_s
         while not self._stopping:
+            if self.lives.claims.superseded is not None:
+                raise self.lives.claims.superseded  # P23
             if not self.served.changed.is_set() and self.world.now_s < next_s:
                 await self.world.sleep(LOOK_S)
                 continue

@@ -148,6 +148,11 @@ def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str,
     assert [fault for fault in due if not fired[fault]] == []
 
 
+def test_a_seed_whose_last_checkpoint_joined_two_ways_to_the_same_steps() -> None:  # P7, P12
+    """Two shards save the last round, the third is superseded and comes back empty, and all compute it again."""
+    assert simulate(9000337, drawn_setting(9000337, "torn", "sync:4")).violations == []
+
+
 @pytest.mark.parametrize(("oracle", "policy"), JOBS)
 def test_the_same_seed_is_the_same_run(oracle: str, policy: str) -> None:
     first, again, other = (simulate(seed, drawn_setting(3, oracle, policy)) for seed in (1, 1, 2))

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.checkpoints.retention import Held, collect, superseded
+from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.claims import Return
 from parashard.errors import DamagedCheckpoint, StoreFailed
 
 
@@ -28,8 +29,9 @@ def deleted(
     keep_every: int = 0,
     pinned: Collection[str] = (),
     cut_round: int | None = None,
+    returns: Collection[Return] = (),
 ) -> list[tuple[int, int]]:
-    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, cut_round=cut_round)
+    found = superseded(held_, keep=keep, keep_every=keep_every, pinned=pinned, cut_round=cut_round, returns=returns)
     return [(id_.incarnation, id_.number) for id_ in found]
 
 
@@ -66,23 +68,35 @@ def test_in_sync_the_newest_are_those_of_the_highest_rounds():  # P12
     assert deleted(rounds([10]) + rounds([6, 8], incarnation=2), keep=2, cut_round=10) == [(2, 6)]
 
 
+def test_what_a_return_has_given_up_is_no_newest_one():  # P12
+    returns = [Return(3, 4)]
+    before, after = rounds([2, 4, 6, 8], incarnation=2), rounds([6], incarnation=3)
+    assert [given_up(h, returns) for h in before + after] == [False, False, True, True, False]
+    assert deleted(before + after, keep=2, cut_round=6, returns=returns) == [(2, 6), (2, 8), (2, 2)]
+    pinned = {CheckpointId(1, 0, 2, 8).folder}
+    assert deleted(before + after, keep=2, cut_round=6, returns=returns, pinned=pinned) == [(2, 6), (2, 2)]
+
+
 @settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30), st.integers(0, 9)), unique_by=lambda t: t[:2]),
+    st.lists(st.builds(Return, st.integers(1, 5), st.integers(0, 9)), max_size=3),
     st.integers(1, 5),
     st.integers(0, 5),
     st.none() | st.integers(0, 9),
     st.randoms(use_true_random=False),
 )
-def test_whatever_there_is(drawn, keep, keep_every, cut_round, random):
+def test_whatever_there_is(drawn, returns, keep, keep_every, cut_round, random):
     all_held = [Held(CheckpointId(1, 0, i, n), r) for i, n, r in drawn]
-    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "cut_round": cut_round}
+    rule = {"keep": keep, "keep_every": keep_every, "pinned": (), "cut_round": cut_round, "returns": returns}
     gone = superseded(all_held, **rule)
     left = [h for h in all_held if h.id not in gone]
-    assert len(left) >= min(keep, len(all_held))
+    good = [h for h in all_held if not given_up(h, returns)]
+    assert all(h in good for h in left)
+    assert len(left) >= min(keep, len(good))
     assert superseded(left, **rule) == []  # twice is once
     assert gone == superseded(random.sample(all_held, len(all_held)), **rule)  # any order is the same
-    if cut_round in [h.round for h in all_held]:
+    if cut_round in [h.round for h in good]:
         assert cut_round in [h.round for h in left]  # what all shards can return to
 
 

@@ -1,0 +1,89 @@
+"""A shard's announcements: what ends the shard, and what does not."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from shard_process import ADAM, ShardProcess, job_reply
+from store_fakes import MemoryStore
+
+from parashard.claims import claim_incarnation
+from parashard.errors import Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
+from parashard.process import Stop
+from protos import coordinator_pb2 as pb
+from ps_server import __main__ as module
+from ps_server.__main__ import _Announcer
+
+
+class ScriptedCoordinator:
+    """Answers announcements in turn with these errors, then that the job is done."""
+
+    retry_budget_s = math.inf
+
+    def __init__(self, *errors: ParashardError) -> None:
+        self._errors = iter(errors)
+        self.calls = 0
+
+    def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
+        self.calls += 1
+        for error in self._errors:
+            raise error
+        return pb.RegisterShardReply(state=pb.JOB_STATE_DONE, coordinator_incarnation=1)
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for pause in ("ANNOUNCE_S", "ANNOUNCE_AGAIN_S", "LOOK_S"):
+        monkeypatch.setattr(module, pause, 0.0)
+
+
+def announcer(process: ShardProcess, coordinator: ScriptedCoordinator) -> _Announcer:
+    return _Announcer(
+        coordinator,  # type: ignore[arg-type]
+        job_reply(),
+        process.served,
+        process.checkpointer,
+        process.lives,
+        process.service,
+        pb.ShardAddress(address="127.0.0.1:1"),
+        "",
+        linger_s=0.0,
+    )
+
+
+@pytest.fixture
+def process() -> ShardProcess:
+    return ShardProcess(MemoryStore(), optimizer=ADAM, checkpoint={"every_s": 0.0})
+
+
+def test_an_internal_error_of_the_coordinator_ends_no_shard(process: ShardProcess) -> None:
+    coordinator = ScriptedCoordinator(PeerFailed("a bug"), Unreachable("restarting"), PeerFailed("a bug"))
+    announcer(process, coordinator).run(Stop())
+    assert coordinator.calls == 4, "the fourth was answered: the job is done"
+    assert process.shard.record.failed_announcements == 2
+
+
+def test_a_coordinator_that_has_only_internal_errors_for_its_shard_is_given_up(process: ShardProcess) -> None:
+    coordinator = ScriptedCoordinator(PeerFailed("a bug"), *[PeerFailed("the same bug")] * 100)
+    coordinator.retry_budget_s = 0.0
+    with pytest.raises(PeerFailed, match="the same bug"):
+        announcer(process, coordinator).run(Stop())
+    assert coordinator.calls > 1
+
+
+@pytest.mark.parametrize("error", [Superseded("incarnation 2 is registered"), WrongRun("another run")])
+def test_a_shard_whose_place_another_has_ends(process: ShardProcess, error: Fenced) -> None:  # P3
+    with pytest.raises(type(error)):
+        announcer(process, ScriptedCoordinator(error)).run(Stop())
+
+
+def test_a_shard_that_has_met_another_process_s_claim_ends(process: ShardProcess) -> None:  # P23
+    process.push(0)
+    claim_incarnation(process.store, "shard-0")  # and that process dies before it has announced itself
+    with pytest.raises(Superseded):
+        process.checkpointer.take()
+    coordinator = ScriptedCoordinator()
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0; this one, with inc"):
+        announcer(process, coordinator).run(Stop())
+    assert coordinator.calls == 0
