@@ -7,7 +7,7 @@ disk of a shard that crashes is told to lose what it had not acknowledged, or to
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -56,7 +56,7 @@ class SimulatedStore(MemoryStore):
         if self._world.strikes("store_reply_lost"):
             raise StoreFailed(f"{self.url}/{name}: the reply was lost")
 
-    def _called(self, operation: str, name: str) -> None:
+    def _called(self, operation: str, name: str, carry_out: Callable[[], object] = lambda: None) -> None:
         world = self._world
         if world.acting is not None and world.strikes("store_slow"):
             slow_until_s = world.now_s + world.rng.uniform(*SLOW_S)
