@@ -192,7 +192,7 @@ def worker(
     if tls_dir is not None:
         arguments += ["--tls-dir", str(tls_dir.absolute())]
     arguments += ["--trace"] if trace else []
-    os.execv(sys.executable, [sys.executable, "-m", "worker", *arguments])
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "worker", *arguments])
 
 
 @app.command()

@@ -68,9 +68,10 @@ class LocalCluster:
         return self._logs / f"{name}.log"
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -m module arguments` as a child; it gets no terminal, no signals of ours, and the lifeline."""
+        """Start `python -P -m module arguments` as a child, which gets the lifeline, no terminal, no signals."""
         assert name not in self._children, f"{name} runs already"
-        command = [sys.executable, "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
+        # -P: a file of the working directory that is named as a package of ours is not taken for it.
+        command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
         with self.log_path(name).open("ab") as log:
             self._log_starts[name] = log.tell()
             self._children[name] = subprocess.Popen(

@@ -30,7 +30,8 @@ class UserOptions(BaseModel):
 
     kind: str = Field(
         pattern=r"^[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*$",
-        description="module:factory, a Python module beside the job file (or installed) and a function in it.",
+        description="module:factory, a Python module and a function in it. It is installed, beside the job "
+        "file or in the working directory.",
     )
 
 
@@ -43,8 +44,8 @@ def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -
     spec : DataSpec
         The factory's first argument.
     folder : Path or None
-        The job file's folder. It is put first on `sys.path` and stays there, as a script's folder does, so that the
-        module can import its neighbours at any time. None: only what is installed is found.
+        The job file's folder. It and the working directory are put at the end of `sys.path` and stay there, so that
+        the module can import its neighbours at any time. None: the working directory alone.
 
     Raises
     ------
@@ -86,26 +87,40 @@ def user_code_sha256(options: UserOptions, folder: Path | None) -> str:
 
 
 def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
-    if folder is not None:
-        folder = folder.resolve()
-        if sys.path[:1] != [str(folder)]:
-            sys.path.insert(0, str(folder))
-        importlib.invalidate_caches()
+    places = _search_last(folder)
     try:
         module = importlib.import_module(name)
     except Exception as error:  # whatever the user's module raises while it is read
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
-            where = f"in {folder} or among" if folder is not None else "among"
-            raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where} installed ones") from None
+            where = "".join(f"in {place}, " for place in places)
+            raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where}or installed") from None
+        if isinstance(error, ImportError) and error.name:
+            _check_unshadowed(kind, error.name.partition(".")[0], places)
         raise ConfigurationError(
             f"model kind {kind!r}: importing {name!r} failed: {type(error).__name__}: {error}"
         ) from error
-    if folder is not None and _beside(folder, name) and not _lies_in(module, folder):
-        raise ConfigurationError(
-            f"model kind {kind!r}: {folder} has a module {name!r}, but another of that name, {_place(module)}, was "
-            "imported before; rename yours"
-        )
+    _check_unshadowed(kind, name, places)
     return module
+
+
+def _search_last(folder: Path | None) -> list[Path]:
+    """Let modules in these folders be found after all that is installed; return the folders.
+
+    At the end of `sys.path`, not at its beginning as a script's folder is: a file named `worker.py` or `protos.py`
+    there must not take the place of a package of ours, which may not have been imported yet.
+    """
+    places = [place.resolve() for place in (folder, Path()) if place is not None]
+    sys.path += [place for place in dict.fromkeys(map(str, places)) if place not in sys.path]
+    importlib.invalidate_caches()
+    return list(dict.fromkeys(places))
+
+
+def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
+    """Refuse a module of another place where the user has one of that name."""
+    module = sys.modules.get(name)
+    own = next((file for place in places if (file := _file_in(place, name))), None)
+    if own is not None and module is not None and not _is_of(module, own):
+        raise ConfigurationError(f"model kind {kind!r}: {name!r} is {_place(module)}, not {own}; rename yours")
 
 
 def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, place: str) -> Any:
@@ -121,13 +136,13 @@ def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, p
         ) from error
 
 
-def _beside(folder: Path, name: str) -> bool:
-    path = folder.joinpath(*name.split("."))
-    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
+def _file_in(place: Path, name: str) -> Path | None:
+    path = place.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
 
 
-def _lies_in(module: ModuleType, folder: Path) -> bool:
-    return module.__file__ is not None and Path(module.__file__).resolve().is_relative_to(folder)
+def _is_of(module: ModuleType, own: Path) -> bool:
+    return module.__file__ is not None and Path(module.__file__).resolve().parent == own.resolve().parent
 
 
 def _place(module: ModuleType) -> str:

@@ -122,7 +122,7 @@ class JobRun:
             if entry.name.isdigit() and int(entry.name) != self._process.pid:
                 with suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    if words[1:2] == ["-m"] and words[2] in SERVICES and str(self.dir) in " ".join(words):
+                    if words[1:3] == ["-P", "-m"] and words[3] in SERVICES and str(self.dir) in " ".join(words):
                         found[int(entry.name)] = words
         return found
 

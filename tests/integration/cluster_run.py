@@ -81,7 +81,7 @@ class ClusterRun:
         """Return the process ids of a role ("worker", "ps_server", "coordinator") by name or index."""
         found = {}
         for pid, words in _command_lines():
-            if str(self.dir) in " ".join(words) and words[1:3] == ["-m", module]:
+            if str(self.dir) in " ".join(words) and words[1:4] == ["-P", "-m", module]:
                 label = next((words[i + 1] for i, w in enumerate(words) if w in ("--name", "--index")), module)
                 found[label] = pid
         return found

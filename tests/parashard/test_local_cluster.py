@@ -130,6 +130,20 @@ def test_a_child_gets_its_arguments_its_own_session_and_nothing_to_read(cluster,
     assert cluster.log_path("worker-0").read_text() == "['--connect', '127.0.0.1:7', '--lifeline'] True ''\n"
 
 
+@pytest.mark.parametrize("service", ["coordinator", "ps_server", "worker"])
+def test_files_in_the_working_directory_do_not_shadow_a_service(cluster, tmp_path, monkeypatch, service):
+    folder = tmp_path / "of the user"
+    folder.mkdir()
+    for name in ("coordinator", "parashard", "protos", "ps_server", "worker"):
+        (folder / f"{name}.py").write_text("print('of the user')\n")
+    monkeypatch.chdir(folder)
+    cluster.start(f"{service}-0", service, ["--help"])
+    (ended,) = reaped(cluster)
+    said = cluster.log_path(f"{service}-0").read_text()
+    assert "of the user" not in said
+    assert (ended.exit_code, "--lifeline" in said) == (0, True), said
+
+
 def test_lives_of_one_name_share_a_log(cluster, module):
     name = module("print('hello')")
     for _ in range(2):

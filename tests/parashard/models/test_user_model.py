@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,10 +40,11 @@ WORKING = """
 @pytest.fixture(autouse=True)
 def _imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(sys, "path", list(sys.path))
-    before = set(sys.modules)
+    before = dict(sys.modules)
     yield
-    for name in set(sys.modules) - before:
+    for name in set(sys.modules) - set(before):
         del sys.modules[name]
+    sys.modules.update(before)
 
 
 def load(folder: Path | None, kind: str, **extra: Any) -> Any:
@@ -60,8 +62,38 @@ def test_a_module_beside_the_job_file_is_loaded_with_its_options(tmp_path: Path)
     written(tmp_path, "mine.py")
     assert (load(tmp_path, "mine:build").spec, load(tmp_path, "mine:build").width) == (SPEC, 3)
     assert load(tmp_path, "mine:build", width=9).width == 9
-    assert sys.path[0] == str(tmp_path.resolve())
+    assert sys.path[-1] == str(tmp_path.resolve()), "at the end: nothing there may shadow what is installed"
     assert sys.path.count(str(tmp_path.resolve())) == 1
+
+
+def test_a_module_in_the_working_directory_is_found_after_one_beside_the_job_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    beside, here = tmp_path / "beside", tmp_path / "here"
+    written(beside, "first.py")
+    written(here, "first.py", "raise RuntimeError('of the working directory')")
+    written(here, "second.py")
+    monkeypatch.chdir(here)
+    assert load(beside, "first:build").width == 3
+    assert load(beside, "second:build").width == 3
+    assert load(None, "second:build").width == 3
+
+
+@pytest.mark.parametrize("name", ["coordinator", "protos", "ps_server", "worker"])
+def test_files_beside_the_model_do_not_shadow_ours(tmp_path: Path, name: str) -> None:
+    for package in [module for module in sys.modules if module.partition(".")[0] == name]:
+        del sys.modules[package]  # as in a process that has not imported it yet
+    written(tmp_path, f"{name}.py", "raise RuntimeError('of the user')")
+    written(tmp_path, "mine.py")
+    load(tmp_path, "mine:build")
+    assert importlib.import_module(name).__file__ != str(tmp_path / f"{name}.py")
+
+
+def test_a_neighbour_that_an_installed_module_shadows_is_named(tmp_path: Path) -> None:
+    written(tmp_path, "worker.py")
+    written(tmp_path, "mine.py", "from worker import Mine\n")
+    with pytest.raises(ConfigurationError, match=r"'worker' is .*worker/__init__\.py, not .*worker\.py; rename yours"):
+        load(tmp_path, "mine:build")
 
 
 def test_a_module_in_a_package_may_import_its_neighbour(tmp_path: Path) -> None:
@@ -71,17 +103,17 @@ def test_a_module_in_a_package_may_import_its_neighbour(tmp_path: Path) -> None:
     assert load(tmp_path, "pack.mine:build").width == 3
 
 
-def test_without_a_folder_only_installed_modules_are_found(tmp_path: Path) -> None:
+def test_without_a_folder_only_the_working_directory_and_installed_modules_are_looked_into(tmp_path: Path) -> None:
     written(tmp_path, "mine.py")
-    with pytest.raises(ConfigurationError, match="no module 'mine' among installed ones"):
+    with pytest.raises(ConfigurationError, match=f"no module 'mine' in {Path.cwd()}, or installed"):
         load(None, "mine:build")
 
 
 @pytest.mark.parametrize(
     ("kind", "extra", "told"),
     [
-        ("absent:build", {}, r"no module 'absent' in .* or among installed ones"),
-        ("pack.absent:build", {}, r"no module 'pack.absent' in .* or among installed ones"),
+        ("absent:build", {}, r"no module 'absent' in .*, in .*, or installed"),
+        ("pack.absent:build", {}, r"no module 'pack.absent' in .*, in .*, or installed"),
         ("mine:absent", {}, r"mine\.py has no 'absent'"),
         ("mine:number", {}, r"mine\.py has something that cannot be called as 'number'"),
         ("mine:build", {"depth": 3}, r"options depth, raised TypeError: .*unexpected keyword argument 'depth'"),
@@ -114,5 +146,5 @@ def test_the_factory_s_own_configuration_error_is_passed_on(tmp_path: Path) -> N
 def test_another_module_of_the_name_is_not_taken_for_the_user_s(tmp_path: Path) -> None:
     written(tmp_path, "colorsys.py")
     __import__("colorsys")
-    with pytest.raises(ConfigurationError, match=r"has a module 'colorsys', but another .* imported before; rename"):
+    with pytest.raises(ConfigurationError, match=r"'colorsys' is .*colorsys\.py, not .*colorsys\.py; rename yours"):
         load(tmp_path, "colorsys:build")
