@@ -1,7 +1,8 @@
 """Arguments that all services share, and what follows from them: where to listen, what to tell others, credentials.
 
-Nothing else reads the environment, but `parashard.process`, which arms failpoints, and `parashard.telemetry.tracer`,
-which is configured by what OpenTelemetry defines. Called by each service's `__main__`, and by commands that connect.
+Nothing else reads the environment, but `parashard.process`, which arms failpoints, `parashard.telemetry.tracer`, which
+is configured by what OpenTelemetry defines, and the callers of `parashard.compute`, for numbers of threads. Called by
+each service's `__main__`, and by commands that connect.
 """
 
 from __future__ import annotations

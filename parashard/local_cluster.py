@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -44,6 +44,11 @@ class LocalCluster:
     ----------
     run_dir : Path
         Where each child's log goes: `logs/NAME.log`.
+
+    Attributes
+    ----------
+    variables : mapping of str to mapping
+        By module, what its processes have in their environment besides ours.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -53,6 +58,7 @@ class LocalCluster:
         self._log_starts: dict[str, int] = {}  # where the present life's log begins, in bytes
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
+        self.variables: Mapping[str, Mapping[str, str]] = {}
 
     @property
     def running(self) -> list[str]:
@@ -81,7 +87,7 @@ class LocalCluster:
                 stderr=log,
                 pass_fds=(self._lifeline_read,),
                 start_new_session=True,
-                env={**os.environ, **(ALLOCATOR if module == "worker" else {})},
+                env={**os.environ, **(ALLOCATOR if module == "worker" else {}), **self.variables.get(module, {})},
             )
 
     def reap(self) -> list[Ended]:

@@ -14,8 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from parashard.arguments import check_host
+from parashard.compute import thread_variables, threads_for
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import LoadedJob, as_toml
+from parashard.job.schema import Job
 from parashard.live import JobView
 from parashard.local_cluster import LocalCluster
 from parashard.process import ExitCode
@@ -92,6 +94,7 @@ def run_job(
         cluster = cluster or LocalCluster(run_dir)
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+    cluster.variables = _thread_variables(loaded.job)
     run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
     # As Ctrl-C: the report is written, the terminal given back.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
@@ -121,6 +124,16 @@ def run_job(
         if (run_dir / PREPROCESSING_FILE).exists():
             shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
     return Outcome(int(exit_code), report, reason, run_dir)
+
+
+def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
+    """Return what limits the threads of processes that load the user's model, for which they would be too late."""
+    options, sync = job.cluster, job.consistency.policy.kind == "sync"
+    threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=os.environ)
+    return {
+        "worker": thread_variables(threads, os.environ, override=options.worker_threads > 0),
+        "coordinator": thread_variables(1, os.environ, override=False),
+    }
 
 
 def _all_roles(tls_dir: Path) -> Credentials:

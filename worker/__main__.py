@@ -17,7 +17,7 @@ import structlog
 from parashard import encodings, failpoints
 from parashard.arguments import credentials_of, service_arguments
 from parashard.client import ShardClient
-from parashard.compute import limit_threads, threads_for
+from parashard.compute import limit_threads, thread_variables, threads_for
 from parashard.contracts import plan_from, view_from
 from parashard.data import open_source
 from parashard.data.base import DataSpec
@@ -79,8 +79,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     job = job_from_toml(reply.job_toml, [parse_set(text) for text in arguments.set])
     policy = job.consistency.policy
     coordinator.retry_budget_s = job.cluster.retry_budget_s
-    threads = threads_for(job.cluster.worker_threads, job.cluster.workers, reproducible=policy.kind == "sync")
-    limit_threads(threads)
+    threads = _limited_threads(job)
     device = open_device(arguments.device or job.cluster.device, arguments.name)
     source = open_source(job.data)
     limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
@@ -169,6 +168,15 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         raise leasing.failure
     log.info("left", steps=loop.steps, reason=stop.reason or leasing.reason)
     return ExitCode.JOB_FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
+
+
+def _limited_threads(job: Job) -> int:
+    """Limit every library to this worker's threads, before the model, and what it needs, is imported; return them."""
+    asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
+    threads = threads_for(asked, job.cluster.workers, reproducible=sync, environ=os.environ)
+    os.environ.update(thread_variables(threads, os.environ, override=asked > 0))
+    limit_threads(threads)
+    return threads
 
 
 def _makers_of(

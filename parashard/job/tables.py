@@ -232,7 +232,7 @@ class ClusterOptions(Table):
         default=0,
         ge=0,
         le=1024,
-        description="Compute threads of a worker; 0: an even share of the cores, or 1 in sync:N.",
+        description="Compute threads of a worker; 0: OMP_NUM_THREADS, else an even share of the cores, or 1 in sync:N.",
     )
     shard_threads: int = Field(
         default=0,

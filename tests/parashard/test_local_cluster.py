@@ -144,6 +144,16 @@ def test_files_in_the_working_directory_do_not_shadow_a_service(cluster, tmp_pat
     assert (ended.exit_code, "--lifeline" in said) == (0, True), said
 
 
+def test_a_child_has_the_variables_of_its_module(cluster, module, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    name, other = (module("import os\nprint(os.environ['OMP_NUM_THREADS'])") for _ in range(2))
+    cluster.variables = {name: {"OMP_NUM_THREADS": "1"}}
+    cluster.start("worker-0", name, [])
+    cluster.start("worker-1", other, [])
+    reaped(cluster)
+    assert [cluster.log_path(child).read_text() for child in ("worker-0", "worker-1")] == ["1\n", "9\n"]
+
+
 def test_lives_of_one_name_share_a_log(cluster, module):
     name = module("print('hello')")
     for _ in range(2):
