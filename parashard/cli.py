@@ -25,12 +25,12 @@ from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
-from parashard.cli_options import Sets, TlsDir, Trace
+from parashard.cli_options import Sets, TlsDir, Trace, told_job
 from parashard.cli_render import render_app
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
 from parashard.job.layers import Override, parse_set
-from parashard.job.load import LoadedJob, describe, load_job
+from parashard.job.load import LoadedJob, describe
 from parashard.live import NoView, open_view, render
 from parashard.metric_text import metric_name, metric_value
 from parashard.process import ExitCode, exit_code_of
@@ -268,7 +268,7 @@ def _load(
     ):
         if value is not None:
             flags.append((key, value, flag))
-    return load_job(job, flags)
+    return told_job(job, flags)
 
 
 def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:

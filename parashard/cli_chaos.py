@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
-from parashard.cli_options import Sets, TlsDir
+from parashard.cli_options import Sets, TlsDir, told_job
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
@@ -60,7 +60,7 @@ def chaos(
     for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
         if value is not None:
             flags.append((key, value, CHAOS_FLAG))
-    loaded = load_job(job, flags)
+    loaded = told_job(job, flags)
     automatic = loaded.job.cluster.transport == "auto"
     if automatic:
         loaded = load_job(job, [*flags, THROUGH_LINKS])

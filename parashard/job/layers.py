@@ -14,8 +14,8 @@ from parashard.errors import ConfigurationError
 from parashard.job.keys import KEY, at, dotted, key_parts, leaves, plain, shown, toml_value
 
 DEFAULT = "default"
-_PREFIX = "PARASHARD_"
-_SEPARATOR = "__"
+PREFIX = "PARASHARD_"
+SEPARATOR = "__"
 
 Override = tuple[str, Any, str]
 """(dotted key, value, name of the flag), such as ("cluster.shards", 4, "--shards")."""
@@ -31,6 +31,8 @@ class Layers:
         self.file = f"file {file}"
         self.table: dict[str, Any] = plain(table)
         self.origins: dict[tuple[str, ...], str] = {parts: self.file for parts, _ in leaves(table)}
+        self.replaced: dict[tuple[str, ...], list[Any]] = {}
+        """What single keys had before, where a later `put` gave them another value; the oldest first."""
 
     def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
         """Set one key, in place of all that it held before; missing tables above it are made.
@@ -51,11 +53,19 @@ class Layers:
                 )
             self.origins.pop(parts[:depth], None)  # an empty table was a leaf until now
             node = below
+        if parts in self.origins and node[parts[-1]] != plain(value):
+            self.replaced.setdefault(parts, []).append(node[parts[-1]])
         node[parts[-1]] = plain(value)
         for known in [k for k in self.origins if k[: len(parts)] == parts]:
             del self.origins[known]
         for leaf, _ in leaves({parts[-1]: node[parts[-1]]}, parts[:-1]):
             self.origins[leaf] = origin
+
+    def drop(self, parts: tuple[str, ...]) -> None:
+        """Remove one key, which is there, and all that it holds."""
+        del at(self.table, parts[:-1])[parts[-1]]
+        for known in [k for k in self.origins if k[: len(parts)] == parts]:
+            del self.origins[known]
 
     def origin(self, parts: tuple[str, ...]) -> str:
         """Return where a key's value came from; for a table, the origins of what is in it."""
@@ -85,7 +95,7 @@ def layered(file: Path, table: Mapping[str, Any], overrides: Sequence[Override],
     """
     layers = Layers(file, table)
     named: dict[tuple[str, ...], str] = {}
-    for parts, name in sorted((_environment_parts(n), n) for n in environ if _is_ours(n)):
+    for parts, name in sorted((_environment_parts(n), n) for n in environ if names_a_key(n)):
         if parts in named:
             raise ConfigurationError(
                 f"environment: {named[parts]} and {name} both set {dotted(*parts)}; unset one of them"
@@ -114,15 +124,16 @@ def parse_set(text: str) -> Override:
     return key.group(), toml_value(text[key.end() + 1 :]), "--set"
 
 
-def _is_ours(name: str) -> bool:
-    return name.upper().startswith(_PREFIX) and _SEPARATOR in name[len(_PREFIX) :]
+def names_a_key(name: str) -> bool:
+    """Tell whether an environment variable names a key of the job, right or wrong."""
+    return name.upper().startswith(PREFIX) and SEPARATOR in name[len(PREFIX) :]
 
 
 def _environment_parts(name: str) -> tuple[str, ...]:
-    parts = tuple(name[len(_PREFIX) :].lower().split(_SEPARATOR))
+    parts = tuple(name[len(PREFIX) :].lower().split(SEPARATOR))
     if not all(parts):
         raise ConfigurationError(
-            f"environment {name}: not a key; allowed: {_PREFIX}TABLE__KEY, such as PARASHARD_CLUSTER__SHARDS"
+            f"environment {name}: not a key; allowed: {PREFIX}TABLE__KEY, such as PARASHARD_CLUSTER__SHARDS"
         )
     if parts[0] == "variables":
         # Variables' names have capitals and dots, which the environment cannot express.

@@ -18,10 +18,12 @@ import tomli_w
 from pydantic import BaseModel, ValidationError
 
 from parashard.errors import ConfigurationError
+from parashard.job.environment import unread_variables
 from parashard.job.keys import at, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
 from parashard.job.problems import configuration_error
 from parashard.job.schema import Job
+from parashard.job.switching import drop_keys_of_earlier_kinds
 
 _Options = TypeVar("_Options", bound=BaseModel)
 
@@ -38,11 +40,14 @@ class LoadedJob:
         By dotted key, one for every key of the job: "file NAME", "environment NAME", "flag NAME" or "default".
     path : Path
         The job file, absolute; models of the user's own are found beside it.
+    warnings : tuple of str
+        What was ignored and seems to have been meant for us.
     """
 
     job: Job
     origins: Mapping[str, str]
     path: Path
+    warnings: tuple[str, ...] = ()
 
 
 def load_job(
@@ -69,10 +74,12 @@ def load_job(
         relations between keys are looked at when each is valid by itself.
     """
     file = Path(path)
-    layers = layered(file, _read(file), overrides, os.environ if environ is None else environ)
+    environ = os.environ if environ is None else environ
+    layers = layered(file, _read(file), overrides, environ)
+    warnings = unread_variables(environ, Job)
     job = _validated(layers, file.absolute().parent)
     origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
-    return LoadedJob(job, origins, file.absolute())
+    return LoadedJob(job, origins, file.absolute(), warnings)
 
 
 def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
@@ -103,6 +110,7 @@ def describe(loaded: LoadedJob) -> list[tuple[str, Any, str]]:
 
 def _validated(layers: Layers, folder: Path) -> Job:
     _check_text(layers)
+    drop_keys_of_earlier_kinds(layers, Job)
     try:
         # As JSON, strict: lists become tuples and text becomes paths, but "2" is no number and true is not 1.
         job = Job.model_validate_json(json.dumps(layers.table), strict=True)

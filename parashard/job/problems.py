@@ -20,7 +20,7 @@ from parashard.job.keys import at, dotted, key_parts, shown
 from parashard.job.layers import Layers
 from parashard.job.relations import Contradictions
 
-_DISCRIMINATORS = ("kind", "source")
+DISCRIMINATORS = ("kind", "source")
 """The keys that tell the members of a table's union apart."""
 
 _PHRASES = {
@@ -90,10 +90,12 @@ def _phrase(kind: str, message: str, context: Mapping[str, Any]) -> str:
 
 
 def _unknown_member(schema: type[BaseModel], parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
-    members = _models_at(schema, parts, layers.table)
-    tag = next(d for d in _DISCRIMINATORS if all(d in m.model_fields for m in members))
+    members = models_at(schema, parts, layers.table)
+    tag = next(d for d in DISCRIMINATORS if all(d in m.model_fields for m in members))
     allowed: list[str] = []
     for member in members:
+        if getattr(member, "for_tests", False):
+            continue
         annotation = member.model_fields[tag].annotation
         allowed += get_args(annotation) if get_origin(annotation) is Literal else ["module:factory"]
     node = at(layers.table, parts)
@@ -128,12 +130,13 @@ def _fields_at(schema: type[BaseModel], parts: tuple[str, ...], table: Mapping[s
     """Return the keys that the table at `parts` may have; with an unknown kind, those of every kind."""
     return {
         field.alias or name: field
-        for model in _models_at(schema, parts, table)
+        for model in models_at(schema, parts, table)
         for name, field in model.model_fields.items()
     }
 
 
-def _models_at(schema: type[BaseModel], parts: tuple[str, ...], table: Any) -> list[type[BaseModel]]:
+def models_at(schema: type[BaseModel], parts: tuple[str, ...], table: Any) -> list[type[BaseModel]]:
+    """Return what the table at `parts` can be, of its kind where the whole table tells, else of every kind."""
     annotations: list[Any] = [schema]
     for part in parts:
         below: list[Any] = []
@@ -157,5 +160,5 @@ def _members(annotation: Any, table: Any) -> list[type[BaseModel]]:
 
 
 def _is_kind(model: type[BaseModel], table: Any) -> bool:
-    tags = [d for d in _DISCRIMINATORS if d in model.model_fields]
+    tags = [d for d in DISCRIMINATORS if d in model.model_fields]
     return isinstance(table, dict) and any(table.get(t) in get_args(model.model_fields[t].annotation) for t in tags)

@@ -104,7 +104,7 @@ def _optimizer(job: Job) -> Iterator[_Relation]:
             f'"whole" with {job.optimizer.kind}, which needs the norm of whole variables',
         )
     if job.optimizer.learning_rate < 0 and job.model.kind != "ledger":
-        yield "optimizer.learning_rate", "model.kind", '> 0; only the model "ledger" counts upwards'
+        yield "optimizer.learning_rate", "model.kind", "> 0"
 
 
 def _shard_device(job: Job) -> Iterator[_Relation]:

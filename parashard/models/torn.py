@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -30,6 +30,7 @@ class TornOptions(BaseModel):
     """Options of the torn test."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    for_tests: ClassVar[bool] = True  # errors do not offer it
 
     kind: Literal["torn"] = Field("torn", description="Oracle: shows pushes that were mixed or applied in part.")
     rows: int = Field(

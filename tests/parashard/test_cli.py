@@ -52,6 +52,7 @@ MISTAKES = {
     "wrong type": (["--set", "job.epochs=two"], ["--set", "job.epochs", '"two"', "an integer"]),
     "text that looks like a number": (["--set", 'job.epochs="2"'], ["job.epochs", "an integer"]),
     "out of range": (["--set", "job.batch_size=0"], ["job.batch_size", "0", ">"]),
+    "model of the tests": (["--set", "model.kind=legder"], ["softmax, mlp, cnn, module:factory\n"]),
     "unknown kind": (["--set", "optimizer.kind=adamax"], ["optimizer.kind", "adamax", "adamw"]),
     "--set without =": (["--set", "job.epochs"], ["--set", "key.path=value"]),
     "--set without a key": (["--set", "=3"], ["--set", "key.path=value"]),
@@ -103,6 +104,23 @@ def test_a_job_file_that_is_not_there_is_named(parashard, path, says):
 def test_a_mistake_in_the_environment_is_named(parashard, monkeypatch):
     monkeypatch.setenv("PARASHARD_JOB__EPOCHS", "many")
     assert_refused(parashard("run", "job.toml"), "environment PARASHARD_JOB__EPOCHS", "job.epochs", "an integer")
+
+
+def test_a_variable_with_one_underscore_is_refused_with_the_right_spelling(parashard, monkeypatch):
+    monkeypatch.setenv("PARASHARD_JOB_EPOCHS", "5")
+    assert_refused(parashard("run", "job.toml"), "PARASHARD_JOB_EPOCHS", "did you mean PARASHARD_JOB__EPOCHS?")
+    assert not Path("runs").exists()
+
+
+def test_a_variable_that_is_not_read_is_warned_of(parashard, monkeypatch):
+    monkeypatch.setenv("PARASHARD_WORKERS", "5")
+    ran = parashard("config", "job.toml", "--json")
+    assert ran.exit_code == 0
+    assert ran.err == (
+        "parashard: warning: environment PARASHARD_WORKERS: ignored, only compose files read it; "
+        "did you mean PARASHARD_CLUSTER__WORKERS?\n"
+    )
+    assert json.loads(ran.out)["cluster.workers"]["origin"] == "default"
 
 
 def test_a_run_directory_with_something_in_it_is_refused(parashard):  # P2

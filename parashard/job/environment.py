@@ -1,0 +1,97 @@
+"""Variables named PARASHARD_* that no one reads: one that is a key but for its spelling is refused, others warned of.
+
+Owns the list of those that are read. Called by `load`, with the environment that it puts over the job file.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import BaseModel
+
+from parashard.errors import ConfigurationError
+from parashard.job.layers import PREFIX, SEPARATOR, names_a_key
+from parashard.job.problems import models_at
+
+OWN_VARIABLES = (
+    "PARASHARD_TLS_DIR",
+    "PARASHARD_TRACE",
+    "PARASHARD_FAILPOINTS",
+    "PARASHARD_FAILPOINTS_DIR",
+    "PARASHARD_FAILPOINTS_SEED",
+)
+"""Those that processes and commands read."""
+
+COMPOSE_VARIABLES = (
+    "PARASHARD_BASE_IMAGE",
+    "PARASHARD_COORDINATOR_MEMORY",
+    "PARASHARD_CUDA_IMAGE",
+    "PARASHARD_GIVE_UP_S",
+    "PARASHARD_IMAGE",
+    "PARASHARD_JOB",
+    "PARASHARD_JOB_FOLDER",
+    "PARASHARD_SHARD_MEMORY",
+    "PARASHARD_STATUS_PORT",
+    "PARASHARD_WORKERS",
+    "PARASHARD_WORKER_MEMORY",
+)
+"""Those that compose files read; who exports them for these may run other commands in the same shell."""
+
+_OTHERS = ("PARASHARD_CONTAINERS", "PARASHARD_CONTAINER_CACHE")  # the project's own tests
+_SERVICE_LINK = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)?")
+"""How the variables end that Kubernetes sets in every pod of a namespace with a service named parashard-..."""
+
+_DEPTH_MAX = 3  # of keys, as in optimizer.schedule.kind
+
+
+def unread_variables(environ: Mapping[str, str], schema: type[BaseModel]) -> tuple[str, ...]:
+    """Return a warning for each variable that seems to be meant for us and is not read.
+
+    Raises
+    ------
+    ConfigurationError
+        If one is a key of the job but for the two underscores.
+    """
+    keys = {name.replace(SEPARATOR, "_"): name for name in _variables_of(schema)}
+    warnings = []
+    for given in sorted(environ):
+        name = given.upper()
+        if not name.startswith(PREFIX) or names_a_key(given) or name in OWN_VARIABLES or name in _OTHERS:
+            continue
+        if name in keys:
+            raise ConfigurationError(f"environment {given}: not a key; did you mean {keys[name]}?")
+        warning = _warning(given, name, list(keys.values()))
+        warnings += [warning] if warning else []
+    return tuple(warnings)
+
+
+def _warning(given: str, name: str, keys: list[str]) -> str:
+    last = [key for key in keys if key.rpartition(SEPARATOR)[2] == name.removeprefix(PREFIX)]
+    meant = last if len(last) == 1 else []
+    if name in COMPOSE_VARIABLES:
+        why = "only compose files read it" if meant else ""
+    else:
+        why = "no such variable" if not re.search(rf"({_SERVICE_LINK.pattern})\Z", name) else ""
+        meant = meant or difflib.get_close_matches(name, [*OWN_VARIABLES, *keys], n=1, cutoff=0.9)
+    hint = f"; did you mean {meant[0]}?" if meant else ""
+    return f"environment {given}: ignored, {why}{hint}" if why else ""
+
+
+@functools.cache
+def _variables_of(schema: type[BaseModel]) -> tuple[str, ...]:
+    """Return the variable of every key of every kind; settings of variables have none."""
+    return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] != "variables")
+
+
+def _keys(schema: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    nowhere: dict[str, Any] = {}
+    for model in dict.fromkeys(models_at(schema, above, nowhere)):
+        for name, field in model.model_fields.items():
+            parts = (*above, field.alias or name)
+            yield parts
+            if len(parts) < _DEPTH_MAX:
+                yield from _keys(schema, parts)
