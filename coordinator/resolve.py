@@ -114,7 +114,7 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
     """Split what a model starts from into declarations and arrays of its own."""
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
-    for name, value in model.initial_variables().items():
+    for name, value in _initial_variables(model).items():
         if isinstance(value, Variable):
             if value.name != name:
                 raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
@@ -131,6 +131,22 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
     if not declared:
         raise ConfigurationError("the model has no variables")
     return declared, arrays
+
+
+def _initial_variables(model: Model) -> Mapping[str, Any]:
+    """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
+    try:
+        initial = model.initial_variables()
+    except ConfigurationError:
+        raise
+    except Exception as error:
+        raise ConfigurationError(f"the model's initial_variables() raised {type(error).__name__}: {error}") from error
+    if not isinstance(initial, Mapping):
+        raise ConfigurationError(
+            f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "
+            "variables or arrays"
+        )
+    return initial
 
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:

@@ -39,9 +39,9 @@ class Initializer:
     scale: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.kind not in _DRAW:
+        if not isinstance(self.kind, str) or self.kind not in _DRAW:
             raise ConfigurationError(f"initializer {self.kind!r} is unknown; allowed: {', '.join(_DRAW)}")
-        if not math.isfinite(self.scale):
+        if not _is_finite(self.scale):
             raise ConfigurationError(f"initializer scale must be finite, found {self.scale!r}")
 
 
@@ -87,17 +87,32 @@ class Variable:
     encoding: str = "float32"
 
     def __post_init__(self) -> None:
-        if not self.name or len(self.name) > 200:
-            raise ConfigurationError(f"a variable's name must have 1 to 200 characters, found {self.name!r}")
-        if not self.shape or any(n < 1 for n in self.shape):
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
+            raise ConfigurationError(f"a variable's name must be text of 1 to 200 characters, found {self.name!r}")
+        object.__setattr__(self, "shape", self._checked_shape())
+        if not isinstance(self.initializer, Initializer):
+            raise self._wrong("initializer", "an Initializer, such as glorot_uniform(fan_in, fan_out)")
+        for flag in ("frozen", "decay"):
+            if not isinstance(getattr(self, flag), bool):
+                raise self._wrong(flag, "True or False")
+        if not isinstance(self.encoding, str):
+            raise self._wrong("encoding", "text")
+        if not (_is_finite(self.learning_rate_factor) and self.learning_rate_factor >= 0):
+            raise self._wrong("learning_rate_factor", "finite and >= 0")
+
+    def _checked_shape(self) -> tuple[int, ...]:
+        """Return the shape as Python's integers, whatever sequence of integers it was given as."""
+        axes = self.shape if isinstance(self.shape, list | tuple) else ()
+        whole = [n for n in axes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
+        if not axes or len(whole) != len(axes) or any(n < 1 for n in whole):
             raise ConfigurationError(
-                f"variable {self.name!r}: every axis must be at least 1 and there must be one, found {self.shape}"
+                f"variable {self.name!r}: shape must be a tuple of whole numbers, of which every axis must be at least "
+                f"1 and there must be one, found {self.shape!r}"
             )
-        if not (math.isfinite(self.learning_rate_factor) and self.learning_rate_factor >= 0):
-            raise ConfigurationError(
-                f"variable {self.name!r}: learning_rate_factor must be finite and >= 0, "
-                f"found {self.learning_rate_factor!r}"
-            )
+        return tuple(int(n) for n in whole)
+
+    def _wrong(self, what: str, allowed: str) -> ConfigurationError:
+        return ConfigurationError(f"variable {self.name!r}: {what} must be {allowed}, found {getattr(self, what)!r}")
 
     @property
     def rows(self) -> int:
@@ -147,6 +162,10 @@ def values_sha256(variables: Mapping[str, Float32s]) -> str:
     for name in sorted(variables):
         digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
     return digest.hexdigest()
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _variable_key(seed: int, name: str) -> int:

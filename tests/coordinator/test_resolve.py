@@ -131,14 +131,22 @@ def test_arrays_that_a_model_starts_from_are_float32(tmp_path: Path) -> None:
         ('{"a": "zeros"}', "initial value of 'a' is not an array: could not convert string to float"),
         ('{"a": [[1.0], [1.0, 2.0]]}', "initial value of 'a' is not an array"),
         ('{"a": None}', "initial value"),
-        ('{"a": np.float32(3)}', "variable 'a': every axis must be at least 1 and there must be one"),
-        ('{"a": np.zeros((0, 3))}', "variable 'a': every axis must be at least 1"),
+        ('{"a": np.float32(3)}', "variable 'a': .*every axis must be at least 1 and there must be one"),
+        ('{"a": Variable("a", (2,)), 3: [1.0]}', "name must be text .* found 3"),
+        ("[Variable('a', (2,))]", r"initial_variables\(\) returned list; a model returns a mapping"),
+        ('{"a": np.zeros((0, 3))}', "variable 'a': .*every axis must be at least 1"),
         ('{"a": Variable("a", (2,), encoding="int4")}', "variable 'a': encoding 'int4'; allowed: float32"),
     ],
 )
 def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         resolved(tmp_path, user_model(tmp_path, initial))
+
+
+def test_what_initial_variables_raises_is_told(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(f"{USER.replace('return self.initial', 'return self.start')}3)\n")
+    with pytest.raises(ConfigurationError, match=r"initial_variables\(\) raised AttributeError: .* 'start'"):
+        resolved(tmp_path, "mine:build")
 
 
 def test_a_file_may_have_the_first_values(tmp_path: Path) -> None:
@@ -182,7 +190,8 @@ def test_first_values_and_a_model_s_code_define_the_job(tmp_path: Path) -> None:
         kind = user_model(folder, f'{{"a": np.array({values})}}')
         (folder / "mine.py").write_text(code + (folder / "mine.py").read_text())
         digests.add(resolved(folder, kind).digest)
-        sys.modules.pop("mine")
+        sys.modules.pop("mine")  # each is of a process of its own
+        sys.path.remove(str(folder))
     assert len(digests) == 3
 
 

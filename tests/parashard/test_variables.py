@@ -118,6 +118,21 @@ def test_name_order_is_the_order_of_digests():
         (lambda: Variable("x" * 201, (1,)), "1 to 200 characters"),
         (lambda: Variable("w", ()), "there must be one"),
         (lambda: Variable("w", (3, 0)), "at least 1"),
+        (lambda: Variable("w", ((3,), 1)), r"variable 'w': .* whole number.*, found \(\(3,\), 1\)"),
+        (lambda: Variable("w", 3), r"variable 'w': .* found 3"),
+        (lambda: Variable("w", "34"), r"variable 'w': .* found '34'"),
+        (lambda: Variable("w", (2.5,)), r"found \(2.5,\)"),
+        (lambda: Variable("w", (True,)), r"found \(True,\)"),
+        (lambda: Variable("w", (None, 3)), r"found \(None, 3\)"),
+        (lambda: Variable(3, (1,)), "name must be text of 1 to 200 characters, found 3"),
+        (lambda: Variable("w", (1,), "zeros"), r"initializer must be an Initializer.*, found 'zeros'"),
+        (lambda: Variable("w", (1,), frozen="no"), "frozen must be True or False, found 'no'"),
+        (lambda: Variable("w", (1,), decay=1), "decay must be True or False, found 1"),
+        (lambda: Variable("w", (1,), encoding=None), "encoding must be text, found None"),
+        (lambda: Variable("w", (1,), learning_rate_factor="2"), "learning_rate_factor"),
+        (lambda: Initializer("normal", "0.1"), "finite"),
+        (lambda: Initializer(None), "allowed: zeros, constant, uniform, normal"),
+        (lambda: Initializer([]), "allowed: zeros, constant, uniform, normal"),
         (lambda: Variable("w", (1,), learning_rate_factor=-1.0), "learning_rate_factor"),
         (lambda: Variable("w", (1,), learning_rate_factor=math.nan), "learning_rate_factor"),
         (lambda: Initializer("gaussian"), "allowed: zeros, constant, uniform, normal"),
@@ -127,6 +142,13 @@ def test_name_order_is_the_order_of_digests():
 def test_what_cannot_be_is_refused(make, says):
     with pytest.raises(ConfigurationError, match=says):
         make()
+
+
+def test_a_shape_may_be_a_list_and_of_numpys_integers():
+    variable = Variable("w", [np.int64(3), 2])
+    assert variable.shape == (3, 2)
+    assert [type(n) for n in variable.shape] == [int, int]
+    assert variable == Variable("w", (3, 2))
 
 
 def test_the_digest_is_of_the_values_in_name_order() -> None:
