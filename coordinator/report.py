@@ -108,9 +108,11 @@ def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> Non
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write the report, whole or not at all."""
+    """Write the report, whole or not at all; it also says where the run's files and its final weights are."""
     temporary = folder / f"{REPORT_FILE}.tmp"
-    temporary.write_text(json.dumps(figures, indent=2) + "\n")
+    weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
+    where = {"run_dir": str(folder.absolute()), "weights": weights}
+    temporary.write_text(json.dumps({**figures, **where}, indent=2) + "\n")
     os.replace(temporary, folder / REPORT_FILE)
 
 

@@ -126,8 +126,11 @@ def test_preprocessing_is_written_beside_the_weights(tmp_path: Path) -> None:
     assert read_preprocessing(tmp_path / "preprocessing.json") == saved
 
 
-def test_the_report_is_written_whole(tmp_path: Path) -> None:
-    save_report(tmp_path, {"job": "small"})
-    save_report(tmp_path, {"job": "smaller"})
-    assert json.loads((tmp_path / REPORT_FILE).read_text()) == {"job": "smaller"}
+def test_the_report_is_written_whole_and_says_where_the_weights_are(tmp_path: Path) -> None:
+    save_report(tmp_path, {"job": "small", "state": "failed"})
+    found = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert found == {"job": "small", "state": "failed", "run_dir": str(tmp_path), "weights": None}
+    save_report(tmp_path, {"job": "small", "state": "done"})
+    found = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert found["weights"] == str(tmp_path / "weights.safetensors")
     assert [entry.name for entry in tmp_path.iterdir()] == [REPORT_FILE]
