@@ -56,6 +56,23 @@ def card(index: int) -> Any:
     return device
 
 
+def check(asked: str) -> None:
+    """Refuse a device that a process here could not open; nothing is opened, and CPUs are not looked at.
+
+    Raises
+    ------
+    ConfigurationError
+        If CuPy or the device is not there.
+    Unavailable
+        If the driver is at fault.
+    """
+    if asked != "cuda" and not asked.startswith("cuda:"):
+        return
+    count, index = cards(), index_of(asked, "")
+    if index is None or index >= count:
+        raise ConfigurationError(f"device {asked} is not there: this machine has {count} CUDA devices")
+
+
 def card_name(index: int) -> str:
     """Return a card's number and model, such as "cuda:0 NVIDIA L4"."""
     model = namespace().cuda.runtime.getDeviceProperties(index)["name"]

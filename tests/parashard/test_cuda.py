@@ -92,3 +92,27 @@ def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     for ask in (cuda.namespace, cuda.cards, lambda: cuda.card(0), lambda: cuda.index_of("cuda", "worker-0")):
         with pytest.raises(ConfigurationError, match=r"install parashard\[cuda12\]"):
             ask()
+
+
+@pytest.mark.parametrize(
+    ("asked", "cards", "told"),
+    [
+        ("cuda", 1, ""),
+        ("cuda:1", 2, ""),
+        ("cuda:2", 2, "device cuda:2 is not there: this machine has 2 CUDA devices"),
+        ("cuda", 0, "device cuda is not there: this machine has 0 CUDA devices"),
+        ("auto", 0, ""),
+        ("cpu", 0, ""),
+    ],
+)
+def test_a_device_is_checked_without_being_opened(
+    monkeypatch: pytest.MonkeyPatch, asked: str, cards: int, told: str
+) -> None:
+    driver = Driver(cards)
+    monkeypatch.setitem(sys.modules, "cupy", driver)
+    try:
+        cuda.check(asked)
+        said = ""
+    except ConfigurationError as error:
+        said = str(error)
+    assert (said, driver.used) == (told, [])
