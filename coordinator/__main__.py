@@ -87,7 +87,7 @@ def main() -> int:
         with tracing(arguments.trace, "coordinator", "") as tracer:
             return serve(arguments, stop, tracer)
 
-    return run_service("coordinator", arguments.lifeline, traced, code)
+    return run_service("coordinator", arguments.lifeline, traced, code, arguments.log_format)
 
 
 def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:

@@ -43,7 +43,8 @@ from parashard.errors import (
     StoreFailed,
     Superseded,
 )
-from parashard.job.digest import changed_keys, in_few_words
+from parashard.job.differences import differences, in_words
+from parashard.job.digest import changed_keys
 from parashard.partition import Plan
 from parashard.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store.base import Store
@@ -113,8 +114,10 @@ class RunStore:
         if stored.job_digest != mine.digest:
             changed = changed_keys(stored.identity, mine.identity)
             log.info("job-changed", keys=changed)  # all of them
-            named = in_few_words(changed) or "none; is this another version?"
-            raise ConfigurationError(f"run {stored.run_id} cannot go on with a changed job; keys that differ: {named}")
+            named = in_words(differences(stored.identity, mine.identity, "in the run", "now"))
+            raise ConfigurationError(
+                f"run {stored.run_id} cannot go on with a changed job: {named or 'is this another version?'}"
+            )
         return stored.run_id
 
     def begin_run(self, run_id: str, mine: Identity) -> None:

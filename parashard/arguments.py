@@ -16,7 +16,7 @@ import socket
 from pathlib import Path
 
 from parashard.errors import ConfigurationError
-from parashard.process import ExitCode
+from parashard.process import ExitCode, LogFormat
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 
@@ -66,6 +66,13 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
         const="1",
         default=os.environ.get(TRACE_VARIABLE, ""),  # as it is: `parashard.telemetry.tracing` checks it
         help=f"send spans of every step by OpenTelemetry (default: {TRACE_VARIABLE}); docs/tracing.md",
+    )
+    parser.add_argument(
+        "--log-format",
+        type=LogFormat,
+        choices=list(LogFormat),
+        default=LogFormat.LOGFMT,
+        help="how events are written to standard error: text, logfmt or json (default: %(default)s)",
     )
     parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
     return parser

@@ -1,4 +1,4 @@
-"""The command line: `parashard run`, `config`, `status`, `scale`, `worker`; the others come from files of their own.
+"""The command line: `parashard run`, `resume`, `config`, `status`, `scale`, `worker`; others have files of their own.
 
 Parses, calls, prints; decides nothing. Errors go to standard error in one line, never a traceback of a user's mistake.
 Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130 interrupted.
@@ -10,8 +10,9 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from google.protobuf.json_format import MessageToDict
@@ -25,39 +26,65 @@ from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
-from parashard.cli_options import Sets, TlsDir, Trace, told_job
+from parashard.cli_options import App, Sets, TlsDir, Trace, complete_runs, told_job
 from parashard.cli_render import render_app
+from parashard.cli_runs import kill, runs
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
+from parashard.job.differences import NAMED_MAX
+from parashard.job.keys import shown
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe
-from parashard.live import NoView, open_view, render
+from parashard.live import JobView, NoView, open_view, render
 from parashard.metric_text import metric_name, metric_value
-from parashard.process import ExitCode, exit_code_of
+from parashard.process import ExitCode, LogFormat, exit_code_of
 from parashard.run import Outcome, run_job
-from parashard.run_folders import new_run_dir, newest_run, read_report, resumed_run_dir
+from parashard.run_folders import (
+    check_in_progress,
+    discard_unbegun,
+    new_run_dir,
+    newest_run,
+    read_report,
+    resumed_job,
+    resumed_run_dir,
+    unfinished_run,
+)
 from parashard.transfer import percent
 
-app = typer.Typer(
-    help="A parameter server for training on machines that come and go.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-app.add_typer(checkpoint, name="checkpoint")
-app.add_typer(render_app, name="render")
-app.add_typer(certs, name="certs")
-app.command()(chaos)
-app.command()(health)
+app = App(help="A parameter server for training on machines that come and go.", pretty_exceptions_enable=False)
 
 JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
 Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
 Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
 Consistency = Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")]
 DeviceName = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N (cluster.device).")]
-Where = Annotated[
-    str | None, typer.Argument(metavar="[ADDR|RUN_DIR]", help="The coordinator; default: the newest run under runs/.")
+Output = Annotated[Path | None, typer.Option(help="Where to copy the final weights.")]
+FromCheckpoint = Annotated[
+    str, typer.Option(metavar="jN", help="With other --shards than before: start from this drained checkpoint.")
 ]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")]
+Where = Annotated[
+    str | None, typer.Argument(metavar="ADDR|RUN_DIR", help="The coordinator; default: the newest run under runs/.")
+]
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"parashard {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def parashard(
+    context: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_print_version, help="Print the version.")
+    ] = False,
+) -> None:
+    """A parameter server for training on machines that come and go."""
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+        raise typer.Exit(ExitCode.CONFIGURATION)
 
 
 @app.command()
@@ -72,43 +99,89 @@ def run(
     resume: Annotated[
         bool, typer.Option("--resume", help="Go on with a run that was stopped: --run-dir, or this job's newest one.")
     ] = False,
-    from_checkpoint: Annotated[
-        str, typer.Option(metavar="jN", help="With --resume and other --shards: start from this drained checkpoint.")
-    ] = "",
+    from_checkpoint: FromCheckpoint = "",
     init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
-    output: Annotated[Path | None, typer.Option(help="Where to copy the final weights.")] = None,
+    output: Output = None,
     tls_dir: TlsDir = None,
     trace: Trace = False,
-    json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+    json_: Json = False,
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
-    loaded = _load(job, shards, workers, consistency, device, set_)
+    flags = _flags(shards, workers, consistency, device, set_)
+    loaded = told_job(job, flags)
     if resume and init is not None:
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
     if from_checkpoint and not resume:
         raise ConfigurationError("--from-checkpoint needs --resume: it names a checkpoint of a run that goes on")
-    name = loaded.job.job.name
-    folder = resumed_run_dir(run_dir, name) if resume else new_run_dir(run_dir, name)
-    console = Console(stderr=json_)
-    view = open_view(console) if not json_ or console.is_terminal else NoView()
+    name, console = loaded.job.job.name, Console(stderr=json_)
+    if resume:
+        folder, named = resumed_run_dir(run_dir, name), loaded
+        loaded = replace(resumed_job(folder, flags), path=named.path)
+        for line in not_taken(named, loaded, folder):
+            console.print(Text(line), soft_wrap=True)
+    else:
+        keep = run_dir is not None and run_dir.exists()
+        folder = new_run_dir(run_dir, name)
+
+    def train(view: JobView) -> Outcome:
+        return run_job(
+            loaded,
+            folder,
+            view,
+            init=init,
+            output=output,
+            resume=resume,
+            from_checkpoint=from_checkpoint,
+            tls_dir=tls_dir,
+            trace=trace,
+        )
+
+    try:
+        outcome = train(_view(console, json_))
+    except ConfigurationError:
+        if not resume:
+            discard_unbegun(folder, keep=keep)
+        raise
+    if outcome.is_refused and not resume:
+        discard_unbegun(folder, keep=keep)
+    _tell_end(outcome, name, console, json_)
+
+
+@app.command()
+def resume(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run directory, or its name under runs/; default: the newest unfinished one.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    shards: Shards = None,
+    workers: Workers = None,
+    device: DeviceName = None,
+    set_: Sets = None,
+    from_checkpoint: FromCheckpoint = "",
+    output: Output = None,
+    tls_dir: TlsDir = None,
+    trace: Trace = False,
+    json_: Json = False,
+) -> None:
+    """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
+    folder, console = unfinished_run(run), Console(stderr=json_)
+    loaded = resumed_job(folder, _flags(shards, workers, None, device, set_))
     outcome = run_job(
         loaded,
         folder,
-        view,
-        init=init,
+        _view(console, json_),
+        init=None,
         output=output,
-        resume=resume,
+        resume=True,
         from_checkpoint=from_checkpoint,
         tls_dir=tls_dir,
         trace=trace,
     )
-    if outcome.exit_code != ExitCode.DONE:
-        _complain(f"{outcome.reason}; logs are in {_short(outcome.run_dir / 'logs')}")
-    elif not json_:
-        console.print(summary(outcome))
-    if json_:
-        typer.echo(json.dumps(outcome.report or {"job": loaded.job.job.name, "state": "failed"}))
-    raise typer.Exit(outcome.exit_code)
+    _tell_end(outcome, loaded.job.job.name, console, json_)
 
 
 @app.command()
@@ -122,7 +195,7 @@ def config(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show every value of a job and where it came from."""
-    rows = describe(_load(job, shards, workers, consistency, device, set_))
+    rows = describe(told_job(job, _flags(shards, workers, consistency, device, set_)))
     if json_:
         typer.echo(json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, default=str))
         return
@@ -150,7 +223,10 @@ def status(
         if not report:
             raise
         # The run is over and its coordinator gone: the report says how it went.
-        typer.echo(json.dumps(report, indent=None if json_ else 2))
+        if json_:
+            typer.echo(json.dumps(report))
+        else:
+            Console().print(summary(Outcome(ExitCode.DONE, report, "", Path(place))))
         return
     if json_:
         typer.echo(
@@ -170,8 +246,11 @@ def scale(
 ) -> None:
     """Change the number of workers of a running job, on a local cluster or on Kubernetes."""
     place = where or str(newest_run())
+    check_in_progress(place)
     reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
     typer.echo(f"{reply.workers_wanted} workers wanted")
+    if not reply.workers_wanted:
+        typer.echo(f"the job waits until one joins: parashard worker --connect {place}")
 
 
 @app.command()
@@ -183,9 +262,12 @@ def worker(
     model_folder: Annotated[Path | None, typer.Option(help="Where a model of your own lies on this machine.")] = None,
     tls_dir: TlsDir = None,
     trace: Trace = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
+    ] = LogFormat.TEXT,
 ) -> None:
     """Join a running job with one more worker, from anywhere."""
-    arguments = ["--connect", connect, "--name", name, "--device", device or ""]
+    arguments = ["--connect", connect, "--name", name, "--device", device or "", "--log-format", log_format]
     arguments += [part for text in set_ or () for part in ("--set", text)]
     if model_folder is not None:
         arguments += ["--model-folder", str(model_folder.absolute())]
@@ -195,16 +277,25 @@ def worker(
     os.execv(sys.executable, [sys.executable, "-P", "-m", "worker", *arguments])
 
 
-@app.command()
+@app.command(hidden=True)
 def version() -> None:
     """Print the version."""
     typer.echo(f"parashard {__version__}")
 
 
+app.command()(kill)
+app.add_typer(runs, name="runs")
+app.add_typer(checkpoint, name="checkpoint")
+app.add_typer(render_app, name="render")
+app.add_typer(certs, name="certs")
+app.command()(chaos)
+app.command()(health)
+
+
 def main() -> None:
     """Run the command line; errors of ours become one line and an exit code."""
     try:
-        app()
+        app(prog_name="parashard")
     except ParashardError as error:
         _complain(str(error))
         sys.exit(int(exit_code_of(error)))
@@ -221,6 +312,16 @@ def summary(outcome: Outcome) -> Table:
 
 
 def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str | Text]]:
+    if report.get("state", "done") != "done":
+        return [
+            (report["job"], Text.assemble((report["state"], "red"), f": {report['reason']}")),
+            (
+                "steps",
+                f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}",
+            ),
+            ("run", _short(run_dir)),
+            ("go on", f"parashard resume {_short(run_dir)}"),
+        ]
     rows: list[tuple[str, str | Text]] = [
         (report["job"], Text.assemble(("done", "green"), f": {report['reason']}")),
         ("steps", f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}"),
@@ -251,14 +352,13 @@ def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str 
     return rows
 
 
-def _load(
-    job: Path,
+def _flags(
     shards: int | None,
     workers: int | None,
     consistency: str | None,
     device: str | None,
     sets: Sequence[str] | None,
-) -> LoadedJob:
+) -> list[Override]:
     flags: list[Override] = [parse_set(text) for text in sets or ()]
     for key, value, flag in (
         ("cluster.shards", shards, "--shards"),
@@ -268,7 +368,41 @@ def _load(
     ):
         if value is not None:
             flags.append((key, value, flag))
-    return told_job(job, flags)
+    return flags
+
+
+def _view(console: Console, json_: bool) -> JobView:
+    return open_view(console) if not json_ or console.is_terminal else NoView()
+
+
+def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoReturn:
+    """Print how a run ended, and exit as it did."""
+    if outcome.exit_code != ExitCode.DONE:
+        logs = "" if outcome.is_refused else f"; logs are in {_short(outcome.run_dir / 'logs')}"
+        _complain(f"{outcome.reason}{logs}")
+    elif not json_:
+        console.print(summary(outcome))
+    if json_:
+        where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
+        typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
+    raise typer.Exit(outcome.exit_code)
+
+
+def not_taken(named: LoadedJob, resumed: LoadedJob, run_dir: Path) -> list[str]:
+    """Return what tells that a run goes on with its own values where the job file that was named has others."""
+    theirs = {key: value for key, value, _ in describe(resumed)}
+    others = [
+        f"{key} = {shown(value)} (the run: {shown(theirs.get(key))})"
+        for key, value, _ in describe(named)
+        if value != theirs.get(key)
+    ]
+    if not others:
+        return []
+    more = f", and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
+    return [
+        f"{_short(run_dir)} goes on with its own values; not taken from {_short(named.path)}: "
+        f"{', '.join(others[:NAMED_MAX])}{more}"
+    ]
 
 
 def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:

@@ -11,6 +11,7 @@ from typing import Annotated
 
 import typer
 
+from parashard.cli_options import App
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
 from parashard.security.identity import SERVING, Identity, Role, in_words
@@ -18,9 +19,7 @@ from parashard.security.identity import SERVING, Identity, Role, in_words
 AUTHORITY_DAYS = 365
 CLUSTER_AUTHORITY_DAYS = 3650  # nobody renews it, and its key never leaves the volume that it was made in
 
-certs = typer.Typer(
-    help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True
-)
+certs = App(help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True)
 
 
 def _folder(path: str) -> Path:

@@ -28,13 +28,13 @@ from parashard.arguments import credentials_in
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
-from parashard.cli_options import TlsDir
+from parashard.cli_options import App, TlsDir
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.process import ExitCode
 from parashard.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
-from parashard.run_folders import newest_run
+from parashard.run_folders import check_in_progress, newest_run
 from parashard.store import Store, open_store
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
@@ -43,11 +43,11 @@ CREATE_POLL_S = 0.1
 PREPROCESSING_BYTES_MAX = 1 << 28
 AWAY_S = 15.0  # longer than a coordinator needs to be started again
 
-checkpoint = typer.Typer(help="Create, list, verify and export checkpoints.", no_args_is_help=True)
+checkpoint = App(help="Create, list, verify and export checkpoints.", no_args_is_help=True)
 
 Where = Annotated[
     str | None,
-    typer.Argument(metavar="[RUN_DIR|URL]", help="A run directory or a store; default: the newest run under runs/."),
+    typer.Argument(metavar="RUN_DIR|URL", help="A run directory or a store; default: the newest run under runs/."),
 ]
 
 
@@ -55,13 +55,14 @@ Where = Annotated[
 def create(
     where: Annotated[
         str | None,
-        typer.Argument(metavar="[ADDR|RUN_DIR]", help="The coordinator; default: the newest run under runs/."),
+        typer.Argument(metavar="ADDR|RUN_DIR", help="The coordinator; default: the newest run under runs/."),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="How long to wait for it.")] = 300.0,
     tls_dir: TlsDir = None,
 ) -> None:
     """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""
     place = where or str(newest_run())
+    check_in_progress(place)
     address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
     client = CoordinatorClient(address, where=place, credentials=credentials)
     asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64))
@@ -72,9 +73,7 @@ def create(
             answer = client.create_checkpoint(asked)
         except RetryLater as error:
             if time.monotonic() - heard_s > AWAY_S:
-                raise Unreachable(
-                    f"nobody runs this run now ({error}); `parashard run JOB.toml --resume` does"
-                ) from None
+                raise Unreachable(f"nobody runs this run now ({error}); `parashard resume {place}` does") from None
         else:
             heard_s = time.monotonic()
             if answer.error:

@@ -3,15 +3,56 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, TypeVar
 
 import typer
+from typer.core import TyperCommand, TyperGroup
 
 from parashard.arguments import TLS_VARIABLE, TRACE_VARIABLE
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, load_job
+from parashard.run_folders import runs_here
+
+_Run = TypeVar("_Run", bound=Callable[..., Any])
+
+
+class _PlainFlags:
+    """Help that shows no type beside a flag, which takes no value."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; those without a value have nothing to be shown for it."""
+        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
+        for param in params:
+            if getattr(param, "is_flag", False):
+                param.metavar = ""
+        return params
+
+
+class _Command(_PlainFlags, TyperCommand):
+    pass
+
+
+class _Group(_PlainFlags, TyperGroup):
+    pass
+
+
+class App(typer.Typer):
+    """A command with commands of its own, whose flags are shown as flags."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(cls=_Group, **settings)
+
+    def command(self, *names: Any, **settings: Any) -> Callable[[_Run], _Run]:
+        """Return a decorator that registers a command."""
+        return super().command(*names, cls=_Command, **settings)
+
+
+def complete_runs(incomplete: str) -> list[str]:
+    """Return the names under `runs/` that a shell may complete to."""
+    return [run.name for run in runs_here() if run.name.startswith(incomplete)]
+
 
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as job.epochs=3.")

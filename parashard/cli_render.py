@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli_options import Sets
+from parashard.cli_options import App, Sets
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
@@ -27,7 +27,7 @@ from parashard.render.kubernetes import (
     render_kubernetes,
 )
 
-render_app = typer.Typer(help="Write a job as manifests for a platform.", no_args_is_help=True)
+render_app = App(help="Write a job as manifests for a platform.", no_args_is_help=True)
 
 _DEFAULT = KubernetesOptions()
 

@@ -22,6 +22,7 @@ import structlog
 
 from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater
+from parashard.log_text import as_text
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
@@ -47,6 +48,14 @@ def exit_code_of(error: ParashardError) -> ExitCode:
     if isinstance(error, RetryLater):
         return ExitCode.RETRY
     return ExitCode.FAILED
+
+
+class LogFormat(enum.StrEnum):
+    """How a process writes what it logs."""
+
+    TEXT = "text"
+    LOGFMT = "logfmt"
+    JSON = "json"
 
 
 class Stop:
@@ -80,14 +89,18 @@ class Stop:
 
 
 def run_service(
-    role: str, lifeline: int | None, serve: Callable[[Stop], ExitCode], stopped_exit_code: int = ExitCode.DONE
+    role: str,
+    lifeline: int | None,
+    serve: Callable[[Stop], ExitCode],
+    stopped_exit_code: int = ExitCode.DONE,
+    log_format: LogFormat = LogFormat.LOGFMT,
 ) -> int:
     """Run a service until it ends, and return its exit code: `stopped_exit_code` where it ended well, as it was asked.
 
     SIGTERM and SIGINT ask it to stop; so does nothing else, except that a closed lifeline ends the process at once. An
     error of ours is told in one line on standard error.
     """
-    configure_logging(role)
+    configure_logging(role, log_format)
     _raise_files_limit()
     threading.excepthook = _end_with_thread
     stop = Stop(stopped_exit_code)
@@ -107,7 +120,8 @@ def run_service(
         if stop.asked and isinstance(error, RetryLater):
             return stop.exit_code  # it was waiting for somebody when it was asked to end
         code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
-        log.error("ended", exit_code=int(code), error=str(error))
+        if log_format is not LogFormat.TEXT:  # there the line that follows says it
+            log.error("ended", exit_code=int(code), error=str(error))
         print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
     except Exception:  # noqa: BLE001  # a bug; the interpreter's own way out waits for threads that nobody ends any more
         traceback.print_exc()
@@ -123,8 +137,8 @@ def _raise_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def configure_logging(role: str) -> None:
-    """Write structured lines to standard error: time, level, event, then key=value."""
+def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
+    """Write a line for each event to standard error: time, level, event, then what else is known of it."""
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
     structlog.configure(
         processors=[
@@ -132,11 +146,18 @@ def configure_logging(role: str) -> None:
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             structlog.processors.format_exc_info,
-            structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+            _RENDERERS[log_format](),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
         logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
     )
+
+
+_RENDERERS: dict[LogFormat, Callable[[], structlog.types.Processor]] = {
+    LogFormat.TEXT: lambda: as_text,
+    LogFormat.LOGFMT: lambda: structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+    LogFormat.JSON: structlog.processors.JSONRenderer,
+}
 
 
 def end_process(code: int) -> NoReturn:

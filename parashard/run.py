@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from parashard import cuda
 from parashard.arguments import check_host
 from parashard.compute import thread_variables, threads_for
 from parashard.errors import ConfigurationError, ParashardError
@@ -22,7 +23,7 @@ from parashard.live import JobView
 from parashard.local_cluster import LocalCluster
 from parashard.process import ExitCode
 from parashard.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
-from parashard.run_folders import locked, read_report
+from parashard.run_folders import INTERRUPTED_REASON, keep_origin, launcher_lock, read_report
 from parashard.running import Running
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role, in_words
@@ -40,6 +41,13 @@ class Outcome:
     report: dict[str, Any]
     reason: str
     run_dir: Path
+    accepted: bool = True
+    """The coordinator had taken the job: there is a run."""
+
+    @property
+    def is_refused(self) -> bool:
+        """The job file, the data or the model is wrong, and no run has begun."""
+        return self.exit_code == ExitCode.CONFIGURATION and not self.accepted
 
 
 def run_job(
@@ -86,11 +94,13 @@ def run_job(
         )
     credentials = _all_roles(tls_dir) if tls_dir is not None else None
     check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
+    _check_devices(loaded)
     if output is not None:
         _check_output(output)
     try:
-        lock = locked(run_dir)
+        lock = launcher_lock(run_dir)
         (run_dir / NEW_JOB_FILE).write_text(as_toml(loaded.job))
+        keep_origin(run_dir, loaded)
         cluster = cluster or LocalCluster(run_dir)
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
@@ -103,7 +113,7 @@ def run_job(
         state, reason = run.until_over()
         exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
     except KeyboardInterrupt:
-        run.tell_stop("interrupted")
+        run.tell_stop(INTERRUPTED_REASON)
         exit_code, reason = INTERRUPTED, "interrupted; --resume goes on from the checkpoints"
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
@@ -123,7 +133,17 @@ def run_job(
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
         if (run_dir / PREPROCESSING_FILE).exists():
             shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
-    return Outcome(int(exit_code), report, reason, run_dir)
+    return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
+
+
+def _check_devices(loaded: LoadedJob) -> None:
+    """Refuse a CUDA device that is not there before any process starts."""
+    options = loaded.job.cluster
+    for key, asked in (("cluster.device", options.device), ("cluster.shard_device", options.shard_device)):
+        try:
+            cuda.check(asked)
+        except ConfigurationError as error:
+            raise ConfigurationError(f'{loaded.origins[key]}: {key} = "{asked}": {error}') from None
 
 
 def _thread_variables(job: Job) -> dict[str, dict[str, str]]:

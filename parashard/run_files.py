@@ -4,6 +4,7 @@ from pathlib import Path
 
 JOB_FILE = "job.toml"
 NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
+ORIGIN_FILE = "origin.json"  # where the job file came from, and so its model
 REPORT_FILE = "report.json"
 WEIGHTS_FILE = "weights.safetensors"
 PREPROCESSING_FILE = "preprocessing.json"

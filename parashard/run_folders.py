@@ -1,7 +1,7 @@
 """Run directories: which one a run gets, which one is meant, who works in it, and what lies there for others.
 
-Knows files and their names (`parashard.run_files`), and no process. Called by `parashard.run`, by the run in progress
-and by the command line.
+Knows files and their names (`parashard.run_files`), and of processes only which one holds a lock. Called by
+`parashard.run`, by the run in progress, by workers and by the command line.
 """
 
 from __future__ import annotations
@@ -10,17 +10,24 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ConfigurationError
-from parashard.job.load import load_job
-from parashard.run_files import JOB_FILE, REPORT_FILE
+from parashard.job.layers import Override
+from parashard.job.load import LoadedJob, load_job
+from parashard.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 
 LOCK_FILE = "lock"
 RUNS = Path("runs")
+INTERRUPTED_REASON = "interrupted"
+"""Why a run ended that a person stopped."""
 
 
 def new_run_dir(asked: Path | None, name: str) -> Path:
@@ -60,6 +67,84 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
     return kept[-1].absolute()
 
 
+def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
+    """Remove a new run's directory if its job was never taken, and so nothing is in it but logs of the refusal.
+
+    Parameters
+    ----------
+    run_dir : Path
+    keep : bool
+        True: it was there before, and empty; it stays so.
+    """
+    if (run_dir / JOB_FILE).exists() or launcher_of(run_dir) is not None:  # another one began meanwhile
+        return
+    shutil.rmtree(run_dir, ignore_errors=True)  # what cannot be removed is in nobody's way: every run has a new one
+    if keep:
+        run_dir.mkdir(exist_ok=True)
+
+
+def run_named(text: str) -> Path:
+    """Return the run directory that a user means: a path, or a name under `runs/`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    for path in (Path(text), RUNS / text):
+        if (path / JOB_FILE).is_file() or (path / ADDRESS_FILE).is_file():
+            return path.absolute()
+    raise ConfigurationError(f"{text!r} is no run; allowed: a run directory, or one's name under {RUNS}/")
+
+
+def runs_here() -> list[Path]:
+    """Return the run directories under `runs/`, the newest last."""
+    found = [path.parent for path in RUNS.glob(f"*/{JOB_FILE}")]
+    return sorted(found, key=lambda run: os.path.getmtime(run / JOB_FILE))
+
+
+def unfinished_run(asked: str | None) -> Path:
+    """Return the run to go on with: the one that was asked for, or the newest under `runs/` that is not done.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none, or the one that was asked for is done.
+    """
+    if asked is not None:
+        run_dir = run_named(asked)
+        if is_done(run_dir):
+            raise ConfigurationError(
+                f"{asked} is done: {read_report(run_dir)['reason']}; there is nothing to go on with"
+            )
+        return run_dir
+    unfinished = [run for run in runs_here() if not is_done(run)]
+    if not unfinished:
+        raise ConfigurationError(f"no unfinished run under {RUNS}/; say which run: its directory")
+    return unfinished[-1].absolute()
+
+
+def is_done(run_dir: Path) -> bool:
+    """Tell whether a run has come to its end."""
+    return read_report(run_dir).get("state") == "done"
+
+
+def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
+    """Return the job of a run that goes on: its own file, with the flags of this time over it.
+
+    The environment was applied when the run began. Models are looked up where they were then.
+    """
+    loaded = load_job(run_dir / JOB_FILE, overrides, environ={})
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a run from before there was such a file
+        return replace(loaded, path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
+    return loaded
+
+
+def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
+    """Write down which file a job came from, for `resumed_job`."""
+    (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path)}))
+
+
 def newest_run() -> Path:
     """Return the newest run directory under `runs/`.
 
@@ -91,11 +176,55 @@ def locked(run_dir: Path) -> int:
     return descriptor
 
 
+def launcher_lock(run_dir: Path) -> int:
+    """Lock a run directory as `locked` does, and write down that this process is the launcher.
+
+    Raises
+    ------
+    ConfigurationError
+        If another one has it.
+    OSError
+        If nothing can be written there.
+    """
+    descriptor = locked(run_dir)
+    os.truncate(descriptor, 0)
+    os.pwrite(descriptor, str(os.getpid()).encode(), 0)
+    return descriptor
+
+
+def launcher_of(run_dir: Path) -> int | None:
+    """Return the process id of the `parashard run` that works in a directory; None: nobody does on this machine.
+
+    Asks without taking the lock, which would keep a launcher out that starts just then.
+    """
+    try:
+        pid, lock = int((run_dir / LOCK_FILE).read_text()), os.stat(run_dir / LOCK_FILE)
+        for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed meanwhile
+                if os.path.samestat(os.stat(descriptor), lock):
+                    return pid
+    except (OSError, ValueError):
+        pass  # it is gone, or another's
+    return None
+
+
+def how_it_ended(run_dir: Path) -> tuple[str, str] | None:
+    """Return state and reason of a run that is over, None for one that may be in progress.
+
+    A launcher of ours that is alive may still have work to do; without one, a run that failed may be taken up again.
+    """
+    report = read_report(run_dir)
+    local = (run_dir / LOCK_FILE).exists()
+    if report.get("state") not in (("done", "failed") if local else ("done",)) or launcher_of(run_dir) is not None:
+        return None
+    return str(report["state"]), str(report.get("reason", ""))
+
+
 def read_report(run_dir: Path) -> dict[str, Any]:
     """Return the report in a run directory, or an empty one if it has none yet."""
     try:
         report: dict[str, Any] = json.loads((run_dir / REPORT_FILE).read_text())
-    except (FileNotFoundError, NotADirectoryError):
+    except (OSError, ValueError):  # there is none, or none that was written whole
         return {}
     return report
 
@@ -115,3 +244,15 @@ def _job_name_in(run_dir: Path) -> str:
         return load_job(run_dir / JOB_FILE, environ={}).job.job.name
     except ConfigurationError:
         return ""
+
+
+def check_in_progress(where: str) -> None:
+    """Refuse the directory of a run that is over, which no coordinator will answer for.
+
+    Raises
+    ------
+    ConfigurationError
+    """
+    ended = how_it_ended(Path(where))
+    if ended is not None:
+        raise ConfigurationError(f"{where} is over ({ended[0]}: {ended[1]}): there is nobody to ask")

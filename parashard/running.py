@@ -101,6 +101,8 @@ class Running:
         self._run_id = str(where["run_id"])
         self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
         self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
+        if not self._cluster_options.workers:
+            self._view.say(f"no workers: the job waits until one joins: parashard worker --connect {self._run_dir}")
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""

@@ -82,7 +82,7 @@ def main() -> int:
         with tracing(arguments.trace, "shard", role) as tracer:
             return serve(arguments, stop, tracer)
 
-    return run_service(role, arguments.lifeline, traced, code)
+    return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
 
 
 def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:

@@ -21,15 +21,17 @@ from parashard.compute import limit_threads, thread_variables, threads_for
 from parashard.contracts import plan_from, view_from
 from parashard.data import open_source
 from parashard.data.base import DataSpec
-from parashard.errors import WrongRun
+from parashard.errors import JobFailed, WrongRun
 from parashard.giving_up import client_of, connecting_arguments
-from parashard.job.digest import changed_keys, identity_digest, in_few_words, job_identity
+from parashard.job.differences import differences, in_words
+from parashard.job.digest import changed_keys, identity_digest, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models import build_model, code_sha256
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop, end_process, run_service
+from parashard.run_folders import how_it_ended
 from parashard.security.identity import Role
 from parashard.steps import StepPlan
 from parashard.telemetry.http import HttpPort, new_registry
@@ -65,10 +67,12 @@ def main() -> int:
     code = arguments.stopped_exit_code
 
     def traced(stop: Stop) -> ExitCode:
+        if _is_over(arguments.connect):
+            return ExitCode.DONE
         with tracing(arguments.trace, "worker", arguments.name) as tracer:
             return serve(arguments, stop, tracer)
 
-    return run_service(role, arguments.lifeline, traced, code)
+    return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
 
 
 def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
@@ -170,6 +174,18 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     return ExitCode.JOB_FAILED if leasing.state == pb.JOB_STATE_FAILED else ExitCode.DONE
 
 
+def _is_over(run_dir: str) -> bool:
+    """Tell, and say, whether a run is done: its coordinator is gone, and would be waited for in vain."""
+    ended = how_it_ended(Path(run_dir))
+    if ended is None:
+        return False
+    state, reason = ended
+    if state == "failed":
+        raise JobFailed(f"{run_dir} has failed: {reason}; `parashard resume {run_dir}` goes on with it")
+    log.info("left", reason=f"{run_dir} is done: {reason}")
+    return True
+
+
 def _limited_threads(job: Job) -> int:
     """Limit every library to this worker's threads, before the model, and what it needs, is imported; return them."""
     asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
@@ -217,8 +233,9 @@ def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply,
         theirs = job_identity(told, spec, plan.variables, initial_sha256=first, model_sha256=code)
         changed = changed_keys(theirs, mine)
         log.info("job-differs", keys=changed)  # all of them
-        named = in_few_words(changed) or "none; another version of parashard or of the model's code?"
-        raise WrongRun(f"this worker would compute another job than the coordinator's; keys that differ: {named}")
+        named = in_words(differences(theirs, mine, "there", "here"))
+        named = named or "another version of parashard or of the model's code?"
+        raise WrongRun(f"this worker would compute another job than the coordinator's: {named}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,8 +17,6 @@ from parashard.data.base import DataSpec
 from parashard.job.keys import dotted, leaves, plain
 from parashard.job.schema import Job
 from parashard.variables import Variable, in_name_order
-
-KEYS_NAMED_MAX = 8  # in an error; another model alone changes sixty
 
 
 def job_identity(
@@ -74,12 +72,6 @@ def changed_keys(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[str]:
     # Compared as JSON: 1 and 1.0 are equal in Python, not in the digest.
     changed = [k for k in before.keys() | after.keys() if _text(before, k) != _text(after, k)]
     return sorted(dotted(*parts) for parts in changed)
-
-
-def in_few_words(changed: Sequence[str]) -> str:
-    """Return the first KEYS_NAMED_MAX keys as text, and how many more there are; "" for none."""
-    more = len(changed) - KEYS_NAMED_MAX
-    return ", ".join(changed[:KEYS_NAMED_MAX]) + (f" and {more} more" if more > 0 else "")
 
 
 def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | None:

@@ -17,6 +17,7 @@ from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
 from long_job import LongJob
 from safetensors.numpy import load_file
 
+from parashard.job import load_job
 from parashard.store import open_store
 from protos import coordinator_pb2 as pb
 
@@ -199,7 +200,22 @@ def test_a_changed_job_does_not_go_on(start_run: Start, ledger: LongJob) -> None
     changed = start_run(ledger.file, *LEDGER, *sets(job__epochs=1, job__seed=9), "--resume", run_dir=run.dir)
     changed.wait()
     assert changed.process.returncode == 2
-    assert "keys that differ: job.seed" in changed.complaint()
+    assert "job.seed is 0 in the run, 9 now" in changed.complaint()
+
+
+def test_a_run_that_began_with_flags_goes_on_without_them(start_run: Start, ledger: LongJob, tmp_path: Path) -> None:
+    run = start_run(ledger.file, *LEDGER, *sets(job__epochs=3, job__seed=7))
+    run.wait_for_steps(100)
+    run.process.send_signal(signal.SIGINT)
+    run.wait()
+    ledger.let_end()
+    report = json.loads(command("resume", str(run.dir), "--json").splitlines()[-1])
+    assert (report["state"], report["ledger_wrong"]) == ("done", 0)
+    began = load_job(run.dir / "job.toml", environ={}).job.job
+    assert (began.epochs, began.seed) == (3, 7)
+    assert Path(report["weights"]) == Path(report["run_dir"], "weights.safetensors")
+    assert Path(report["weights"]).exists()
+    assert report["run_dir"] == str(run.dir)
 
 
 def test_two_launchers_do_not_share_a_run(start_run: Start, ledger: LongJob) -> None:  # P3

@@ -4,6 +4,7 @@ Commands run in this process, through `main` as the console script does; an exce
 """
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from small_job import SMALL_JOB
 
 from parashard import __version__, cli
 from parashard.coordinator_client import ADDRESS_FILE
+from parashard.job import LoadedJob, as_toml, load_job, parse_set
 from parashard.process import ExitCode
 from parashard.run import Outcome
 
@@ -144,6 +146,24 @@ def test_data_that_is_not_there_ends_the_run_with_the_reason(parashard):
     assert "no/such/folder" in ran.err
     assert "Traceback" not in ran.err
     assert ran.err.count("\n") == 1
+    assert "logs" not in ran.err
+    assert not Path("run").exists()
+
+
+def test_a_folder_that_was_there_stays_and_is_empty_after_a_mistake(parashard):
+    Path("run").mkdir()
+    ran = parashard("run", "job.toml", "--set", "cluster.host=198.51.100.7", "--run-dir", "run")
+    assert_refused(ran, "off loopback")
+    assert list(Path("run").iterdir()) == []
+
+
+@pytest.mark.parametrize("key", ["cluster.device", "cluster.shard_device"])
+def test_a_device_that_is_not_there_is_refused_before_anything_starts(parashard, monkeypatch, key):
+    monkeypatch.setitem(sys.modules, "cupy", None)  # as if it were not installed
+    monkeypatch.setattr("parashard.local_cluster.LocalCluster.start", lambda *_: pytest.fail("a process was started"))
+    ran = parashard("run", "job.toml", "--set", f"{key}=cuda")
+    assert_refused(ran, key, "needs CuPy", "parashard[cuda12]")
+    assert not list(Path("runs").glob("*")), "no folder of a run that never began"
 
 
 @pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=lambda command: command[0])
@@ -183,8 +203,9 @@ def test_usage_errors_are_exit_code_2_too(parashard, arguments):
 # --- what it prints ---
 
 
-def test_version(parashard):
-    assert parashard("version") == (0, f"parashard {__version__}\n", "")
+@pytest.mark.parametrize("word", ["--version", "version"])
+def test_version(parashard, word):
+    assert parashard(word) == (0, f"parashard {__version__}\n", "")
 
 
 def test_the_module_is_the_command():
@@ -212,6 +233,24 @@ def test_config_as_a_table_has_a_line_for_every_value(parashard):
     assert {line.split()[0] for line in ran.out.splitlines()[1:]} >= set(keys)
 
 
+def test_help_begins_with_run_and_shows_no_type_of_flags(parashard):
+    said = parashard("--help").out
+    commands = [line.split()[1] for line in said.partition("Commands")[2].splitlines() if line.startswith("│ ")]
+    assert commands[:2] == ["run", "resume"]
+    for words in [["--help"], ["run", "--help"], ["checkpoint", "ls", "--help"], ["certs", "--help"]]:
+        assert "bool" not in parashard(*words).out.lower(), words
+
+
+def test_a_shell_is_given_what_completes_commands(parashard, monkeypatch):
+    Path("runs/digits-1").mkdir(parents=True)
+    Path("runs/digits-1/job.toml").touch()
+    monkeypatch.setenv("_PARASHARD_COMPLETE", "complete_bash")
+    for typed, words in {"parashard ru": ["run", "runs"], "parashard resume dig": ["digits-1"]}.items():
+        monkeypatch.setenv("COMP_WORDS", typed)
+        monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
+        assert parashard().out.split() == words
+
+
 def test_help_is_shown_without_a_command(parashard):
     ran = parashard()
     assert "parameter server" in ran.out + ran.err
@@ -224,6 +263,32 @@ def test_a_run_that_is_over_tells_its_report(parashard):
     Path("run", "report.json").write_text('{"job": "small", "accuracy": 0.5}')
     ran = parashard("status", "run", "--json")
     assert (ran.exit_code, json.loads(ran.out), ran.out.count("\n")) == (0, {"job": "small", "accuracy": 0.5}, 1)
+
+
+@pytest.mark.parametrize(
+    ("report", "parts"),
+    [
+        ({"state": "done"}, ["done: every step is in", "0.9712", "weights.safetensors"]),
+        ({"state": "failed", "reason": "interrupted"}, ["failed: interrupted", "40, applied", "parashard resume run"]),
+    ],
+    ids=["done", "failed"],
+)
+def test_without_json_people_read_the_report(parashard, report, parts):
+    Path("run").mkdir()
+    Path("run", ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+    Path("run", "report.json").write_text(json.dumps({**REPORT, **report}))
+    ran = parashard("status", "run")
+    assert (ran.exit_code, "{" in ran.out) == (0, False)
+    for part in parts:
+        assert part in ran.out
+
+
+@pytest.mark.parametrize("command", [["scale", "--workers", "2"], ["checkpoint", "create"]], ids=" ".join)
+def test_nobody_waits_for_a_run_that_is_over(parashard, command):
+    Path("run").mkdir()
+    Path("run", ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+    Path("run", "report.json").write_text('{"state": "done", "reason": "every step is in"}')
+    assert_refused(parashard(*command, "run"), "run is over (done: every step is in)")
 
 
 # --- run, with the cluster played ---
@@ -313,7 +378,89 @@ def test_a_run_that_failed_says_why_and_where_the_logs_are(parashard, played, co
     ran = parashard("run", "job.toml", "--run-dir", "run", "--json")
     assert ran.exit_code == code
     assert ran.err == "parashard: a shard ended: killed by SIGKILL; logs are in run/logs\n"
-    assert json.loads(ran.out) == {"job": "small", "state": "failed"}
+    where = {"run_dir": str(Path("run").absolute()), "weights": None}
+    assert json.loads(ran.out) == {"job": "small", "state": "failed", **where}
+
+
+def test_a_run_that_is_resumed_has_its_own_values(parashard, monkeypatch):
+    run_dir = begun("small-1", "job.epochs=50", "optimizer.learning_rate=0.5")
+    monkeypatch.setenv("PARASHARD_JOB__SEED", "9")  # of now: the run began without it
+    taken = taken_up(monkeypatch)
+    ran = parashard("run", "job.toml", "--resume", "--workers", "3")
+    assert (ran.exit_code, ran.err) == (0, "")
+    ((loaded, folder),) = taken
+    assert folder == run_dir
+    assert (loaded.job.job.epochs, loaded.job.job.seed, loaded.job.optimizer.learning_rate) == (50, 0, 0.5)
+    assert loaded.job.cluster.workers == 3
+    assert loaded.path == Path("job.toml").absolute()
+    assert ran.out.splitlines()[0] == (
+        "runs/small-1 goes on with its own values; not taken from job.toml: job.seed = 9 (the run: 0), "
+        "job.epochs = 2 (the run: 50), optimizer.learning_rate = 0.1 (the run: 0.5)"
+    )
+
+
+def test_a_run_that_is_resumed_as_it_began_says_nothing_of_it(parashard, monkeypatch):
+    begun("small-1", "job.epochs=50")
+    taken_up(monkeypatch)
+    assert "own values" not in parashard("run", "job.toml", "--resume", "--set", "job.epochs=50").out
+
+
+def test_resume_needs_no_job_file_and_takes_the_newest_unfinished_run(parashard, monkeypatch):
+    begun("small-1")
+    wanted = begun("small-2", "job.epochs=50")
+    done = begun("small-3")
+    (done / "report.json").write_text('{"state": "done", "reason": "every step is in"}')
+    Path("job.toml").unlink()
+    taken = taken_up(monkeypatch)
+    assert parashard("resume", "--device", "cpu").exit_code == 0
+    assert parashard("resume", "small-1").exit_code == 0
+    assert parashard("resume", "runs/small-2").exit_code == 0
+    assert [folder.name for _, folder in taken] == ["small-2", "small-1", "small-2"]
+    loaded, folder = taken[0]
+    assert (folder, loaded.job.job.epochs, loaded.job.cluster.device) == (wanted, 50, "cpu")
+    assert loaded.path == Path("elsewhere/job.toml").absolute(), "where its model is looked up"
+    assert_refused(parashard("resume", "small-3"), "small-3 is done: every step is in")
+    assert_refused(parashard("resume", "small-4"), "'small-4' is no run", "under runs/")
+
+
+def test_without_an_unfinished_run_there_is_nothing_to_resume(parashard):
+    assert_refused(parashard("resume"), "no unfinished run under runs/")
+
+
+def begun(name: str, *sets: str) -> Path:
+    """Make a run directory as `parashard run --set ...` leaves it, newer than the others; return it."""
+    folder = Path("runs", name).absolute()
+    folder.mkdir(parents=True)
+    (folder / "job.toml").write_text(as_toml(load_job("job.toml", [parse_set(text) for text in sets], {}).job))
+    (folder / "origin.json").write_text(json.dumps({"job_file": str(Path("elsewhere/job.toml").absolute())}))
+    number = int(name.rpartition("-")[2])
+    for path in (folder / "job.toml", folder):
+        os.utime(path, (number, number))
+    return folder
+
+
+def taken_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedJob, Path]]:
+    """Have runs end well at once; return the list that they are noted in."""
+    taken: list[tuple[LoadedJob, Path]] = []
+
+    def run(loaded: LoadedJob, folder: Path, _: object, *, resume: bool, **more: object) -> Outcome:
+        assert resume
+        taken.append((loaded, folder))
+        return Outcome(ExitCode.DONE, REPORT, "", folder)
+
+    monkeypatch.setattr(cli, "run_job", run)
+    return taken
+
+
+@pytest.mark.parametrize("flags", [["--log-format", "json"], []])
+def test_a_worker_by_hand_logs_for_people_unless_it_is_told_otherwise(
+    parashard: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    parashard("worker", "--connect", "host:1", *flags)
+    ((*_, flag, form),) = started
+    assert (flag, str(form)) == ("--log-format", "json" if flags else "text")
 
 
 @pytest.mark.parametrize("flags", [["--trace"], []])

@@ -16,7 +16,7 @@ from parashard.job.load import load_job
 from parashard.live import NoView
 from parashard.local_cluster import Ended
 from parashard.process import ExitCode
-from parashard.run_files import REPORT_FILE
+from parashard.run_files import NEW_JOB_FILE, REPORT_FILE
 from parashard.running import Running
 from protos import coordinator_pb2 as pb
 
@@ -140,3 +140,16 @@ def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Run) -> None:
     run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 2)]
     run.running.until_over()
     assert run.running.failure_code == ExitCode.CONFIGURATION
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_without_workers_says_how_one_joins(run: Run, tmp_path: Path, workers: int) -> None:
+    said: list[str] = []
+    view = SimpleNamespace(say=said.append)
+    loaded = load_job(JOB, [("cluster.workers", workers, "--workers")], environ={})
+    running = Running(loaded, tmp_path, run.cluster, view, None, trace=False)  # type: ignore[arg-type]
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "127.0.0.1:1", "run_id": "run-1"}))
+    (tmp_path / NEW_JOB_FILE).touch()
+    running.start_coordinator(None, resume=False, from_checkpoint="")
+    hint = f"no workers: the job waits until one joins: parashard worker --connect {tmp_path}"
+    assert said == ([] if workers else [hint])

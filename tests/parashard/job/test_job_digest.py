@@ -9,7 +9,6 @@ import pytest
 
 from parashard.data.base import DataSpec
 from parashard.job import Job, changed_keys, identity_digest, job_identity, load_job, parse_set
-from parashard.job.digest import in_few_words
 from parashard.variables import Initializer, Variable
 
 SPEC = DataSpec(examples=100, held_out=20, input_shape=(4, 4), classes=3, fingerprint="f00d")
@@ -129,19 +128,6 @@ def test_a_variable_less_is_named_by_its_keys(load: Load) -> None:
 def test_neither_order_nor_number_types_matter(load: Load) -> None:
     other = {"a": dataclasses.replace(VARIABLES["a"], learning_rate_factor=1), "b": VARIABLES["b"]}
     assert job_digest(load(), SPEC, VARIABLES) == job_digest(load(), SPEC, other)
-
-
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ([], ""),
-        (["job.seed"], "job.seed"),
-        (list("abcdefgh"), "a, b, c, d, e, f, g, h"),
-        (list("abcdefghij"), "a, b, c, d, e, f, g, h and 2 more"),
-    ],
-)
-def test_an_error_names_only_so_many_keys(changed: list[str], words: str) -> None:
-    assert in_few_words(changed) == words
 
 
 def test_keys_of_a_users_model_count(load: Load) -> None:

@@ -1,0 +1,100 @@
+"""`parashard runs` and `parashard kill`: what is listed, what is removed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from command_line import Ran, run_command
+from small_job import SMALL_JOB
+
+from parashard.process import ExitCode
+from parashard.run_folders import launcher_lock
+
+Command = Callable[..., Ran]
+
+
+@pytest.fixture
+def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Return a function that runs a command in a folder with three runs: done, failed and one that was killed."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    for age, state in enumerate(["done", "failed", ""]):
+        folder = Path("runs", f"small-{age}")
+        folder.mkdir(parents=True)
+        (folder / "job.toml").write_text(SMALL_JOB)
+        os.utime(folder / "job.toml", (age, age))
+        if state:
+            steps = {"steps_applied": [1000 + age, 1200], "steps_total": 1350}
+            (folder / "report.json").write_text(json.dumps({"state": state, "reason": "why", **steps}))
+    return lambda *words: run_command(monkeypatch, capsys, *words)
+
+
+@pytest.mark.parametrize("words", [["runs"], ["runs", "list"]], ids=" ".join)
+def test_runs_are_listed_the_newest_last(parashard: Command, words: list[str]) -> None:
+    lock = launcher_lock(Path("runs/small-2"))
+    ran = parashard(*words)
+    os.close(lock)
+    head, *lines = ran.out.splitlines()
+    assert head.split() == ["run", "state", "steps", "began", "size"]
+    assert [line.split()[:2] for line in lines] == [["small-0", "done"], ["small-1", "failed"], ["small-2", "running"]]
+    assert "1,000 of 1,350" in lines[0]
+    rows = json.loads(parashard(*words, "--json").out)
+    assert [(row["run"], row["state"], row["steps"], row["job"]) for row in rows] == [
+        ("small-0", "done", 1000, "small"),
+        ("small-1", "failed", 1001, "small"),
+        ("small-2", "stopped", None, "small"),
+    ]
+
+
+def test_a_run_that_was_interrupted_is_stopped(parashard: Command) -> None:
+    Path("runs/small-2/report.json").write_text('{"state": "failed", "reason": "interrupted"}')
+    assert parashard("runs").out.splitlines()[-1].split()[:2] == ["small-2", "stopped"]
+
+
+def test_a_run_that_is_done_is_removed(parashard: Command) -> None:
+    assert parashard("runs", "remove", "small-0") == (0, "removed small-0\n", "")
+    assert not Path("runs/small-0").exists()
+    assert Path("runs/small-1").exists()
+
+
+def test_a_run_that_could_go_on_is_removed_on_request_only(parashard: Command) -> None:
+    ran = parashard("runs", "remove", "small-0", "small-1", "small-2")
+    assert (ran.exit_code, ran.err.count("\n")) == (ExitCode.CONFIGURATION, 1)
+    assert "small-1, small-2: not done" in ran.err
+    assert len(list(Path("runs").iterdir())) == 3, "all or none"
+    assert parashard("runs", "remove", "--unfinished", "small-1", "runs/small-2").exit_code == 0
+    assert [run.name for run in Path("runs").iterdir()] == ["small-0"]
+
+
+def test_a_run_in_progress_is_not_removed(parashard: Command) -> None:
+    lock = launcher_lock(Path("runs/small-2"))
+    ran = parashard("runs", "remove", "--unfinished", "small-2")
+    os.close(lock)
+    assert (ran.exit_code, Path("runs/small-2/job.toml").exists()) == (ExitCode.CONFIGURATION, True)
+    assert "another `parashard run` works in it" in ran.err
+
+
+@pytest.mark.parametrize("name", ["small-9", "..", "/", "runs"])
+def test_what_is_no_run_is_not_removed(parashard: Command, name: str) -> None:
+    ran = parashard("runs", "remove", "--unfinished", name)
+    assert ran.exit_code == ExitCode.CONFIGURATION
+    assert "is no run" in ran.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["small-2", "worker-0"], "small-2 is not in progress on this machine"),
+        (["small-9", "worker-0"], "'small-9' is no run"),
+        (["a", "b", "c"], "found 3 words; allowed: [RUN] PROCESS"),
+        (["worker-0"], "no run directory under runs/"),
+    ],
+)
+def test_a_process_that_is_not_there_cannot_be_killed(parashard: Command, words: list[str], told: str) -> None:
+    ran = parashard("kill", *words)
+    assert (ran.exit_code, ran.out) == (ExitCode.CONFIGURATION, "")
+    assert told in ran.err
