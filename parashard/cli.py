@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -26,7 +27,7 @@ from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
-from parashard.cli_options import App, Sets, TlsDir, Trace, complete_runs, told_job
+from parashard.cli_options import App, Sets, TlsDir, Trace, begin_run, complete_runs, told_job
 from parashard.cli_render import render_app
 from parashard.cli_runs import kill, runs
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
@@ -41,7 +42,6 @@ from parashard.process import ExitCode, LogFormat, exit_code_of
 from parashard.run import Outcome, run_job
 from parashard.run_folders import (
     check_in_progress,
-    discard_unbegun,
     new_run_dir,
     newest_run,
     read_report,
@@ -123,7 +123,9 @@ def run(
         keep = run_dir is not None and run_dir.exists()
         folder = new_run_dir(run_dir, name)
 
-    def train(view: JobView) -> Outcome:
+    view = _view(console, json_)
+
+    def train() -> Outcome:
         return run_job(
             loaded,
             folder,
@@ -136,14 +138,11 @@ def run(
             trace=trace,
         )
 
-    try:
-        outcome = train(_view(console, json_))
-    except ConfigurationError:
-        if not resume:
-            discard_unbegun(folder, keep=keep)
-        raise
-    if outcome.is_refused and not resume:
-        discard_unbegun(folder, keep=keep)
+    if resume:
+        with closing(view):
+            outcome = train()
+    else:
+        outcome = begin_run(folder, view, train, keep=keep)
     _tell_end(outcome, name, console, json_)
 
 
@@ -170,17 +169,18 @@ def resume(
     """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
     folder, console = unfinished_run(run), Console(stderr=json_)
     loaded = resumed_job(folder, _flags(shards, workers, None, device, set_))
-    outcome = run_job(
-        loaded,
-        folder,
-        _view(console, json_),
-        init=None,
-        output=output,
-        resume=True,
-        from_checkpoint=from_checkpoint,
-        tls_dir=tls_dir,
-        trace=trace,
-    )
+    with closing(_view(console, json_)) as view:
+        outcome = run_job(
+            loaded,
+            folder,
+            view,
+            init=None,
+            output=output,
+            resume=True,
+            from_checkpoint=from_checkpoint,
+            tls_dir=tls_dir,
+            trace=trace,
+        )
     _tell_end(outcome, loaded.job.job.name, console, json_)
 
 

@@ -15,7 +15,7 @@ import typer
 from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
-from parashard.cli_options import Sets, TlsDir, told_job
+from parashard.cli_options import Sets, TlsDir, begin_run, told_job
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
@@ -66,12 +66,13 @@ def chaos(
         loaded = load_job(job, [*flags, THROUGH_LINKS])
     kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], pause, partition, delay)
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
+    keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
     console = Console(stderr=json_)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
-    outcome = run_chaos(loaded, folder, view, options, tls_dir)
+    outcome = begin_run(folder, view, lambda: run_chaos(loaded, folder, view, options, tls_dir), keep=keep)
     broken = broken_promises(outcome.report)
     if json_:
         typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))
@@ -80,7 +81,8 @@ def chaos(
     code = outcome.exit_code
     if code != ExitCode.DONE or broken:
         why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
-        print(f"parashard: {why}; --seed {options.seed}; see {folder}", file=sys.stderr, flush=True)  # noqa: T201
+        see = "" if outcome.is_refused else f"; see {folder}"
+        print(f"parashard: {why}; --seed {options.seed}{see}", file=sys.stderr, flush=True)  # noqa: T201
         code = code or int(ExitCode.FAILED)
     raise typer.Exit(code)
 

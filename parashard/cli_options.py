@@ -11,9 +11,12 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from parashard.arguments import TLS_VARIABLE, TRACE_VARIABLE
+from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, load_job
-from parashard.run_folders import runs_here
+from parashard.live import JobView
+from parashard.run import Outcome
+from parashard.run_folders import discard_unbegun, runs_here
 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
@@ -76,3 +79,31 @@ def told_job(path: Path, flags: Sequence[Override]) -> LoadedJob:
     for warning in loaded.warnings:
         print(f"parashard: warning: {warning}", file=sys.stderr, flush=True)  # noqa: T201  # for people
     return loaded
+
+
+def begin_run(run_dir: Path, view: JobView, run: Callable[[], Outcome], *, keep: bool) -> Outcome:
+    """Run a new job, and give the terminal back; a job that is refused leaves no directory.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The new run's.
+    view : JobView
+        Where `run` shows how it goes.
+    run : callable
+        Returns how it ended, or raises a ConfigurationError.
+    keep : bool
+        True: the directory was there before, and stays, empty.
+    """
+    refused = False
+    try:
+        outcome = run()
+        refused = outcome.is_refused
+    except ConfigurationError:
+        refused = True
+        raise
+    finally:
+        view.close()
+        if refused:
+            discard_unbegun(run_dir, keep=keep)
+    return outcome

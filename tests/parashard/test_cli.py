@@ -17,6 +17,7 @@ from small_job import SMALL_JOB
 from parashard import __version__, cli
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.job import LoadedJob, as_toml, load_job, parse_set
+from parashard.live import NoView
 from parashard.process import ExitCode
 from parashard.run import Outcome
 
@@ -155,6 +156,27 @@ def test_a_folder_that_was_there_stays_and_is_empty_after_a_mistake(parashard):
     ran = parashard("run", "job.toml", "--set", "cluster.host=198.51.100.7", "--run-dir", "run")
     assert_refused(ran, "off loopback")
     assert list(Path("run").iterdir()) == []
+
+
+@pytest.mark.parametrize("command", ["run", "chaos"])
+def test_after_a_mistake_the_terminal_is_given_back_and_no_folder_is_left(parashard, monkeypatch, command):
+    closed: list[bool] = []
+
+    class View(NoView):
+        def close(self) -> None:
+            closed.append(True)
+
+    monkeypatch.setattr(f"parashard.cli{'_chaos' if command == 'chaos' else ''}.open_view", lambda _: View())
+    assert_refused(parashard(command, "job.toml", "--set", "cluster.host=198.51.100.7"), "off loopback")
+    assert closed
+    assert list(Path("runs").iterdir()) == []
+
+
+def test_after_a_mistake_a_run_that_goes_on_keeps_its_folder(parashard):
+    folder = begun("small-1")
+    assert_refused(parashard("resume", "--set", "cluster.host=198.51.100.7"), "off loopback")
+    assert_refused(parashard("run", "job.toml", "--resume", "--set", "cluster.host=198.51.100.7"), "off loopback")
+    assert (folder / "job.toml").exists()
 
 
 @pytest.mark.parametrize("key", ["cluster.device", "cluster.shard_device"])
