@@ -40,6 +40,11 @@ def chaos(
         str, typer.Option(metavar="ROLES", help="SIGKILL to worker, shard, coordinator: any of them, with commas.")
     ] = "",
     pause: Annotated[bool, typer.Option("--pause", help="SIGSTOP for up to 5 s, to any process.")] = False,
+    hang: Annotated[bool, typer.Option("--hang", help="SIGSTOP without end, to any process.")] = False,
+    stray: Annotated[
+        bool,
+        typer.Option("--stray", help="Second shards and coordinators, which claim an incarnation and die."),
+    ] = False,
     partition: Annotated[
         bool,
         typer.Option("--partition", help="Cut links for up to 5 s, both ways or one way; reset their connections."),
@@ -64,7 +69,9 @@ def chaos(
     automatic = loaded.job.cluster.transport == "auto"
     if automatic:
         loaded = load_job(job, [*flags, THROUGH_LINKS])
-    kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], pause, partition, delay)
+    groups = {"--pause": pause, "--hang": hang, "--stray": stray, "--partition": partition, "--delay": delay}
+    asked = [flag for flag, wanted in groups.items() if wanted]
+    kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], asked)
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)

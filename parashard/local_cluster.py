@@ -76,19 +76,7 @@ class LocalCluster:
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
         """Start `python -P -m module arguments` as a child, which gets the lifeline, no terminal, no signals."""
         assert name not in self._children, f"{name} runs already"
-        # -P: a file of the working directory that is named as a package of ours is not taken for it.
-        command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
-        with self.log_path(name).open("ab") as log:
-            self._log_starts[name] = log.tell()
-            self._children[name] = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=(self._lifeline_read,),
-                start_new_session=True,
-                env={**os.environ, **(ALLOCATOR if module == "worker" else {}), **self.variables.get(module, {})},
-            )
+        self._children[name] = self._spawn(name, module, arguments, {})
 
     def reap(self) -> list[Ended]:
         """Return the children that have ended since the last call."""
@@ -130,6 +118,24 @@ class LocalCluster:
         self._children.clear()
         for descriptor in (self._lifeline_read, self._lifeline_write):
             os.close(descriptor)
+
+    def _spawn(
+        self, name: str, module: str, arguments: Sequence[str], variables: Mapping[str, str]
+    ) -> subprocess.Popen[bytes]:
+        # -P: a file of the working directory that is named as a package of ours is not taken for it.
+        command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
+        with self.log_path(name).open("ab") as log:
+            self._log_starts[name] = log.tell()
+            allocator = ALLOCATOR if module == "worker" else {}
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                pass_fds=(self._lifeline_read,),
+                start_new_session=True,
+                env={**os.environ, **allocator, **self.variables.get(module, {}), **variables},
+            )
 
     def _reason(self, name: str, code: int) -> str:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

@@ -31,6 +31,9 @@ class Field(Protocol):
     def signal(self, process: str, number: int) -> bool:
         """Send a signal to a process; return whether it was running."""
 
+    def stray(self, process: str) -> bool:
+        """Start a second process of a service's name, which claims an incarnation and dies; return whether it was."""
+
     def suffer(self, link: str, faults: Faults) -> None:
         """Have a link suffer these faults from now on, and no others."""
 
@@ -112,7 +115,12 @@ class Campaign:
 
     def _strike(self, strike: Strike, now_s: float) -> bool:
         """Begin a fault; return whether there was somebody to strike."""
-        if strike.kind in PROCESS_KINDS:
+        if strike.kind.startswith("stray_"):
+            if not self._field.stray(strike.target):
+                return False
+        elif strike.kind in PROCESS_KINDS:
+            # A process that hangs is woken by nobody: whoever supervises it has to notice. (The end of a pause that
+            # began before would wake it: the two are then one longer pause.)
             number = signal.SIGKILL if strike.kind.startswith("kill_") else signal.SIGSTOP
             if not self._field.signal(strike.target, number):
                 return False

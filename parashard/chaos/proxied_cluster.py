@@ -9,13 +9,16 @@ the link befalls both, as if the network between two hosts had failed. Does not 
 from __future__ import annotations
 
 import json
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from parashard import failpoints
 from parashard.chaos.proxy import Faults, Link, Proxy
 from parashard.local_cluster import END_GRACE_S, LocalCluster
 
 COORDINATOR = "coordinator"
+STRAYS_MAX = 4  # at a time
 
 
 class ProxiedCluster(LocalCluster):
@@ -42,6 +45,8 @@ class ProxiedCluster(LocalCluster):
         self._folder = run_dir / "chaos"
         self._folder.mkdir(exist_ok=True)
         self._before_end = before_end
+        self._commands: dict[str, tuple[str, list[str]]] = {}  # of each service, as it was started last
+        self._strays: list[subprocess.Popen[bytes]] = []
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
         # By name; of each the ways that suffer together, by the flag that tells a child the way's front.
@@ -71,11 +76,15 @@ class ProxiedCluster(LocalCluster):
             file.unlink(missing_ok=True)  # an earlier life's port may be somebody else's by now
             arguments += [part for flag, way in ways.items() for part in (flag, way.address)]
             arguments += ["--address-file", str(file)]
+            self._commands[name] = module, arguments
         super().start(name, module, arguments)
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
         """End every child, once nobody strikes any more."""
         self._before_end()
+        for stray in self._strays:
+            stray.kill()
+            stray.wait()
         super().end(grace_s)
 
     # --- the campaign's field ---
@@ -90,6 +99,20 @@ class ProxiedCluster(LocalCluster):
         if child is None or child.poll() is not None:
             return False
         child.send_signal(number)
+        return True
+
+    def stray(self, process: str) -> bool:
+        """Start a service a second time; it is killed as soon as it has claimed an incarnation (P23)."""
+        self._strays = [stray for stray in self._strays if stray.poll() is None]
+        if process not in self._commands or len(self._strays) >= STRAYS_MAX:
+            return False
+        module, arguments = self._commands[process]
+        role = process.partition("-")[0]
+        dies = {
+            failpoints.SPEC_VARIABLE: f"{role}.boot.claimed=kill@1*{failpoints.TIMES_MAX}",
+            failpoints.FOLDER_VARIABLE: str(self._folder),
+        }
+        self._strays.append(self._spawn(f"{process}-stray", module, arguments, dies))
         return True
 
     def suffer(self, link: str, faults: Faults) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -31,6 +31,7 @@ CHAOS_FLAG = "chaos"
 UNDER_CHAOS: tuple[Override, ...] = (
     ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # saves must be oftener than kills
     ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause: its leases end, and then it comes back
+    ("cluster.silence_s", 6.0, CHAOS_FLAG),  # a process that hangs is soon noticed; longer than any pause
     ("cluster.max_restarts", 200, CHAOS_FLAG),  # deaths are on purpose; a process that cannot start still ends the job
 )
 """What a job under chaos has for other values, unless a `--set` says otherwise."""
@@ -61,19 +62,25 @@ class ChaosOptions:
     kinds: tuple[str, ...]
 
 
-def kinds_of(kill: Sequence[str], pause: bool, partition: bool, delay: bool) -> tuple[str, ...]:
-    """Return the kinds of faults that flags ask for; all kinds if they ask for none.
+FLAGS: Mapping[str, tuple[str, ...]] = {
+    "--pause": ("pause_worker", "pause_shard", "pause_coordinator"),  # SIGSTOP, later SIGCONT
+    "--hang": ("hang_worker", "hang_shard", "hang_coordinator"),  # SIGSTOP for good
+    "--stray": ("stray_shard", "stray_coordinator"),  # second processes, which claim an incarnation and die
+    "--partition": ("partition", "one_way", "reset"),  # links that carry nothing, one way or both, or reset
+    "--delay": ("delay", "duplicate"),  # links that carry everything late, or twice
+}
+"""The kinds of faults that each flag asks for, beside `--kill`."""
+
+
+def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
+    """Return the kinds of faults that are asked for; all kinds if none is.
 
     Parameters
     ----------
     kill : sequence of str
-        Roles: worker, shard, coordinator.
-    pause : bool
-        SIGSTOP, later SIGCONT, to processes of any role.
-    partition : bool
-        Links that carry nothing, or nothing in one direction, or reset their connections.
-    delay : bool
-        Links that carry everything late, or twice.
+        Roles to kill: worker, shard, coordinator.
+    flags : collection of str
+        Of `FLAGS`.
 
     Raises
     ------
@@ -84,10 +91,7 @@ def kinds_of(kill: Sequence[str], pause: bool, partition: bool, delay: bool) -> 
     for role in kill:
         if role not in roles:
             raise ConfigurationError(f"--kill: found {role!r}; allowed: {', '.join(roles)}, separated by commas")
-    asked = {f"kill_{role}" for role in kill}
-    asked |= {kind for kind in LENGTHS_S if pause and kind.startswith("pause_")}
-    asked |= {"partition", "one_way", "reset"} if partition else set()
-    asked |= {"delay", "duplicate"} if delay else set()
+    asked = {f"kill_{role}" for role in kill}.union(*(FLAGS[flag] for flag in flags))
     return tuple(kind for kind in LENGTHS_S if kind in asked or not asked)
 
 

@@ -16,15 +16,20 @@ LENGTHS_S: Mapping[str, tuple[float, float]] = {
     "pause_worker": (0.2, 5.0),
     "pause_shard": (0.2, 3.0),
     "pause_coordinator": (0.2, 3.0),
+    "hang_worker": (0.0, 0.0),
+    "hang_shard": (0.0, 0.0),
+    "hang_coordinator": (0.0, 0.0),
+    "stray_shard": (0.0, 0.0),
+    "stray_coordinator": (0.0, 0.0),
     "partition": (0.2, 5.0),
     "one_way": (0.2, 5.0),
     "reset": (0.0, 0.0),
     "delay": (1.0, 5.0),
     "duplicate": (1.0, 5.0),
 }
-"""Every kind of fault, and the shortest and longest time in seconds that one lasts; 0: it is over at once."""
+"""Every kind of fault, and the shortest and longest time in seconds that one lasts; 0: nothing ends it later."""
 
-PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_")))
+PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_", "hang_", "stray_")))
 """Kinds that strike a process; the others strike a link."""
 
 

@@ -70,7 +70,7 @@ MATRIX = (
 )
 """Oracle, policy and transport of each campaign: every policy with each oracle, every transport with several."""
 
-PROCESSES_ONLY = ("--kill", "worker,shard,coordinator", "--pause")
+PROCESSES_ONLY = ("--kill", "worker,shard,coordinator", "--pause", "--hang", "--stray")
 """What strikes a job whose transport is shm, which goes past all links."""
 
 
@@ -121,11 +121,12 @@ def run_campaign(
     seed: int,
     folder: Path,
     mean_interval_s: float = MEAN_INTERVAL_S,
+    kinds: Sequence[str] = (),
 ) -> Campaign:
     """Run jobs until so many faults have struck; each job must keep every promise.
 
     A machine may be fast enough for a job to end before its last fault: then a longer one takes the faults that are
-    left, with the next seed.
+    left, with the next seed. `kinds` are flags of `parashard chaos`; without any, every kind strikes that can.
     """
     started_s, campaign = time.monotonic(), Campaign(oracle.name, policy, transport)
     while (left := faults - campaign.faults.total()) > 0 and not campaign.broken:
@@ -140,7 +141,7 @@ def run_campaign(
         expected = fault_free_sha256(job, folder / f"{name}-fault-free") if oracle.digest else ""
         campaign.seeds.append(seed + len(campaign.seeds))
         strikes = ["--seed", str(campaign.seeds[-1]), "--mean-interval-s", str(mean_interval_s), "--faults", str(left)]
-        strikes += PROCESSES_ONLY if transport == "shm" else ()
+        strikes += kinds or (PROCESSES_ONLY if transport == "shm" else ())
         with JobRun(folder / name, ["chaos", *job, *strikes]) as run:
             ended = run.wait(time.monotonic() + DEADLINE_S + 3 * faulty_s)
         campaign.faults.update(ended.report.get("faults", {}))

@@ -29,6 +29,11 @@ class FakeField:
             self.done.append((process, signal.Signals(number).name))
         return process in self.running
 
+    def stray(self, process: str) -> bool:
+        if process in self.running:
+            self.done.append((process, "stray"))
+        return process in self.running
+
     def suffer(self, link: str, faults: Faults) -> None:
         self.done.append((link, faults))
 
@@ -63,6 +68,24 @@ def test_time_counts_from_when_everybody_is_there(field):
     assert field.done == []
     it.advance(201.0)
     assert field.done == [("worker-0", "SIGKILL")]
+
+
+def test_a_process_that_hangs_is_woken_by_nobody(field):  # P22
+    it = campaign(field, strike(1.0, "hang_shard", "shard-0"))
+    it.advance(0.0)
+    it.advance(2.0)
+    assert it.advance(1e6) == math.inf
+    it.lift()
+    assert field.done == [("shard-0", "SIGSTOP")]
+    assert it.faults == {"hang_shard": 1}
+
+
+def test_a_stray_is_a_second_process_and_leaves_the_first_alone(field):  # P23
+    it = campaign(field, strike(1.0, "stray_shard", "shard-0"), strike(2.0, "stray_coordinator", "coordinator"))
+    it.advance(0.0)
+    it.advance(5.0)
+    assert field.done == [("shard-0", "stray"), ("coordinator", "stray")]
+    assert it.faults == {"stray_shard": 1, "stray_coordinator": 1}
 
 
 def test_it_says_how_long_it_may_be_left_alone(field):

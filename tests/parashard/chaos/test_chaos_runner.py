@@ -15,7 +15,7 @@ from waiting import eventually
 
 from parashard.chaos import runner
 from parashard.chaos.proxied_cluster import ProxiedCluster
-from parashard.chaos.runner import ChaosOptions, kinds_of, run_chaos
+from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
 from parashard.chaos.schedule import LENGTHS_S
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job
@@ -149,14 +149,16 @@ def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
 @pytest.mark.parametrize(
     ("flags", "kinds"),
     [
-        (([], False, False, False), set(LENGTHS_S)),
-        ((["worker"], False, False, False), {"kill_worker"}),
-        ((["worker", "coordinator"], False, False, False), {"kill_worker", "kill_coordinator"}),
-        (([], True, False, False), {"pause_worker", "pause_shard", "pause_coordinator"}),
-        (([], False, True, False), {"partition", "one_way", "reset"}),
-        (([], False, False, True), {"delay", "duplicate"}),
-        ((["shard"], False, False, True), {"kill_shard", "delay", "duplicate"}),
-        ((["worker", "shard", "coordinator"], True, True, True), set(LENGTHS_S)),
+        (([], []), set(LENGTHS_S)),
+        ((["worker"], []), {"kill_worker"}),
+        ((["worker", "coordinator"], []), {"kill_worker", "kill_coordinator"}),
+        (([], ["--pause"]), {"pause_worker", "pause_shard", "pause_coordinator"}),
+        (([], ["--hang"]), {"hang_worker", "hang_shard", "hang_coordinator"}),
+        (([], ["--stray"]), {"stray_shard", "stray_coordinator"}),
+        (([], ["--partition"]), {"partition", "one_way", "reset"}),
+        (([], ["--delay"]), {"delay", "duplicate"}),
+        ((["shard"], ["--delay"]), {"kill_shard", "delay", "duplicate"}),
+        ((["worker", "shard", "coordinator"], list(FLAGS)), set(LENGTHS_S)),
     ],
 )
 def test_flags_ask_for_kinds_and_none_for_all(flags, kinds):
@@ -168,4 +170,4 @@ def test_flags_ask_for_kinds_and_none_for_all(flags, kinds):
 
 def test_a_role_that_is_none_is_refused():
     with pytest.raises(ConfigurationError, match="--kill: found 'server'; allowed: worker, shard, coordinator"):
-        kinds_of(["server"], False, False, False)
+        kinds_of(["server"], [])

@@ -32,14 +32,15 @@ while True:
             accepted.sendall(b"data " * (listener is listeners["data_address"]) + sys.argv[1].encode())
 """
 TELL = "import json, sys\nprint(json.dumps(sys.argv[1:]))\n"
+TELL_ALL = "import json, os, sys\nprint(json.dumps([*sys.argv[1:], os.environ.get('PARASHARD_FAILPOINTS')]))\n"
 WAIT = "import signal\nsignal.pause()\n"
 
 
 @pytest.fixture
 def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let children run the modules `service`, `tell` and `wait`."""
+    """Let children run the modules `service`, `tell`, `tell_all` and `wait`."""
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    for name, source in (("service", SERVICE), ("tell", TELL), ("wait", WAIT)):
+    for name, source in (("service", SERVICE), ("tell", TELL), ("tell_all", TELL_ALL), ("wait", WAIT)):
         (tmp_path / f"{name}.py").write_text(source)
 
 
@@ -217,3 +218,18 @@ def test_whoever_strikes_is_stopped_before_the_children_are_ended(cluster, ended
     cluster.end(DEADLINE_S)
     assert ended == ["before the end"]
     assert cluster.running == []
+
+
+def test_a_stray_has_the_arguments_of_the_service_and_is_told_to_die_once_it_has_claimed(cluster, tmp_path):  # P23
+    assert not cluster.stray("shard-0"), "there is no shard yet that it could be a second one of"
+    cluster.start("shard-0", "tell_all", ["--index", "0"])
+    first = cluster._children["shard-0"]
+    assert cluster.stray("shard-0")
+    stray_log = cluster.log_path("shard-0-stray")
+    eventually(lambda: stray_log.exists() and stray_log.read_text().endswith("]\n"), "a stray", told=lambda: "")
+    first.wait()
+    *own, faults = json.loads(cluster.log_path("shard-0").read_text())
+    *strays, strays_faults = json.loads(stray_log.read_text())
+    assert own == strays
+    assert faults is None
+    assert strays_faults.startswith("shard.boot.claimed=kill@1")

@@ -70,6 +70,6 @@ def test_a_kind_says_whom_it_strikes(kind, targets):
     assert list(targets_of(kind, PROCESSES, LINKS)) == targets
 
 
-def test_what_strikes_a_process_is_a_kill_or_a_pause():
-    assert {kind.partition("_")[0] for kind in PROCESS_KINDS} == {"kill", "pause"}
+def test_what_strikes_a_process_is_a_kill_a_pause_a_hang_or_a_stray():
+    assert {kind.partition("_")[0] for kind in PROCESS_KINDS} == {"kill", "pause", "hang", "stray"}
     assert set(KINDS) - set(PROCESS_KINDS) == {"partition", "one_way", "reset", "delay", "duplicate"}
