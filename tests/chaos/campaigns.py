@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,10 @@ class Oracle:
         How long an epoch is, and how many steps a second of faults asks for, so that the job outlasts them.
     digest : bool
         Whether the weights must be those of a run without faults.
+    values : mapping
+        Other keys of the job.
+    kinds : sequence of str
+        Flags of `parashard chaos`, where not every kind may strike.
     """
 
     name: str
@@ -49,6 +53,8 @@ class Oracle:
     steps_per_epoch: int
     steps_per_s: int
     digest: bool = False
+    values: Mapping[str, Any] = field(default_factory=dict)
+    kinds: Sequence[str] = ()
 
     def epochs(self, faulty_s: float) -> int:
         """Return how many epochs outlast faults of so many seconds."""
@@ -58,6 +64,16 @@ class Oracle:
 LEDGER = Oracle("ledger", "examples/ledger.toml", 1024, 500)
 TORN = Oracle("torn", "examples/torn.toml", 100, 25)
 DIGEST = Oracle("digest", "examples/digits.toml", 36, 250, digest=True)
+ASYNC_DIGEST = Oracle(
+    "async digest",
+    "examples/digits.toml",
+    36,
+    100,
+    digest=True,
+    # One worker computes one step after the other, and no shard loses a push: then the order is that without faults.
+    values={"cluster.workers": 1, "cluster.pipeline_depth": 0, "checkpoint.durability": "log"},
+    kinds=("--kill", "shard,coordinator", "--stray"),
+)
 
 MATRIX = (
     (LEDGER, "async", "grpc"),
@@ -67,6 +83,7 @@ MATRIX = (
     (TORN, "ssp:8", "tcp"),
     (TORN, "sync:4", "grpc"),
     (DIGEST, "sync:4", "tcp"),
+    (ASYNC_DIGEST, "async", "shm"),
 )
 """Oracle, policy and transport of each campaign: every policy with each oracle, every transport with several."""
 
@@ -135,13 +152,13 @@ def run_campaign(
             break
         faulty_s = left * mean_interval_s
         longer = 4 ** len(campaign.seeds)  # on a machine that is faster than thought
-        values = {"job.epochs": longer * oracle.epochs(faulty_s), "cluster.transport": transport}
+        values = {"job.epochs": longer * oracle.epochs(faulty_s), "cluster.transport": transport, **oracle.values}
         job = [oracle.file, "--consistency", policy, *sets(values)]
-        name = f"{oracle.name}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
+        name = f"{oracle.name.replace(' ', '-')}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
         expected = fault_free_sha256(job, folder / f"{name}-fault-free") if oracle.digest else ""
         campaign.seeds.append(seed + len(campaign.seeds))
         strikes = ["--seed", str(campaign.seeds[-1]), "--mean-interval-s", str(mean_interval_s), "--faults", str(left)]
-        strikes += kinds or (PROCESSES_ONLY if transport == "shm" else ())
+        strikes += kinds or oracle.kinds or (PROCESSES_ONLY if transport == "shm" else ())
         with JobRun(folder / name, ["chaos", *job, *strikes]) as run:
             ended = run.wait(time.monotonic() + DEADLINE_S + 3 * faulty_s)
         campaign.faults.update(ended.report.get("faults", {}))

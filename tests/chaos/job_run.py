@@ -18,6 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from report_oracle import misreported
+
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.05
 FAREWELL_S = 60.0  # for processes that have been asked to end and have not ended
@@ -34,6 +36,7 @@ class Ended:
     report: Mapping[str, Any]
     complaint: str
     left_over: Sequence[str]
+    run_dir: Path | None = None  # whose files the report is compared with
 
 
 class JobRun:
@@ -93,7 +96,7 @@ class JobRun:
             return Ended(-1, {}, "the job has not ended within its time", ())
         lines = _content(self._out).splitlines()
         report = json.loads(lines[-1]) if lines else {}
-        return Ended(self._process.returncode, report, _content(self._err).strip(), tuple(self._left_over()))
+        return Ended(self._process.returncode, report, _content(self._err).strip(), tuple(self._left_over()), self.dir)
 
     def lines(self, log: str, event: str) -> int:
         """Count the lines of a process's log that tell of an event."""
@@ -141,6 +144,8 @@ def violations(ended: Ended, expected_sha256: str = "") -> list[str]:
     if ended.exit_code != 0 or report.get("state") != "done":
         found.append(f"exit code {ended.exit_code}, state {report.get('state')}: {ended.complaint[-500:]}")
     found += [f"{name} is {report[name]}" for name in ORACLES if report.get(name)]
+    if ended.run_dir is not None and report.get("state") == "done":
+        found += misreported(ended.run_dir, report)
     applied, total = report.get("steps_applied", []), report.get("steps_total")
     if report and applied != [total] * report.get("shards", 0):
         found.append(f"steps applied are {applied}, not {total} on each shard")

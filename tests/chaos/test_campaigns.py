@@ -3,29 +3,41 @@
 from pathlib import Path
 
 import pytest
-from campaigns import DIGEST, LEDGER, TORN, Oracle, run_campaign
+from campaigns import ASYNC_DIGEST, DIGEST, LEDGER, TORN, Oracle, run_campaign
 
 FAULTS = 10
+BRIEF = ("--kill", "worker,shard,coordinator", "--pause")
+ON_LINKS = ("--partition", "--delay")
+ENVIRONMENT = ("--hang", "--stray")
 MEAN_INTERVAL_S = 0.7
 
 
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
-    ("oracle", "policy", "transport", "seed"),
+    ("oracle", "policy", "transport", "seed", "kinds"),
     # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved
     # something, of a shard. The digest sees a single element that was read while it was written; torn sees rooms mixed.
     [
-        (LEDGER, "async", "grpc", 24),
-        (TORN, "ssp:8", "tcp", 66),
-        (DIGEST, "sync:4", "shm", 188),
+        (LEDGER, "async", "grpc", 24, (*BRIEF, *ON_LINKS)),
+        (TORN, "ssp:8", "tcp", 66, (*BRIEF, *ON_LINKS)),
+        (DIGEST, "sync:4", "shm", 188, BRIEF),
+        (LEDGER, "ssp:8", "shm", 3, ENVIRONMENT),
+        (ASYNC_DIGEST, "async", "shm", 5, ASYNC_DIGEST.kinds),
     ],
-    ids=lambda value: getattr(value, "name", value),
+    ids=lambda value: getattr(value, "name", value) if not isinstance(value, tuple) else "",
 )
-def test_every_promise_is_kept_under_faults(  # P1-P14
-    oracle: Oracle, policy: str, transport: str, seed: int, tmp_path: Path
+def test_every_promise_is_kept_under_faults(  # P1-P14, P22, P23
+    oracle: Oracle, policy: str, transport: str, seed: int, kinds: tuple[str, ...], tmp_path: Path
 ) -> None:
     campaign = run_campaign(
-        oracle, policy, transport, faults=FAULTS, seed=seed, folder=tmp_path, mean_interval_s=MEAN_INTERVAL_S
+        oracle,
+        policy,
+        transport,
+        faults=FAULTS,
+        seed=seed,
+        folder=tmp_path,
+        mean_interval_s=MEAN_INTERVAL_S,
+        kinds=kinds,
     )
     assert campaign.broken == [], f"{campaign}; see {tmp_path}"
     assert campaign.faults.total() >= FAULTS

@@ -1,0 +1,62 @@
+"""The report oracle sees each kind of wrong report, and nothing wrong in that of a sound run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from job_run import JobRun
+from report_oracle import misreported
+from safetensors.numpy import load_file, save_file
+
+from parashard.run_files import WEIGHTS_FILE
+
+DEADLINE_S = 100.0
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:
+    """Return the directory and the report of a run of one epoch."""
+    run_dir = tmp_path_factory.mktemp("report") / "run"
+    with JobRun(run_dir, ["run", "examples/digits.toml", "--set", "job.epochs=1"]) as run:
+        ended = run.wait(time.monotonic() + DEADLINE_S)
+    assert ended.exit_code == 0, ended.complaint
+    return run_dir, ended.report
+
+
+def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapping[str, Any]]) -> None:
+    assert misreported(*finished) == []
+
+
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        ({"accuracy": 0.99999}, "accuracy is 0.99999, and the final weights have 0."),
+        ({"loss": None}, "loss is None, and the final weights have "),
+        ({"steps_applied": [36, 35]}, "steps_applied is [36, 35], and the shards saved [36, 36] steps"),
+        ({"steps_total": 40}, "shard 0 saved the steps [(0, 36)], not 0 to 39"),
+        ({"weights_sha256": "b2"}, "the report has the weights b2, the last checkpoint "),
+    ],
+)
+def test_a_figure_that_the_files_do_not_have_is_told(
+    finished: tuple[Path, Mapping[str, Any]], wrong: Mapping[str, Any], told: str
+) -> None:
+    run_dir, report = finished
+    found = misreported(run_dir, {**report, **wrong})
+    assert found[0].startswith(told)
+
+
+def test_weights_that_are_not_the_checkpoint_s_are_told(finished: tuple[Path, Mapping[str, Any]]) -> None:
+    run_dir, report = finished
+    path = run_dir / WEIGHTS_FILE
+    sound = path.read_bytes()
+    try:
+        save_file({name: value + np.float32(1.0) for name, value in load_file(path).items()}, path)
+        found = misreported(run_dir, report)
+    finally:
+        path.write_bytes(sound)
+    assert found[0].startswith("the weights file has the weights ")

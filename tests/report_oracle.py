@@ -1,0 +1,72 @@
+"""The report oracle: what a finished run says of itself, against what it left behind.
+
+Reads a run directory whose store is a folder in it: the shards' own manifests of the last checkpoint, the final weights
+and the held-out examples. Knows no process. A report may be wrong where the training was right: evaluations of weights
+that were lost, steps that only the coordinator believes in.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+from safetensors.numpy import load_file
+
+from parashard.checkpoints.catalogue import Catalogue, parse_job_id
+from parashard.checkpoints.state import whole_model
+from parashard.data import open_source
+from parashard.intervals import IntervalSet
+from parashard.job.load import load_job
+from parashard.models import build_model
+from parashard.partition import place
+from parashard.run_files import JOB_FILE, WEIGHTS_FILE
+from parashard.steps import StepPlan
+from parashard.store.opening import open_store
+from parashard.variables import values_sha256
+from worker.computing import Task
+from worker.device import Cpu
+
+METRICS = ("loss", "accuracy")
+TOLERANCE = 1e-5  # of metrics: a sum over chunks of examples, in another process
+
+
+def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
+    """Return what a finished run's report says otherwise than its files; empty if they agree."""
+    catalogue = Catalogue(open_store(str(run_dir / "checkpoints")))
+    number = parse_job_id(str(report["checkpoint"]))
+    assert number is not None, report["checkpoint"]
+    manifest = catalogue.job_manifest(number)
+    parts = [catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
+    found = []
+    whole = IntervalSet([(0, report["steps_total"])])
+    for shard, part in enumerate(parts):
+        if part.steps != whole:
+            found.append(f"shard {shard} saved the steps {list(part.steps.intervals())}, not 0 to {whole.stop() - 1}")
+    applied = [len(part.steps) for part in parts]
+    if report["steps_applied"] != applied:
+        found.append(f"steps_applied is {report['steps_applied']}, and the shards saved {applied} steps")
+    weights = load_file(run_dir / WEIGHTS_FILE)
+    saved = values_sha256(whole_model(catalogue.store, manifest))
+    for name, sha256 in (("the report", report["weights_sha256"]), ("the weights file", values_sha256(weights))):
+        if sha256 != saved:
+            found.append(f"{name} has the weights {sha256[:12]}, the last checkpoint {saved[:12]}")
+    for name, value in fresh_metrics(run_dir, weights).items():
+        if report[name] is None or not math.isclose(report[name], value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
+            found.append(f"{name} is {report[name]}, and the final weights have {value:.6f}")
+    return found
+
+
+def fresh_metrics(run_dir: Path, weights: Mapping[str, Any]) -> dict[str, float]:
+    """Judge final weights by the run's held-out examples, as a worker does; nothing where there are none."""
+    job = load_job(run_dir / JOB_FILE, environ={}).job
+    source = open_source(job.data)
+    if not source.spec.held_out:
+        return {}
+    model = build_model(job.model, source.spec, job.job.seed, None)
+    steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+    task = Task(model, source, steps, place({}, [], 1), Cpu(), None, None)
+    judged = task.metrics(dict(weights), nullcontext)
+    return {name: judged[name] for name in METRICS if name in judged}
