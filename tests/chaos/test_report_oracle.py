@@ -37,8 +37,8 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
     [
         ({"accuracy": 0.99999}, "accuracy is 0.99999, and the final weights have 0."),
         ({"loss": None}, "loss is None, and the final weights have "),
-        ({"steps_applied": [36, 35]}, "steps_applied is [36, 35], and the shards saved [36, 36] steps"),
-        ({"steps_total": 40}, "shard 0 saved the steps [(0, 36)], not 0 to 39"),
+        ({"steps_applied": [45, 44]}, "steps_applied is [45, 44], and the shards saved [45, 45] steps"),
+        ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
         ({"weights_sha256": "b2"}, "the report has the weights b2, the last checkpoint "),
     ],
 )
