@@ -7,6 +7,7 @@ thread, never under the core's lock.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from coordinator.membership import ShardLife
@@ -19,6 +20,7 @@ from protos import shard_pb2
 NAME_DEADLINE_S = 1.0
 ROLLBACK_DEADLINE_S = 20.0
 SAVE_DEADLINE_S = 20.0  # asked again after that: a shard that has saved meanwhile says so
+NONE_DAMAGED: Mapping[int, str] = MappingProxyType({})
 
 
 class ShardCommands:
@@ -42,9 +44,16 @@ class ShardCommands:
         self._plan_version = plan_version
         self._incarnation = incarnation
 
-    def save(self, lives: Sequence[ShardLife], round_: int | None) -> list[SavedShard]:
-        """Have every shard save its present state, in sync mode the start of a round; raise the first error."""
-        requests = [self._save_request(shard, life, round_) for shard, life in enumerate(lives)]
+    def save(
+        self, lives: Sequence[ShardLife], round_: int | None, damaged: Mapping[int, str] = NONE_DAMAGED
+    ) -> list[SavedShard]:
+        """Have every shard save its present state, in sync mode the start of a round; raise the first error.
+
+        `damaged` has by shard the folder of a checkpoint that is not to be handed out again.
+        """
+        requests = [
+            self._save_request(shard, life, round_, damaged=damaged.get(shard, "")) for shard, life in enumerate(lives)
+        ]
         saved = []
         for shard, (life, call) in enumerate(self._begun(lives, requests, SAVE_DEADLINE_S)):
             with rpc.our_errors(life.address):
@@ -87,7 +96,7 @@ class ShardCommands:
         ]
 
     def _save_request(
-        self, shard: int, life: ShardLife, round_: int | None, *, ahead: bool = False
+        self, shard: int, life: ShardLife, round_: int | None, *, ahead: bool = False, damaged: str = ""
     ) -> shard_pb2.TakeCheckpointRequest:
         return shard_pb2.TakeCheckpointRequest(
             run_id=self._run_id,
@@ -96,6 +105,7 @@ class ShardCommands:
             round=round_,
             ahead=ahead,
             shard=shard,
+            damaged=damaged,
         )
 
 

@@ -17,7 +17,7 @@ import structlog
 from coordinator.calls import JobState
 from coordinator.commands import ShardCommands
 from coordinator.core import Core
-from coordinator.draining import Answer
+from coordinator.draining import Answer, LastReads
 from coordinator.history import History
 from coordinator.metrics import CoordinatorCollector
 from coordinator.page import status_page
@@ -31,10 +31,13 @@ from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from coordinator.watch import ShardWatch
 from parashard import failpoints
+from parashard.claims import newest_claim
 from parashard.errors import (
     DamagedCheckpoint,
+    Fenced,
     InvalidRequest,
     ParashardError,
+    PeerFailed,
     Redo,
     RetryLater,
     StoreFailed,
@@ -113,6 +116,8 @@ class Coordination:
         self._damaged_returns = 0
         self._checkpoint = ""
         self._checkpoint_view = 0  # of the shards whose state that is
+        self._parts: dict[int, str] = {}  # folders of the parts of the checkpoint that was taken last, by shard
+        self._last_reads = LastReads()
         self._saved: Saved | None = None
         self._history = History(run_dir)
 
@@ -184,6 +189,7 @@ class Coordination:
             for shard, error in self._commands.roll_back(strayed).items():
                 self._return_s = time.monotonic() + AGAIN_S  # it says by and by where it stands, or is away
                 log.warning("not-returned", shard=shard, error=str(error))
+                self._check_newest(error)
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
@@ -199,9 +205,14 @@ class Coordination:
         target = self.core.drain_target or 0
         try:
             id_ = self._checkpoint_of_all(target, final=False)
-        except (RetryLater, Redo) as error:  # a shard is away; leasing stays paused until it is back
-            log.info("drained-checkpoint-waits", error=str(error))
-            return
+        except (RetryLater, Redo, Fenced) as error:  # a shard is away; leasing stays paused until it is back
+            self._check_newest(error)
+            why = str(error)
+            log.info("drained-checkpoint-waits", error=why)
+            given_up = self.service.run(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            if given_up is None:
+                return
+            answer = given_up
         except ParashardError as error:
             answer = Answer(error=str(error), steps=target)
         else:
@@ -213,7 +224,8 @@ class Coordination:
     def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
         """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
         core = self.core
-        saved = self._commands.save(core.shards.lives(), core.policy.round_of(steps))
+        saved = self._commands.save(core.shards.lives(), core.policy.round_of(steps), self._last_reads.damaged)
+        self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
         whole = IntervalSet([(0, steps)])
         if any(shard.applied != whole for shard in saved):
             furthest = max(shard.applied.stop() for shard in saved)
@@ -252,8 +264,12 @@ class Coordination:
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
             self._checkpoint = ""  # another one is taken
+            given_up = self._last_reads.failed(self._parts, str(error))
+            if given_up:
+                self.service.run(lambda core, _: core.fail(given_up))
             return
-        except (StoreFailed, InvalidRequest) as error:
+        except (StoreFailed, InvalidRequest, PeerFailed, Fenced) as error:
+            self._check_newest(error)
             self._store_failed(
                 f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
             )
@@ -281,6 +297,14 @@ class Coordination:
             self._store_failed(f"weights and report cannot be stored: {error}; --resume stores them")
             return
         self.service.run(lambda core, _: core.done())
+
+    def _check_newest(self, refusal: ParashardError) -> None:
+        """Raise a shard's refusal where a later coordinator has claimed the run (P23): else the shard is superseded."""
+        if isinstance(refusal, Fenced):
+            with suppress(StoreFailed):  # nobody knows now; the next refusal asks again
+                newest = newest_claim(self._run_store.store, "coordinator")
+                if newest > self._run_store.incarnation:
+                    raise refusal
 
     def _store_failed(self, reason: str) -> None:
         """Go on to the next try, unless the store has failed for long: that ends the job."""

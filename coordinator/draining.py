@@ -1,15 +1,21 @@
 """Draining: a pause in leasing until every shard has applied the same steps, for a checkpoint of all of them (P8).
 
-Pure. One drain at a time serves every request that comes meanwhile. Knows steps and ids of requests; the shell takes
-the checkpoint and says what became of it.
+Pure; `now_s` is an argument. One drain at a time serves every request that comes meanwhile. Knows steps and ids of
+requests; the shell takes the checkpoint and says what became of it. Every repetition has a bound, with the reason in
+words.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 ANSWERS_KEPT = 100
+TAKING_S_MAX = (
+    120.0  # for which a checkpoint of shards that have all steps may be tried, while their lives stay the same
+)
+READS_MAX = 5  # of last checkpoints, each taken after the one before it was found damaged
 
 
 @dataclass(frozen=True)
@@ -29,6 +35,8 @@ class Draining:
         """The first step that is not leased meanwhile; None while nothing is drained."""
         self._waiting: set[int] = set()
         self._answers: OrderedDict[int, Answer] = OrderedDict()
+        self._failing_since_s: float | None = None
+        self._failing_view = 0
 
     def knows(self, request: int) -> bool:
         """Tell whether a request has been answered."""
@@ -43,11 +51,43 @@ class Draining:
             self.target = target
         return Answer(steps=self.target)
 
+    def failed(self, error: str, view: int, now_s: float) -> Answer | None:
+        """Take note of a try that may be repeated; return the answer instead where that has gone on for too long.
+
+        `view` numbers the shards' lives: with another life of a shard patience begins anew.
+        """
+        if self._failing_since_s is None or view != self._failing_view:
+            self._failing_since_s, self._failing_view = now_s, view
+        if now_s - self._failing_since_s <= TAKING_S_MAX:
+            return None
+        return Answer(error=f"not every shard has saved within {TAKING_S_MAX:.0f} s: {error}", steps=self.target or 0)
+
     def ended(self, answer: Answer) -> None:
         """Answer everybody who waits, and lease on."""
+        self._failing_since_s = None
         for request in self._waiting:
             self._answers[request] = answer
             if len(self._answers) > ANSWERS_KEPT:
                 self._answers.popitem(last=False)
         self._waiting.clear()
         self.target = None
+
+
+class LastReads:
+    """Attempts to read the last checkpoint back, each of another one."""
+
+    def __init__(self) -> None:
+        self.damaged: dict[int, str] = {}
+        """By shard the folder of its part in the one that was damaged: the shard hands it out no more."""
+        self._failed = 0
+
+    def failed(self, parts: Mapping[int, str], error: str) -> str:
+        """Take note of a checkpoint that is damaged, by its parts; return why no other one is tried, or ""."""
+        self.damaged = dict(parts)
+        self._failed += 1
+        if self._failed < READS_MAX:
+            return ""
+        return (
+            f"the last checkpoint was taken {READS_MAX} times and never found as it was written: {error}; "
+            "--resume goes on from what the shards have saved"
+        )

@@ -91,20 +91,22 @@ class InspectReply(_message.Message):
     def __init__(self, shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., version: _Optional[int] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., buffered_steps: _Optional[int] = ..., duplicate_pushes: _Optional[int] = ..., skipped_steps: _Optional[int] = ..., refused_pushes: _Optional[int] = ..., staleness: _Optional[_Iterable[_Union[StalenessCount, _Mapping]]] = ..., unknown_staleness: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., variable_bytes: _Optional[int] = ..., slot_bytes: _Optional[int] = ..., push_bytes: _Optional[int] = ..., pull_bytes: _Optional[int] = ..., queue_bytes_max: _Optional[int] = ..., held: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., checkpoints: _Optional[int] = ..., failed_checkpoints: _Optional[int] = ..., checkpoint_error: _Optional[str] = ..., checkpoint_bytes: _Optional[int] = ..., checkpoint_s: _Optional[float] = ..., checkpoint_stall_s: _Optional[float] = ..., log_records: _Optional[int] = ..., log_syncs: _Optional[int] = ..., log_error: _Optional[str] = ..., push_float32_bytes: _Optional[int] = ..., pull_unmoved_bytes: _Optional[int] = ...) -> None: ...
 
 class TakeCheckpointRequest(_message.Message):
-    __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round", "ahead", "shard")
+    __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round", "ahead", "shard", "damaged")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     AHEAD_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
+    DAMAGED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     incarnation: int
     coordinator_incarnation: int
     round: int
     ahead: bool
     shard: int
-    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., coordinator_incarnation: _Optional[int] = ..., round: _Optional[int] = ..., ahead: _Optional[bool] = ..., shard: _Optional[int] = ...) -> None: ...
+    damaged: str
+    def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., coordinator_incarnation: _Optional[int] = ..., round: _Optional[int] = ..., ahead: _Optional[bool] = ..., shard: _Optional[int] = ..., damaged: _Optional[str] = ...) -> None: ...
 
 class TakeCheckpointReply(_message.Message):
     __slots__ = ("folder", "manifest_bytes", "manifest_sha256", "applied")

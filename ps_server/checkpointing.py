@@ -145,8 +145,10 @@ class Checkpointer:
 
         self._served.alone(name)
 
-    def take(self, round_: int | None = None) -> Stored:
+    def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
         """Save the present state now, or in sync mode the start of a round that is full or reached (P10).
+
+        One that has been saved already is handed out again, but for the one in the folder `damaged`.
 
         Raises
         ------
@@ -157,6 +159,9 @@ class Checkpointer:
         """
         with self._saving:
             self._save_waiting()  # it is older, and numbers rise with age
+            if self._last is not None and self._last.id.folder == damaged:
+                self.forget(self._last.id)
+                self._last = None
 
             def reach(shard: Shard) -> Cut | None:
                 if round_ is not None:

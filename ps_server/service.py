@@ -96,7 +96,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
                 raise MalformedFrame("a checkpoint that is asked for ahead of time names no round")
             self._checkpointer.name_ahead(round_)
             return shard_pb2.TakeCheckpointReply()
-        stored = self._checkpointer.take(round_)
+        stored = self._checkpointer.take(round_, damaged=request.damaged)
         return shard_pb2.TakeCheckpointReply(
             folder=stored.id.folder,
             manifest_bytes=stored.manifest_bytes,

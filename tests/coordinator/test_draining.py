@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from coordinator_cases import Caller, announce, core_of, done
 
-from coordinator.draining import ANSWERS_KEPT, Answer, Draining
+from coordinator.draining import ANSWERS_KEPT, TAKING_S_MAX, Answer, Draining
 from coordinator.policies import Sync
 from parashard.errors import JobFailed
 
@@ -44,6 +44,19 @@ def test_answers_are_bounded_and_the_oldest_goes() -> None:
         draining.ended(Answer(checkpoint=f"j{request}"))
     assert not draining.knows(0)
     assert draining.asked(ANSWERS_KEPT, 0).checkpoint == f"j{ANSWERS_KEPT}"
+
+
+def test_tries_that_fail_end_after_a_while_and_patience_begins_anew_with_a_shard_s_next_life() -> None:
+    draining = Draining()
+    draining.asked(1, 8)
+    assert draining.failed("away", view=2, now_s=10.0) is None
+    assert draining.failed("away", view=2, now_s=10.0 + TAKING_S_MAX) is None
+    assert draining.failed("away", view=3, now_s=20.0 + TAKING_S_MAX) is None, "it came back, and has to be asked"
+    given_up = draining.failed("away again", view=3, now_s=21.0 + 2 * TAKING_S_MAX)
+    assert given_up == Answer(error=f"not every shard has saved within {TAKING_S_MAX:.0f} s: away again", steps=8)
+    draining.ended(given_up)
+    draining.asked(2, 9)
+    assert draining.failed("away", view=3, now_s=1000.0) is None, "of a later drain nothing has failed yet"
 
 
 # --- in the core ---

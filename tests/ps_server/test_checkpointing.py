@@ -108,6 +108,17 @@ def test_what_has_not_moved_is_not_stored_again(store: MemoryStore) -> None:
     assert shard.numbers() == [1, 2]
 
 
+def test_one_that_was_found_damaged_is_forgotten_and_another_one_taken_once(store: MemoryStore) -> None:
+    shard = process(store, consistency="sync:2")
+    shard.push(0, 1)
+    first = shard.checkpointer.take(1)
+    second = shard.checkpointer.take(1, damaged=first.id.folder)
+    assert (second.id.number, second.applied) == (2, first.applied)
+    assert shard.checkpointer.at_round(1) == [second.id], "nor is it returned to"
+    assert shard.checkpointer.take(1, damaged=first.id.folder) == second, "the same request, sent again"
+    assert shard.checkpointer.take(1) == second
+
+
 def test_the_thread_saves_by_itself_and_ends(store: MemoryStore) -> None:
     shard = process(store, every_steps=1)
     shard.checkpointer.start()

@@ -89,6 +89,14 @@ def test_the_same_request_sent_again_is_answered_alike(it: Commanded) -> None:  
     assert it.save(1) == it.save(1)
 
 
+def test_one_that_the_coordinator_found_damaged_is_not_handed_out_again(it: Commanded) -> None:
+    it.process.push(0, 1)
+    first = it.save(1)
+    second = it.save(1, damaged=first.folder)
+    assert second.folder != first.folder
+    assert it.save(1, damaged=first.folder) == second
+
+
 def test_a_round_that_is_named_ahead_is_noted_and_saved_when_it_is_reached(it: Commanded) -> None:  # P12
     assert it.save(1, ahead=True) == shard_pb2.TakeCheckpointReply()
     it.process.push(0, 1)

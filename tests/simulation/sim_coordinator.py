@@ -25,7 +25,7 @@ from coordinator.service import CoordinatorService
 from coordinator.shard_says import saved_shard
 from coordinator.status import StatusView
 from parashard.claims import claim_incarnation, newest_claim
-from parashard.errors import ParashardError, Redo, RetryLater, StoreFailed, Superseded
+from parashard.errors import Fenced, ParashardError, Redo, RetryLater, StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.variables import Float32s
@@ -247,8 +247,12 @@ class CoordinatorProcess(Process):
         target = self.core.drain_target or 0
         try:
             id_ = await self._checkpoint_of_all(target, final=False)
-        except (RetryLater, Redo):
-            return  # leasing stays paused until the shard is back
+        except (RetryLater, Redo, Fenced) as error:
+            why = str(error)
+            given_up = self.service.run(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            if given_up is None:
+                return  # leasing stays paused until the shard is back
+            answer = given_up
         except ParashardError as error:
             answer = Answer(error=str(error), steps=target)
         else:
