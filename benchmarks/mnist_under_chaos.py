@@ -75,14 +75,22 @@ def main() -> None:
             began_s = time.monotonic()
             report = train(case, seed, arguments)
             wall_s = time.monotonic() - began_s
-            kept = ("loss", "accuracy", "steps_total", "steps_applied", "duplicate_pushes")
-            faults = report.get("faults", {})
+            kept = ("steps_total", "steps_applied", "duplicate_pushes")
+            faults, held_out = report.get("faults", {}), report["held_out"]
             rows.append(
-                {"case": case, "seed": seed, **{key: report[key] for key in kept}, "wall_s": wall_s, "faults": faults}
+                {
+                    "case": case,
+                    "seed": seed,
+                    "loss": held_out["loss"],
+                    "accuracy": held_out["accuracy"],
+                    **{key: report[key] for key in kept},
+                    "wall_s": wall_s,
+                    "faults": faults,
+                }
             )
             killed = ", ".join(f"{count} {kind}" for kind, count in faults.items())
             print(
-                f"{case:9} seed {seed}: loss {report['loss']:.4f}, accuracy {report['accuracy']:.4f}, "
+                f"{case:9} seed {seed}: held-out loss {held_out['loss']:.4f}, accuracy {held_out['accuracy']:.4f}, "
                 f"{wall_s:.0f} s, every step applied by every shard: "
                 f"{set(report['steps_applied']) == {report['steps_total']}} {killed}",
                 flush=True,

@@ -14,14 +14,15 @@ from coordinator.draining import Answer
 from coordinator.evaluations import Evaluation
 from coordinator.launchers import Exit, Orders, ProcessName
 from coordinator.leases import Grant
-from coordinator.membership import Worker, shown
+from coordinator.membership import Worker
 from coordinator.pods.ledger import PodEnd
 from coordinator.rounds import Standing
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
-from parashard.metric_text import metric_name, metric_value
+from parashard.figures import counted, metric, metric_name
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
+NO_WORKER = "no worker"
 STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
@@ -40,17 +41,17 @@ class Core(Course):
         is_new = self.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s
         self._silent_shards.discard(shard)
+        self.resolved(_silence_of(shard))
         self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable, says.life.incarnation))
         self.leases.reach(held_stop - 1)
         if is_new:
             # The same process has a new life where it was told to return to a round: that is no restart.
-            self.shard_restarts += 0 < earlier < (says.first_incarnation or says.life.incarnation)
+            process = says.first_incarnation or says.life.incarnation
+            self.shard_restarts += 0 < earlier < process
+            begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
             lost = self.leases.shard_registered(shard, says.held)
-            due = f"; {lost} steps are due again" if lost else ""
-            self._event(
-                f"shard-{shard} is up (incarnation {says.life.incarnation}) at {says.life.address}, "
-                f"{says.restored or 'from the first values'}{due}"
-            )
+            what = f"shard-{shard} {begun} ({says.life.address}): {says.restored or 'initial values'}"
+            self._event(what + _recomputed(lost))
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
             is_new = True
@@ -72,7 +73,9 @@ class Core(Course):
         """Take note of a shard that does not answer."""
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
             self._silent_shards.add(shard)
-            self._event(f"warning: shard-{shard} does not answer; the job stands still until it does ({error})")
+            self.warn(
+                _silence_of(shard), f"shard-{shard} does not answer; the job stands still until it does ({error})"
+            )
 
     # --- workers ---
 
@@ -95,12 +98,15 @@ class Core(Course):
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
         self.supervision.joined(worker.name, worker.restarts)
-        self._event(f"{worker.name} is up (incarnation {shown(worker.incarnation)}) on {device}")
+        self.resolved(NO_WORKER)
+        first = "joined" if self.options.incarnation > 1 else "started"  # an earlier coordinator may have known it
+        self._event(f"{worker.name} {'restarted' if worker.restarts else first} ({device})")
         return worker
 
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
         """Take a worker's report, renew what it lists, and grant what it may have."""
         worker = self.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
+        self.resolved(NO_WORKER)
         for phase, seconds in call.phases_s.items():
             worker.phases_s[phase] = seconds
         for step in call.completed:
@@ -221,7 +227,7 @@ class Core(Course):
     def checkpoint_ended(self, answer: Answer) -> None:
         """Lease on after a drain, whatever became of its checkpoint."""
         self.draining.ended(answer)
-        stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps} steps on every shard"
+        stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps:,} steps on every shard"
         self._event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
 
     # --- inside ---
@@ -256,29 +262,30 @@ class Core(Course):
         if result is None:
             return
         self.decisions += 1
-        shown = ", ".join(f"{metric_name(name)} {metric_value(value)}" for name, value in sorted(metrics.items()))
-        self._event(f"evaluation after step {result.after_step}: {shown or 'nothing to judge'}")
+        for one in self.evaluations.untold():
+            metrics_then = sorted((one.metrics or {}).items())
+            shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
+            self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
         self._check_targets(metrics)
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
         reached = ""
         for name, bound, largest in self.options.targets():
             if name not in metrics:
-                if name not in self._unknown_targets:
-                    self._unknown_targets.add(name)
-                    found = ", ".join(sorted(metrics)) or "none"
-                    self._event(
-                        f"warning: evaluation.target_{name} cannot be reached: the model's evaluations have no {name}; "
-                        f"their metrics: {found}"
-                    )
+                found = ", ".join(sorted(metrics)) or "none"
+                self.warn(
+                    f"target {name}",
+                    f"evaluation.target_{name} cannot be reached: the model's evaluations have no {name}; "
+                    f"their metrics: {found}",
+                )
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
-                reached = f"target {metric_name(name)} {bound} reached: {metric_value(metrics[name])}"
+                reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
         if reached and self.state is JobState.RUNNING and not self.leases.finished:  # P8
             target = self.leases.stop_at_frontier()
             self.evaluations.stop_at(target)
             self.early_stop = reached
             self.decisions += 1
-            self._become(JobState.DRAINING, f"{reached}; finishing {target} of {self.options.steps_total} steps")
+            self._become(JobState.DRAINING, f"{reached}; finishing {target:,} of {self.options.steps_total:,} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         self._event(f"{exit_.process} ended: {exit_.reason}")
@@ -294,9 +301,9 @@ class Core(Course):
         worker.live = False
         steps = self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
-        self._event(f"{worker.name} {why}; {len(steps)} steps are due again")
+        self._event(f"{worker.name} {why}{_recomputed(len(steps))}")
         if not self.workers.live and self.state is JobState.RUNNING:
-            self._event("warning: no worker is heard of any more; the job stands still until one is")
+            self.warn(NO_WORKER, "no worker is up; the job stands still until one is")
 
     def _lease_limit(self) -> int:
         """Return the first step that must wait: for a result, for a drain, or for shards that return."""
@@ -342,3 +349,11 @@ class Core(Course):
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str
     ) -> LeaseAnswer:
         return LeaseAnswer(granted, evaluations, revoked, self.state, self.shards.view, reason)
+
+
+def _silence_of(shard: int) -> str:
+    return f"shard-{shard} is silent"
+
+
+def _recomputed(steps: int) -> str:
+    return f"; {counted(steps, 'step')} will be recomputed" if steps else ""

@@ -18,6 +18,7 @@ from coordinator.leases import StepLeases
 from coordinator.membership import Shards, Workers
 from coordinator.peer_texts import EVENT_BYTES_MAX, readable
 from coordinator.policies import LeasingPolicy
+from coordinator.problems import Problems
 from coordinator.progress import Progress
 from coordinator.rounds import RoundBook
 from coordinator.saved import Saved
@@ -79,15 +80,16 @@ class Course:
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
+        self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s)
         self.shard_restarts = 0
         self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
+        self.problems = Problems()
         self.staleness_p95 = 0  # as the shards last told
-        self._silent_shards: set[int] = set()  # of which a warning was given
-        self._unknown_targets: set[str] = set()  # of which a warning was given
+        self._silent_shards: set[int] = set()
         self._shard_seen_s: dict[int, float] = {}
         self._acted_s = self._awake_since_s = -math.inf
 
@@ -97,6 +99,11 @@ class Course:
     def over(self) -> bool:
         """The job is done or has failed."""
         return self.state in (JobState.DONE, JobState.FAILED)
+
+    @property
+    def state_name(self) -> str:
+        """The state in one word; a job that its user stopped has not failed."""
+        return "stopped" if self.stopped else self.state.name.lower()
 
     @property
     def complete(self) -> bool:
@@ -128,12 +135,20 @@ class Course:
     @property
     def shards_live(self) -> int:
         """How many shards have registered and are not known to be silent."""
-        registered = {shard for shard in range(self.options.shards) if self.shards.life(shard) is not None}
-        return len(registered - self._silent_shards)
+        return sum(map(self.shard_live, range(self.options.shards)))
+
+    def shard_live(self, shard: int) -> bool:
+        """Tell whether a shard has registered and is not known to be silent."""
+        return self.shards.life(shard) is not None and shard not in self._silent_shards
 
     def done(self) -> None:
         """Record that the report is written."""
         self._become(JobState.DONE, self.early_stop or "every step is in")
+
+    def stop(self, reason: str) -> None:
+        """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
+        self.stopped = not self.over
+        self.fail(reason)
 
     def fail(self, reason: str) -> None:
         """Stop the job; the first reason stays."""
@@ -212,7 +227,18 @@ class Course:
 
     def _become(self, state: JobState, reason: str) -> None:
         self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
-        self._event(f"{state.name.lower()}: {reason}")
+        self._event(f"{self.state_name}: {reason}")
+
+    def warn(self, key: str, text: str) -> None:
+        """Warn of what is wrong from now on, once; it stays on the screens until `resolved`."""
+        if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
+            self._event(f"warning: {text}")
+
+    def resolved(self, key: str) -> None:
+        """Take a warning back, if it was given."""
+        text = self.problems.end(key)
+        if text:
+            self._event(f"resolved: {text}")
 
     def _event(self, text: str) -> None:
         text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too

@@ -6,6 +6,7 @@ and no later round is leased until its result is in: the weights would be gone (
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -45,6 +46,7 @@ class Evaluations:
         self._open = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]  # without a result
         self._held: dict[int, Evaluation] = {}
         self._done: dict[int, Evaluation] = {}  # by the steps before them
+        self._untold: set[int] = set()  # of these, the ones whose result nobody has been told
         self._numbers = len(bounds)
 
     @property
@@ -85,7 +87,15 @@ class Evaluations:
         if evaluation is None:
             return None
         self._end(evaluation, metrics)
+        self._untold.add(evaluation.after_step)
         return evaluation
+
+    def untold(self) -> list[Evaluation]:
+        """Return, once, the results that people have not been told, in order: none before an earlier one is in."""
+        first_open = self._open[0].after_step if self._open else math.inf
+        ready = sorted(after_step for after_step in self._untold if after_step < first_open)
+        self._untold.difference_update(ready)
+        return [self._done[after_step] for after_step in ready]
 
     def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
@@ -100,6 +110,7 @@ class Evaluations:
         gone = [e for e in self._done.values() if e.round is None and e.after_step > lowest_incomplete]
         for evaluation in gone:
             del self._done[evaluation.after_step]
+            self._untold.discard(evaluation.after_step)
             self._add(evaluation.after_step)  # under another number: a result under way is of the weights that are gone
         self._open.sort(key=lambda e: e.after_step)
         return gone

@@ -59,7 +59,8 @@ class CoordinatorCollector(Collector):
         yield ends
         errors = core.supervision.pod_watch_errors
         yield _counter("pod_watch_errors", "Times that following the pods broke off with an error.", errors)
-        yield _gauge("loss", "Smoothed training loss.", status.loss if status.HasField("loss") else math.nan)
+        loss = status.training_loss if status.HasField("training_loss") else math.nan
+        yield _gauge("training_loss", "Training loss, smoothed over steps.", loss)
         yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
         yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", core.state.value)
         since_s = 0.0 if core.progress.last_step_s is None else time.monotonic() - core.progress.last_step_s

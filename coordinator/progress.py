@@ -1,9 +1,11 @@
-"""Progress: throughput and loss over time, and the warning when the loss runs away. Pure: `now_s` is an argument."""
+"""Progress: throughput and training loss over time, and the warning when it rises. Pure: `now_s` is an argument."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+
+from parashard.figures import metric
 
 RATE_WINDOW_S = 5.0
 RATE_BUCKET_S = 0.25
@@ -65,7 +67,7 @@ class Progress:
         self.examples, self._earlier_s = examples, training_s
 
     def step_completed(self, worker: str, examples: int, loss: float | None, now_s: float) -> str | None:
-        """Count a step; return a warning when its loss is not finite or the smoothed loss runs away."""
+        """Count a step; return a warning when its loss is not finite or the smoothed loss rises far."""
         self.examples += examples
         self.steps += 1
         self.last_step_s = now_s
@@ -74,14 +76,15 @@ class Progress:
         if loss is None:  # a skipped step has none
             return None
         if not math.isfinite(loss):
-            return self._warning("the loss of a step is not finite")
+            return self._warning("the training loss of a step is not finite")
         if math.isnan(self.loss):
             self._first_loss = abs(loss)
         self.loss = loss if math.isnan(self.loss) else self.loss + LOSS_SMOOTHING * (loss - self.loss)
         if self.loss < self._best_loss:
             self._best_loss = self.loss
         elif self.steps > RUNAWAY_AFTER_STEPS and self.loss > self._runaway_bound():
-            warning = self._warning(f"the loss runs away: {self.loss:.3g} after a best of {self._best_loss:.3g}")
+            best = metric(self._best_loss)
+            warning = self._warning(f"the training loss rises: {metric(self.loss)} after a best of {best}")
             self._best_loss = self.loss  # warn again only when it grows as much once more
             return warning
         return None

@@ -37,7 +37,7 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
     return {
         "job": resolved.job.job.name,
         "run_id": core.options.run_id,
-        "state": core.state.name.lower(),
+        "state": core.state_name,
         "reason": core.reason,
         "consistency": str(resolved.job.consistency.policy),
         "shards": core.options.shards,
@@ -52,10 +52,8 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "speculative_leases": core.leases.speculative_leases,
         "examples_per_s": round(core.progress.examples / training_s, 1) if training_s > 0 else 0.0,
         "wall_s": round(core.progress.elapsed_s(now_s), 3),
-        "loss": _finite(metrics.get("loss", core.progress.loss)),
-        "accuracy": _finite(metrics.get("accuracy", math.nan)),
         "training_loss": _finite(core.progress.loss),
-        "metrics": {name: _finite(value) for name, value in sorted(metrics.items())},
+        "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
         "data": resolved.spec.figures(),
         "parameters": resolved.parameters,
         "staleness": {
@@ -64,12 +62,12 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
             "max": max(staleness, default=0),
         },
         "step_lag": {"max": max((f.step_lag_max for f in figures), default=0)},
-        "transfer": {
-            "seconds": round(overlap.transfer_s, 3),
+        "network": {
+            "transfer_s": round(overlap.transfer_s, 3),
             "waited_s": round(overlap.waited_s, 3),
-            "hidden": _rounded(overlap.hidden),
+            "overlapped_share": _rounded(overlap.share),
         },
-        "bytes": {**asdict(moved), "saved": _rounded(moved.saved)},
+        "bytes": {**asdict(moved), "saved_share": _rounded(moved.saved_share)},
         "worker_restarts": core.supervision.worker_restarts,
         "shard_restarts": core.shard_restarts,
         "coordinator_restarts": core.options.incarnation - 1,

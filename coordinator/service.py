@@ -216,7 +216,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
             core.check_run(request.run_id)
             if request.stop_reason:
-                core.fail(request.stop_reason)
+                core.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
             return pb.SuperviseReply(
                 start=_processes(orders.start),

@@ -5,12 +5,16 @@ from __future__ import annotations
 import math
 import threading
 from collections import Counter
+from collections.abc import Iterator, Mapping
 
 from coordinator.course import Course
 from coordinator.membership import Worker
 from coordinator.shard_says import ShardRecord
 from coordinator.staleness import merged, quantile
+from parashard.figures import natural
 from protos import coordinator_pb2 as pb
+
+PROBLEMS_MAX = 64  # in one message
 
 
 class StatusView:
@@ -61,9 +65,12 @@ class StatusView:
             steps_leased=leases.leased,
             examples_per_s=progress.examples_per_s(now_s),
             elapsed_s=progress.elapsed_s(now_s),
-            loss=progress.loss if math.isfinite(progress.loss) else None,
-            metrics=(latest.metrics or {}) if latest else {},
-            workers=[self._worker(core, worker, now_s) for _, worker in sorted(core.workers.by_name.items())],
+            training_loss=progress.loss if math.isfinite(progress.loss) else None,
+            held_out=(latest.metrics or {}) if latest else {},
+            workers=[
+                self._worker(core, core.workers.by_name[name], now_s)
+                for name in sorted(core.workers.by_name, key=natural)
+            ],
             shards=[self._shard(core, shard, records.get(shard)) for shard in range(self._shards)],
             staleness_p50=quantile(staleness, 0.5),
             staleness_p95=quantile(staleness, 0.95),
@@ -75,6 +82,7 @@ class StatusView:
             consistency=self._consistency,
             http_address=self.http_address,
             rollbacks=core.rounds.rollbacks,
+            problems=[*core.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
         )
 
     def _worker(self, core: Course, worker: Worker, now_s: float) -> pb.WorkerStatus:
@@ -100,4 +108,14 @@ class StatusView:
             record=record.figures if record else None,
             steps_applied=record.steps_applied if record else 0,
             http_address=life.http_address if life else "",
+            live=core.shard_live(shard),
         )
+
+
+def _storage_problems(records: Mapping[int, ShardRecord]) -> Iterator[str]:
+    """Yield what keeps shards from saving, as they last told."""
+    for shard, record in sorted(records.items()):
+        if record.figures.checkpoint_error:
+            yield f"shard-{shard}: checkpoint failed: {record.figures.checkpoint_error}"
+        if record.figures.log_error:
+            yield f"shard-{shard}: push log failed: {record.figures.log_error}"

@@ -36,10 +36,9 @@ from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe
-from parashard.live import JobView, NoView, open_view, render
-from parashard.metric_text import metric_name, metric_value
+from parashard.live import JobView, NoView, open_view
 from parashard.process import ExitCode, LogFormat, exit_code_of
-from parashard.run import Outcome, run_job
+from parashard.run import INTERRUPTED, Outcome, run_job
 from parashard.run_folders import (
     check_in_progress,
     new_run_dir,
@@ -49,7 +48,9 @@ from parashard.run_folders import (
     resumed_run_dir,
     unfinished_run,
 )
-from parashard.transfer import percent
+from parashard.screen import StatusScreen
+from parashard.stopping import resume_command, short_path
+from parashard.summary import summary_lines
 
 app = App(help="A parameter server for training on machines that come and go.", pretty_exceptions_enable=False)
 
@@ -226,7 +227,9 @@ def status(
         if json_:
             typer.echo(json.dumps(report))
         else:
-            Console().print(summary(Outcome(ExitCode.DONE, report, "", Path(place))))
+            _print_summary(report, Path(place).absolute(), Console())
+            if report["state"] != "done":
+                typer.echo(f"Continue: {resume_command(Path(place).absolute())}")
         return
     if json_:
         typer.echo(
@@ -235,7 +238,7 @@ def status(
             )
         )
     else:
-        Console().print(render(reply))
+        Console().print(StatusScreen(reply, fits_height=False))
 
 
 @app.command()
@@ -301,57 +304,6 @@ def main() -> None:
         sys.exit(int(exit_code_of(error)))
 
 
-def summary(outcome: Outcome) -> Table:
-    """Return a finished run's figures as a table."""
-    report, table = outcome.report, Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="dim")
-    table.add_column()
-    for key, value in _summary_rows(report, outcome.run_dir):
-        table.add_row(Text(key), Text(value) if isinstance(value, str) else value)  # text, never markup: paths have [
-    return table
-
-
-def _summary_rows(report: dict[str, Any], run_dir: Path) -> list[tuple[str, str | Text]]:
-    if report.get("state", "done") != "done":
-        return [
-            (report["job"], Text.assemble((report["state"], "red"), f": {report['reason']}")),
-            (
-                "steps",
-                f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}",
-            ),
-            ("run", _short(run_dir)),
-            ("go on", f"parashard resume {_short(run_dir)}"),
-        ]
-    rows: list[tuple[str, str | Text]] = [
-        (report["job"], Text.assemble(("done", "green"), f": {report['reason']}")),
-        ("steps", f"{report['steps_total']:,}, applied by the shards: {', '.join(map(str, report['steps_applied']))}"),
-        ("throughput", f"{report['examples_per_s']:,.0f} examples/s over {report['wall_s']:.1f} s"),
-    ]
-    found = {f"held-out {metric_name(name)}": value for name, value in report["metrics"].items()}
-    for name, value in (found or {"training loss": report["training_loss"]}).items():
-        if value is not None:
-            rows.append((name, metric_value(value)))
-    staleness = report["staleness"]
-    rows.append(("staleness", f"p50 {staleness['p50']}, p95 {staleness['p95']}, max {staleness['max']} pushes"))
-    rows.append(("step lag", f"max {report['step_lag']['max']} steps"))
-    moved = report["bytes"]
-    rows.append(("transfer", f"{percent(report['transfer']['hidden'])} hidden behind computing"))
-    rows.append(
-        (
-            "bytes",
-            f"{moved['pushed'] / 2**20:,.1f} MiB pushed, {moved['pulled'] / 2**20:,.1f} MiB pulled; "
-            f"{percent(moved['saved'])} of all saved",
-        )
-    )
-    rows += [(name, str(report[name])) for name in ("ledger_wrong", "torn") if name in report]
-    rows.append(("duplicates", f"{report['duplicate_pushes']} pushes acknowledged and not applied"))
-    if report["worker_restarts"]:
-        rows.append(("restarts", f"{report['worker_restarts']} workers"))
-    rows.append(("weights", f"{_short(run_dir / 'weights.safetensors')}  sha256 {report['weights_sha256'][:16]}"))
-    rows.append(("run", _short(run_dir)))
-    return rows
-
-
 def _flags(
     shards: int | None,
     workers: int | None,
@@ -377,11 +329,12 @@ def _view(console: Console, json_: bool) -> JobView:
 
 def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoReturn:
     """Print how a run ended, and exit as it did."""
+    interrupted = outcome.exit_code == INTERRUPTED
+    if outcome.report and not json_ and (interrupted or outcome.exit_code == ExitCode.DONE):
+        _print_summary(outcome.report, outcome.run_dir, console)
     if outcome.exit_code != ExitCode.DONE:
-        logs = "" if outcome.is_refused else f"; logs are in {_short(outcome.run_dir / 'logs')}"
+        logs = "" if outcome.is_refused or interrupted else f"; logs are in {short_path(outcome.run_dir / 'logs')}"
         _complain(f"{outcome.reason}{logs}")
-    elif not json_:
-        console.print(summary(outcome))
     if json_:
         where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
         typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
@@ -400,9 +353,14 @@ def not_taken(named: LoadedJob, resumed: LoadedJob, run_dir: Path) -> list[str]:
         return []
     more = f", and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
     return [
-        f"{_short(run_dir)} goes on with its own values; not taken from {_short(named.path)}: "
+        f"{short_path(run_dir)} goes on with its own values; not taken from {short_path(named.path)}: "
         f"{', '.join(others[:NAMED_MAX])}{more}"
     ]
+
+
+def _print_summary(report: dict[str, Any], run_dir: Path, console: Console) -> None:
+    for line in summary_lines(report, run_dir):
+        console.print(line, soft_wrap=True)  # a path stays one line, to be copied
 
 
 def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
@@ -411,10 +369,3 @@ def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
 
 def _complain(text: str) -> None:
     print(f"parashard: {text}", file=sys.stderr, flush=True)  # noqa: T201  # the one place that speaks to standard error
-
-
-def _short(path: Path) -> str:
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)

@@ -16,12 +16,14 @@ from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
 from parashard.cli_options import Sets, TlsDir, begin_run, told_job
+from parashard.figures import count
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
 from parashard.live import NoView, open_view
 from parashard.process import ExitCode
 from parashard.run import Outcome
 from parashard.run_folders import new_run_dir
+from parashard.status_tables import held_out_figures
 
 PROMISES = ("ledger_wrong", "torn")
 """Figures of the oracles: anything but 0 is a broken promise."""
@@ -98,7 +100,7 @@ def broken_promises(report: dict[str, Any]) -> list[str]:
     """Return what a report says of broken promises, in words; empty where all were kept."""
     broken = [f"{name} is {report[name]}, not 0" for name in PROMISES if report.get(name)]
     applied, total = report.get("steps_applied"), report.get("steps_total")
-    if report.get("state") == "done" and any(count != total for count in applied or ()):
+    if report.get("state") == "done" and any(steps != total for steps in applied or ()):
         broken.append(f"steps applied are {applied}, not {total} on every shard")
     return broken
 
@@ -106,16 +108,17 @@ def broken_promises(report: dict[str, Any]) -> list[str]:
 def told(outcome: Outcome) -> list[str]:
     """Return the lines that tell people how a job under faults went."""
     report = outcome.report
-    struck = ", ".join(f"{count} {kind}" for kind, count in report["faults"].items() if count)
-    lines = [
-        f"{report.get('job', 'job')}: {report.get('state', 'failed')}: {report.get('reason', outcome.reason)}",
-        f"faults      {sum(report['faults'].values())}: {struck or 'none'}",
-    ]
+    struck = ", ".join(f"{times} {kind}" for kind, times in report["faults"].items() if times)
+    rows = [("faults", f"{count(sum(report['faults'].values()))}: {struck or 'none'}")]
     if "steps_total" in report:
-        applied = ", ".join(map(str, report["steps_applied"]))
-        lines.append(f"steps       {report['steps_total']}, applied by the shards: {applied}")
-    lines += [f"{name:<11} {report[name]}" for name in PROMISES if name in report]
-    lines += [f"{name:<11} {report[name]}" for name in ("accuracy", "weights_sha256") if report.get(name) is not None]
+        applied = "; ".join(map(count, report["steps_applied"]))
+        rows.append(("steps", f"{count(report['steps_total'])}, applied by the shards: {applied}"))
+    rows += [(name, count(report[name])) for name in PROMISES if name in report]
+    rows += held_out_figures((name, value) for name, value in report.get("held_out", {}).items() if value is not None)
+    rows += [("sha256", report["weights_sha256"])] if "weights_sha256" in report else []
     restarts = ", ".join(f"{report.get(f'{role}_restarts', 0)} {role}" for role in ("worker", "shard", "coordinator"))
-    lines += [f"restarts    {restarts}", f"transport   {report['transport']}", f"seed        {report['seed']}"]
-    return [*lines, f"run         {outcome.run_dir}"]
+    rows += [("restarts", restarts), ("transport", report["transport"]), ("seed", str(report["seed"]))]
+    rows.append(("run", str(outcome.run_dir)))
+    width = max(len(name) for name, _ in rows)
+    first = f"{report.get('job', 'job')}: {report.get('state', 'failed')}: {report.get('reason', outcome.reason)}"
+    return [first, *(f"{name:<{width}}  {value}" for name, value in rows)]

@@ -24,7 +24,6 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.run_files import JOB_FILE
 from parashard.run_folders import (
-    INTERRUPTED_REASON,
     is_done,
     launcher_of,
     locked,
@@ -126,8 +125,6 @@ def remove(
 def _row(run: Path) -> dict[str, Any]:
     report = read_report(run)
     state = "running" if launcher_of(run) is not None else report.get("state", "stopped")
-    if state == "failed" and report.get("reason") == INTERRUPTED_REASON:
-        state = "stopped"
     applied = report.get("steps_applied")
     return {
         "run": run.name,

@@ -22,11 +22,12 @@ from parashard.job.schema import Job
 from parashard.live import JobView
 from parashard.local_cluster import LocalCluster
 from parashard.process import ExitCode
-from parashard.run_files import NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
-from parashard.run_folders import INTERRUPTED_REASON, keep_origin, launcher_lock, read_report
+from parashard.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
+from parashard.run_folders import keep_origin, launcher_lock, read_report
 from parashard.running import Running
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role, in_words
+from parashard.stopping import stopped_line
 from protos import coordinator_pb2 as pb
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -113,8 +114,9 @@ def run_job(
         state, reason = run.until_over()
         exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
     except KeyboardInterrupt:
-        run.tell_stop(INTERRUPTED_REASON)
-        exit_code, reason = INTERRUPTED, "interrupted; --resume goes on from the checkpoints"
+        view.say("stopping: shards save their state")
+        run.tell_stop("interrupted")
+        exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
     finally:
@@ -129,6 +131,9 @@ def run_job(
     report = read_report(run_dir) if run.accepted else {}
     if report.get("state") == "done":  # whatever came after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
+    elif exit_code == INTERRUPTED and run.accepted:
+        url = loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS)
+        reason = stopped_line(run_dir, url, run.status.steps_complete, run.status.steps_total)
     if exit_code == ExitCode.DONE and output is not None:
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
         if (run_dir / PREPROCESSING_FILE).exists():

@@ -26,8 +26,6 @@ from parashard.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 
 LOCK_FILE = "lock"
 RUNS = Path("runs")
-INTERRUPTED_REASON = "interrupted"
-"""Why a run ended that a person stopped."""
 
 
 def new_run_dir(asked: Path | None, name: str) -> Path:
@@ -215,7 +213,10 @@ def how_it_ended(run_dir: Path) -> tuple[str, str] | None:
     """
     report = read_report(run_dir)
     local = (run_dir / LOCK_FILE).exists()
-    if report.get("state") not in (("done", "failed") if local else ("done",)) or launcher_of(run_dir) is not None:
+    if (
+        report.get("state") not in (("done", "failed", "stopped") if local else ("done",))
+        or launcher_of(run_dir) is not None
+    ):
         return None
     return str(report["state"]), str(report.get("reason", ""))
 

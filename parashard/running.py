@@ -69,9 +69,10 @@ class Running:
         self._arguments: list[str] = []
         self._coordinator_exits = 0  # in a row, without a step completed in between
         self._coordinator_due_s: float | None = None  # when to start it again
-        self._steps_complete = 0
         self._heard_s = 0.0
         self._asked_to_end: set[tuple[str, int]] = set()
+        self.status = pb.GetStatusReply()
+        """As the coordinator last told."""
         self.failure_code = ExitCode.FAILED
         self.accepted = False
         """The coordinator has taken the job: until then an earlier run's files are as they were."""
@@ -144,7 +145,7 @@ class Running:
         self._check_exit(child)
         options = self._cluster_options
         self._coordinator_due_s = time.monotonic() + backoff_s(options.restart_backoff_s, self._coordinator_exits)
-        self._view.say(f"the coordinator ended: {child.reason}; it is started again")
+        self._view.say(f"the coordinator ended: {child.reason}; it is restarted")
 
     def _start_coordinator_again(self, first: list[str]) -> None:
         if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
@@ -182,6 +183,7 @@ class Running:
         if self._client is None:
             return
         try:
+            self._show()
             self._client.supervise(pb.SuperviseRequest(run_id=self._run_id, stop_reason=reason), deadline_s=2.0)
             self._wait_for_report(pb.JOB_STATE_FAILED)
         except ParashardError:
@@ -226,9 +228,9 @@ class Running:
         except RetryLater:
             return  # the next look comes soon; `until_over` counts how long nobody answers
         self._view.show(status)
-        if status.steps_complete > self._steps_complete:
+        if status.steps_complete > self.status.steps_complete:
             self._coordinator_exits = 0  # it makes progress, however often it is killed
-        self._steps_complete = status.steps_complete
+        self.status = status
 
     def _wait_for_report(self, state: pb.JobState) -> None:
         """A failed job's report is written just after its end; a done job's just before."""

@@ -1,7 +1,7 @@
-"""What workers and shards have counted of their transfers, as figures: how much was hidden, how much was not sent.
+"""What workers and shards have counted of their transfers, as figures: how much overlapped, how much was not sent.
 
-Knows neither who counted nor who shows it. Called by the coordinator's report, history and status page, and by
-`parashard.live`.
+Knows neither who counted nor who shows it. Called by the coordinator's report and history, and by
+`parashard.status_tables`.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Overlap:
         return cls(sum(p.transfer for p in counted), sum(p.pull + p.push for p in counted))
 
     @property
-    def hidden(self) -> float | None:
-        """The share of the transfer that nobody waited for, from 0 to 1; None where nothing was transferred.
+    def share(self) -> float | None:
+        """The share of the transfer that overlapped with computing, from 0 to 1; None where nothing was transferred.
 
         0 with `pipeline_depth = 0`, where a loop waits for all of it.
         """
@@ -76,12 +76,7 @@ class Bytes:
         )
 
     @property
-    def saved(self) -> float | None:
+    def saved_share(self) -> float | None:
         """The share of all that was not sent; below 0 where encodings cost more than they save, None where all is 0."""
         whole = self.pushed_float32 + self.pulled + self.pull_unmoved
         return 1.0 - (self.pushed + self.pulled) / whole if whole else None
-
-
-def percent(share: float | None) -> str:
-    """Return a share for people."""
-    return "-" if share is None else f"{round(100 * share)} %"

@@ -319,8 +319,8 @@ class GetStatusRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "loss", "metrics", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks")
-    class MetricsEntry(_message.Message):
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems")
+    class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -336,8 +336,8 @@ class GetStatusReply(_message.Message):
     STEPS_LEASED_FIELD_NUMBER: _ClassVar[int]
     EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
-    LOSS_FIELD_NUMBER: _ClassVar[int]
-    METRICS_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_LOSS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     SHARDS_FIELD_NUMBER: _ClassVar[int]
     STALENESS_P50_FIELD_NUMBER: _ClassVar[int]
@@ -350,6 +350,7 @@ class GetStatusReply(_message.Message):
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -359,8 +360,8 @@ class GetStatusReply(_message.Message):
     steps_leased: int
     examples_per_s: float
     elapsed_s: float
-    loss: float
-    metrics: _containers.ScalarMap[str, float]
+    training_loss: float
+    held_out: _containers.ScalarMap[str, float]
     workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
     shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
     staleness_p50: int
@@ -373,7 +374,8 @@ class GetStatusReply(_message.Message):
     http_address: str
     events_total: int
     rollbacks: int
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., loss: _Optional[float] = ..., metrics: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ...) -> None: ...
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")
@@ -400,20 +402,22 @@ class WorkerStatus(_message.Message):
     def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., live: _Optional[bool] = ..., device: _Optional[str] = ..., steps_complete: _Optional[int] = ..., steps_held: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., restarts: _Optional[int] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
 
 class ShardStatus(_message.Message):
-    __slots__ = ("shard", "address", "registered", "record", "http_address", "steps_applied")
+    __slots__ = ("shard", "address", "registered", "record", "http_address", "steps_applied", "live")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     ADDRESS_FIELD_NUMBER: _ClassVar[int]
     REGISTERED_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
     HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     STEPS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     address: str
     registered: bool
     record: _shard_pb2.InspectReply
     http_address: str
     steps_applied: int
-    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ..., steps_applied: _Optional[int] = ...) -> None: ...
+    live: bool
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ..., steps_applied: _Optional[int] = ..., live: _Optional[bool] = ...) -> None: ...
 
 class ScaleRequest(_message.Message):
     __slots__ = ("workers", "run_id")

@@ -101,8 +101,8 @@ class Restorer:
             said.insert(0, f"restored {CheckpointId.of(manifest)} with {len(state.applied)} steps")
         else:
             state = self._first()
-            origin = f"cut out of {self._reply.source}" if self._source else "from the first values"
-            said.insert(0, f"{origin}, {len(state.applied) if state else 0} steps")
+            resharded = f"resharded {self._reply.source} with {len(state.applied)} steps" if state else ""
+            said.insert(0, resharded or "initial values")
         return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:

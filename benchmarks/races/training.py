@@ -99,7 +99,7 @@ def our_result(settings: Sequence[str], target: float, seed: int) -> Result:
     return {
         "examples_per_s": fast["examples_per_s"],
         "to_target_s": to_target_s(good, fast["steps_total"], target),
-        "accuracy": fast["accuracy"],
+        "accuracy": fast["held_out"]["accuracy"],
         "staleness_p50": fast["staleness"]["p50"],
     }
 
@@ -110,7 +110,7 @@ def to_target_s(report: Mapping[str, Any], steps_total: int, target: float) -> f
     A job that ended before its last step has seen the target. Its report's accuracy is of a moment later: the steps
     that were leased already are applied first, and with a constant learning rate it may be lower again by then.
     """
-    if report["steps_total"] == steps_total and report["accuracy"] < target:
+    if report["steps_total"] == steps_total and report["held_out"]["accuracy"] < target:
         return None
     return float(report["steps_applied"][0] * BATCH / report["examples_per_s"])
 

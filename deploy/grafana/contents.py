@@ -62,8 +62,8 @@ OVERVIEW = Dashboard(
               ("clamp(sum by (run) (delta(parashard_coordinator_steps_complete[$__rate_interval])) / "
                "sum by (run) (increase(parashard_worker_computed_steps_total[$__rate_interval])), 0, 1)", "now"),
               ("run:parashard_goodput:ratio_rate5m", "over 5 minutes")),
-        panel("Loss", "Training loss, smoothed over steps.", "short",
-              highest("parashard_coordinator_loss"), minimum=None),
+        panel("Training loss", "Training loss, smoothed over steps.", "short",
+              highest("parashard_coordinator_training_loss"), minimum=None),
         panel("Workers", "Live workers, and how many the launcher keeps running.", "short",
               highest("parashard_coordinator_workers_live", legend="live"),
               highest("parashard_coordinator_workers_wanted", legend="wanted")),
@@ -136,7 +136,8 @@ SHARDS = Dashboard(
         panel("Resident memory", "As the system counts it; memory shared with workers is in both.", "bytes",
               ("max by (shard) (process_resident_memory_bytes * on (run, instance) group_left (shard) "
                "(parashard_shard_incarnation > bool 0))", "shard {{shard}}")),
-        panel("Saved", "Share of the payload that encodings and unmoved partitions saved.", "percentunit",
+        panel("Traffic saved by encoding", "Share of the payload that encodings and unmoved partitions saved.",
+              "percentunit",
               ("1 - (sum(rate(parashard_shard_push_bytes_total[$__rate_interval])) "
                "+ sum(rate(parashard_shard_pull_bytes_total[$__rate_interval]))) "
                "/ (sum(rate(parashard_shard_push_float32_bytes_total[$__rate_interval])) "
@@ -150,14 +151,14 @@ WORKERS = Dashboard(
     "parashard / Workers",
     "Where does a worker's time go?",
     (
-        panel("Phases", "Seconds per second, over all workers. Pull and push are only what could not be hidden.", "s",
+        panel("Phases", "Seconds per second, over all workers. Pull and push are only what did not overlap.", "s",
               per_second("parashard_worker_phase_seconds_total", "phase"),
               kind="stack"),
         panel("Computing", "Share of each worker's time. The rest is waiting.", "percentunit",
               per_second('parashard_worker_phase_seconds_total{phase="compute"}', "worker")),
         panel("Steps", "Steps that every shard acknowledged, by worker.", "suffix: steps/s",
               per_second("parashard_worker_steps_total", "worker")),
-        panel("Transfer hidden", "Share of pulls and pushes that ran beside computing.", "percentunit",
+        panel("Network time overlapped", "Share of pulls and pushes that ran beside computing.", "percentunit",
               ('1 - sum by (worker) (rate(parashard_worker_phase_seconds_total{phase=~"pull|push"}[$__rate_interval])) '
                "/ sum by (worker) (rate(parashard_worker_transfer_seconds_total[$__rate_interval]))", "{{worker}}"),
               minimum=None),

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import BadData, Unavailable, may_pass
-from parashard.metric_text import metric_value
+from parashard.figures import metric
 
 if TYPE_CHECKING:
     from parashard.data.preprocessing import Preprocessing
@@ -90,9 +90,7 @@ class DataSpec:
         target = self.preprocessing.target if self.preprocessing is not None else None
         name = f" of {target.name}" if target is not None and target.name else ""
         if target is not None and target.kind == "value":
-            return (
-                f"values{name} (mean {metric_value(target.mean)}, standard deviation {metric_value(target.deviation)})"
-            )
+            return f"values{name} (mean {metric(target.mean)}, standard deviation {metric(target.deviation)})"
         names = target.classes if target is not None else ()
         shown = ", ".join(names[:CLASSES_SHOWN]) + (", ..." if len(names) > CLASSES_SHOWN else "")
         return f"{self.classes:,} classes{name}" + (f" ({shown})" if target is not None and target.name else "")

@@ -197,7 +197,7 @@ def test_a_job_that_ended_early_has_reached_its_target(steps: int, accuracy: flo
     report = {
         "steps_total": steps,
         "steps_applied": [steps],
-        "accuracy": accuracy,
+        "held_out": {"accuracy": accuracy},
         "examples_per_s": 500.0 * training.BATCH,
     }
     assert training.to_target_s(report, 2000, 0.97) == seconds

@@ -35,8 +35,8 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
 @pytest.mark.parametrize(
     ("wrong", "told"),
     [
-        ({"accuracy": 0.99999}, "accuracy is 0.99999, and the final weights have 0."),
-        ({"loss": None}, "loss is None, and the final weights have "),
+        ({"held_out": {"accuracy": 0.99999}}, "held-out accuracy is 0.99999, and the final weights have 0."),
+        ({"held_out": {"loss": None}}, "held-out loss is None, and the final weights have "),
         ({"steps_applied": [45, 44]}, "steps_applied is [45, 44], and the shards saved [45, 45] steps"),
         ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
         ({"weights_sha256": "b2"}, "the report has the weights b2, the last checkpoint "),
@@ -46,7 +46,8 @@ def test_a_figure_that_the_files_do_not_have_is_told(
     finished: tuple[Path, Mapping[str, Any]], wrong: Mapping[str, Any], told: str
 ) -> None:
     run_dir, report = finished
-    found = misreported(run_dir, {**report, **wrong})
+    held_out = {**report["held_out"], **wrong.get("held_out", {})}
+    found = misreported(run_dir, {**report, **wrong, "held_out": held_out})
     assert found[0].startswith(told)
 
 

@@ -28,7 +28,7 @@ def test_digits_train_in_six_containers_that_may_do_little(compose):
         eventually(lambda name=worker: "kind=tcp" in job.log(name), worker, told=lambda name=worker: job.log(name))
     job.let_end()
     report = job.report()
-    assert report["accuracy"] >= 0.95
+    assert report["held_out"]["accuracy"] >= 0.95
     assert (report["shards"], report["steps_applied"]) == (2, [report["steps_total"]] * 2)
     eventually(lambda: not others(job), "every container ended well", told=lambda: others(job))
 

@@ -59,7 +59,7 @@ def test_a_job_on_its_way() -> None:
         "worker_exits_total": 0,
         "rollbacks_total": 0,
         "pod_watch_errors_total": 0,
-        "loss": 0.25,
+        "training_loss": 0.25,
         "step_lag_max": 0,
         "job_state": 2,
     }

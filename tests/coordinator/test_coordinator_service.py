@@ -86,7 +86,7 @@ def test_what_a_shard_holds_beside_what_it_has_applied_is_taken_in(it: Served) -
     for shard in range(2):
         it.client.register_shard(shard_request(shard, applied=applied, held=held, restored="restored p1/s0/i1/c1"))
     assert it.core.leases.lowest_incomplete == 6
-    assert any("host:1, restored p1/s0/i1/c1" in event for event in it.core.events)
+    assert any("(host:1): restored p1/s0/i1/c1" in event for event in it.core.events)
 
 
 def test_a_worker_is_told_that_a_new_coordinator_does_not_know_it(it: Served) -> None:  # P3

@@ -87,7 +87,7 @@ def test_a_worker_s_end_seen_by_the_launcher_frees_its_leases_at_once() -> None:
     assert not first.worker.live
     assert second.lease(1, 0.1) == [0]
     assert (core.supervision.worker_exits, core.supervision.worker_restarts) == (1, 1)
-    assert "worker-0 ended; 1 steps are due again" in core.events
+    assert "worker-0 ended; 1 step will be recomputed" in core.events
 
 
 def test_a_restart_that_was_seen_twice_counts_once() -> None:
@@ -117,7 +117,7 @@ def test_a_silent_worker_loses_its_leases_after_their_time() -> None:
     core.tick(10.1)
     assert not silent.worker.live
     assert other.lease(1, 10.1) == [0]
-    assert "guest-0 was silent for 10.1 s; 1 steps are due again" in core.events
+    assert "guest-0 was silent for 10.1 s; 1 step will be recomputed" in core.events
     core.tick(11.0)
     assert sum("was silent" in event for event in core.events) == 1
 
@@ -181,7 +181,7 @@ def test_a_step_s_warning_names_the_step() -> None:
     caller = Caller(core)
     caller.lease(1)
     caller.call(completed=done(0, loss=float("nan")))
-    assert core.events[-1] == "warning: the loss of a step is not finite (at step 0; staleness p95 3 pushes)"
+    assert core.events[-1] == "warning: the training loss of a step is not finite (at step 0; staleness p95 3 pushes)"
 
 
 def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6
@@ -332,8 +332,10 @@ def test_a_silent_shard_is_told_of_once_until_it_is_heard_again() -> None:
     core.shard_silent(0, 4.0, "nobody answers")
     core.shard_silent(0, 5.0, "nobody answers")
     assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 1
+    assert len(core.problems.texts) == 1
     assert core.state is JobState.RUNNING
     announce(core, 0)
+    assert core.problems.texts == []
     core.shard_silent(0, 4.0, "nobody answers")
     assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 2
     core.shard_silent(0, 3600.0, "nobody answers")

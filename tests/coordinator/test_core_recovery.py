@@ -204,7 +204,7 @@ def test_a_guest_keeps_its_life_too() -> None:  # it has no name to join under b
     guest.lease(1)
     assert core.register_worker("", "arithmetic", "cpu", "host:9", 0.0, 7) is guest.worker
     assert core.leases.held_by("guest-0") == {0}
-    assert sum("guest-0 is up" in event for event in core.events) == 1
+    assert sum("guest-0 started" in event for event in core.events) == 1
 
 
 def test_guests_that_join_again_do_not_take_each_other_s_name() -> None:
@@ -303,7 +303,7 @@ def test_an_early_stop_stays_decided(policy: LeasingPolicy) -> None:  # P7
     core = core_after(earlier, policy, evaluate_after=[4, 40], target_accuracy=0.9)
     assert core.leases.target == earlier.leases.target == 4
     announce_all(core, [(0, 4)], [(0, 3)])
-    assert (core.state, core.reason) == (JobState.DRAINING, "target accuracy 0.9 reached: 0.9500")
+    assert (core.state, core.reason) == (JobState.DRAINING, "held-out accuracy 0.9500 reached the target 0.9")
     caller = Caller(core, "worker-0")
     if core.rounds.returning_to is None:
         assert caller.lease(4) == [3]

@@ -48,6 +48,40 @@ def test_a_call_for_another_run_or_job_is_refused(run_id: str, digest: str | Non
         core.check_run(run_id, digest)
 
 
+def test_a_job_that_its_user_stops_has_not_failed() -> None:
+    core = core_of()
+    core.stop("interrupted")
+    assert (core.over, core.state_name, core.events[-1]) == (True, "stopped", "stopped: interrupted")
+    failed = core_of()
+    failed.fail("the disk is full")
+    failed.stop("interrupted")
+    assert (failed.state_name, failed.reason) == ("failed", "the disk is full")
+
+
+def test_a_problem_is_told_once_and_when_it_is_over() -> None:
+    core = core_of()
+    before = core.events_total
+    for left in (40, 20):
+        core.warn("disk", f"checkpoint failed: no space left on device ({left} bytes)")
+    assert core.problems.texts == ["checkpoint failed: no space left on device (20 bytes)"], "as it is now"
+    core.resolved("disk")
+    core.resolved("disk")
+    assert list(core.events)[before - core.events_total :] == [
+        "warning: checkpoint failed: no space left on device (40 bytes)",
+        "resolved: checkpoint failed: no space left on device (20 bytes)",
+    ]
+    assert core.problems.texts == []
+
+
+def test_a_job_without_workers_has_a_problem_until_one_is_heard() -> None:
+    core = core_of(lease_ttl_s=10.0)
+    caller = Caller(core)
+    core.tick(11.0)
+    assert core.problems.texts == ["no worker is up; the job stands still until one is"]
+    caller.call(12.0)
+    assert core.problems.texts == []
+
+
 def test_events_are_bounded_and_counted() -> None:
     core = core_of()
     for _ in range(100):

@@ -32,15 +32,15 @@ def test_a_result_is_told_and_training_goes_on() -> None:
     core = core_of(evaluate_after=[4, 40])
     caller = at_its_evaluation(core)
     assert caller.lease(1, evaluated=judged(accuracy=0.5, loss=1.25)) == [4]
-    assert core.events[-1] == "evaluation after step 4: accuracy 0.5000, loss 1.2500"
+    assert core.events[-1] == "step 4: held-out accuracy 0.5000, loss 1.2500"
     assert core.state is JobState.RUNNING
 
 
 def test_the_metrics_of_a_regression_are_named_in_words() -> None:
     core = core_of(evaluate_after=[4, 40])
     at_its_evaluation(core).call(evaluated=judged(loss=0.25, mean_squared_error=2.5e9, mean_absolute_error=41000.0))
-    told = "loss 0.2500, mean absolute error 41,000.0, mean squared error 2.5e+09"
-    assert core.events[-1] == f"evaluation after step 4: {told}"
+    told = "held-out loss 0.2500, mean absolute error 41,000.0, mean squared error 2.5e+09"
+    assert core.events[-1] == f"step 4: {told}"
 
 
 def test_a_target_of_a_metric_that_there_is_not_is_told_once() -> None:
@@ -70,26 +70,43 @@ def test_every_start_tells_what_the_data_are_and_what_may_be_overlooked() -> Non
     ]
 
 
+def test_results_are_told_in_order_whoever_is_first() -> None:
+    core = core_of(evaluate_after=[2, 4, 40], steps_total=40)
+    first, second = Caller(core), Caller(core)
+    while core.leases.lowest_incomplete < 4:
+        first.lease(4)
+        first.call(completed=done(*first.held))
+    first.call(want=1)
+    second.call(want=1)
+    assert (first.evaluating, second.evaluating) == ([0], [1])
+    second.call(evaluated=judged(1, accuracy=0.5))
+    assert not [event for event in core.events if "held-out" in event], "the earlier one is not in"
+    first.call(evaluated=judged(0, accuracy=0.25))
+    told = ["step 2: held-out accuracy 0.2500", "step 4: held-out accuracy 0.5000"]
+    assert [event for event in core.events if "held-out" in event] == told
+    assert core.evaluations.untold() == [], "once"
+
+
 def test_metrics_may_be_none_at_all() -> None:
     core = core_of(evaluate_after=[4, 40])
     at_its_evaluation(core).call(evaluated=judged())
-    assert core.events[-1] == "evaluation after step 4: nothing to judge"
+    assert core.events[-1] == "step 4: no metrics"
 
 
 @pytest.mark.parametrize(
     ("options", "metrics", "reached"),
     [
-        ({"target_accuracy": 0.9}, {"accuracy": 0.9}, "target accuracy 0.9 reached: 0.9000"),
+        ({"target_accuracy": 0.9}, {"accuracy": 0.9}, "held-out accuracy 0.9000 reached the target 0.9"),
         ({"target_accuracy": 0.9}, {"accuracy": 0.89}, ""),
         ({"target_accuracy": 0.9}, {"loss": 0.0}, ""),
         ({"target_accuracy": 0.9}, {"accuracy": math.nan}, ""),
-        ({"target_loss": 0.1}, {"loss": 0.1}, "target loss 0.1 reached: 0.1000"),
+        ({"target_loss": 0.1}, {"loss": 0.1}, "held-out loss 0.1000 reached the target 0.1"),
         ({"target_loss": 0.1}, {"loss": 0.11}, ""),
         ({"target_loss": 0.1}, {"loss": math.nan}, ""),
         (
             {"target_mean_squared_error": 25},
             {"mean_squared_error": 9.5},
-            "target mean squared error 25 reached: 9.5000",
+            "held-out mean squared error 9.5000 reached the target 25",
         ),
         ({"target_mean_squared_error": 25}, {"mean_squared_error": 25.5, "loss": 0.1}, ""),
         ({}, {"loss": 0.0, "accuracy": 1.0}, ""),
@@ -108,7 +125,7 @@ def test_an_early_stop_drains_and_judges_the_final_weights() -> None:  # P8
     assert [other.lease(1) for _ in range(2)] == [[4], [5]]
     assert judge.lease(1, evaluated=judged(accuracy=0.95)) == []
     assert (core.state, core.leases.target) == (JobState.DRAINING, 6)
-    assert core.reason == "target accuracy 0.9 reached: 0.9500; finishing 6 of 40 steps"
+    assert core.reason == "held-out accuracy 0.9500 reached the target 0.9; finishing 6 of 40 steps"
     core.leases.end(other.name)
     assert judge.lease(4) == [4], "what was leased is leased again"
     judge.lease(1)
@@ -120,7 +137,7 @@ def test_an_early_stop_drains_and_judges_the_final_weights() -> None:  # P8
     judge.call(evaluated=judged(judge.evaluating[0], accuracy=0.5))
     assert core.complete
     core.done()
-    assert core.reason == "target accuracy 0.9 reached: 0.9500"
+    assert core.reason == "held-out accuracy 0.9500 reached the target 0.9"
 
 
 def test_a_target_is_reached_once() -> None:
@@ -132,7 +149,7 @@ def test_a_target_is_reached_once() -> None:
     other.complete_all()
     assert judge.lease(1) == []
     judge.call(evaluated=judged(1, accuracy=0.99))
-    assert core.early_stop.endswith("0.9500")
+    assert core.early_stop.startswith("held-out accuracy 0.9500")
     assert core.leases.target == 7
 
 

@@ -183,3 +183,15 @@ def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -
     evaluations.known(8, {"loss": 1.0})
     evaluations.known(6, {"loss": 2.0})
     assert evaluations.results() == {8: {"loss": 1.0}}
+
+
+def test_results_that_are_lost_or_known_from_before_are_not_told() -> None:
+    evaluations = evaluations_of(10, 20, 30)
+    evaluations.known(10, {"loss": 1.0})
+    granted(evaluations)
+    evaluations.finish(1, {"loss": 2.0})
+    assert [e.after_step for e in evaluations.untold()] == [20]
+    granted(evaluations)
+    evaluations.finish(2, {"loss": 3.0})
+    evaluations.reopen(15)
+    assert evaluations.untold() == [], "30 is judged again, and 20 is to come first"

@@ -1,4 +1,4 @@
-"""Throughput and loss in virtual time, and the warning when the loss runs away."""
+"""Throughput and loss in virtual time, and the warning when the training loss rises."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_a_skipped_step_has_no_loss() -> None:
 def test_a_loss_that_is_not_finite_is_warned_of_and_left_out(loss: float) -> None:
     progress = Progress()
     steps(progress, 1, 1.0)
-    assert steps(progress, 1, loss) == ["the loss of a step is not finite"]
+    assert steps(progress, 1, loss) == ["the training loss of a step is not finite"]
     assert progress.loss == 1.0
 
 
@@ -110,8 +110,8 @@ def test_a_loss_that_runs_away_is_warned_of_once_for_each_growth() -> None:
     steps(progress, RUNAWAY_AFTER_STEPS, 1.0)
     assert steps(progress, 50, 1.0) == []
     first, second = steps(progress, 200, 10.0), steps(progress, 200, 60.0)
-    assert [told.partition(":")[0] for told in (*first, *second)] == ["the loss runs away"] * 2
-    assert first[0].endswith("after a best of 1")
+    assert [told.partition(":")[0] for told in (*first, *second)] == ["the training loss rises"] * 2
+    assert first[0].endswith("after a best of 1.0000")
     assert steps(progress, 200, 60.0) == [], "it has grown no further"
 
 

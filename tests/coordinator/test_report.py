@@ -20,9 +20,9 @@ from parashard.job.load import job_from_toml
 from parashard.run_files import REPORT_FILE
 
 REQUIRED = {
-    "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "loss", "accuracy",
-    "staleness", "step_lag", "transfer", "bytes", "worker_restarts", "shard_restarts", "coordinator_restarts",
-    "weights_sha256", "metrics", "data", "parameters",
+    "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "training_loss",
+    "held_out", "staleness", "step_lag", "network", "bytes", "worker_restarts", "shard_restarts",
+    "coordinator_restarts", "weights_sha256", "data", "parameters",
 }  # fmt: skip
 LEDGER = """
 job = { name = "ledger", epochs = 2, batch_size = 4 }
@@ -72,18 +72,17 @@ def test_the_figures_of_a_job() -> None:
     assert (figures["steps_total"], figures["steps_applied"], figures["skipped_steps"]) == (4, [4, 4], 1)
     assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
     assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
-    assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (0.125, 0.75, 0.5)
+    assert (figures["training_loss"], figures["held_out"]) == (0.5, {"accuracy": 0.75, "loss": 0.125})
     assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
-    assert figures["metrics"] == {"accuracy": 0.75, "loss": 0.125}
     assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
     assert figures["parameters"] == 12
-    assert figures["transfer"] == {"seconds": 2.0, "waited_s": 1.5, "hidden": 0.25}
+    assert figures["network"] == {"transfer_s": 2.0, "waited_s": 1.5, "overlapped_share": 0.25}
     assert figures["bytes"] == {
         "pushed": 50,
         "pushed_float32": 200,
         "pulled": 150,
         "pull_unmoved": 50,
-        "saved": 0.5,
+        "saved_share": 0.5,
     }
     assert (figures["shards"], figures["workers"]) == (2, 2)
 
@@ -93,9 +92,9 @@ def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
     core.fail("no disk")
     figures = report(core, ledger(), StatusView("ledger", "async", 2), 9.0)
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
-    assert (figures["loss"], figures["accuracy"], figures["training_loss"]) == (None, None, None)
+    assert (figures["training_loss"], figures["held_out"]) == (None, {}), "a training loss is no held-out loss"
     assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (0.0, 0.0, 0)
-    assert (figures["transfer"]["hidden"], figures["bytes"]["saved"]) == (None, None)
+    assert (figures["network"]["overlapped_share"], figures["bytes"]["saved_share"]) == (None, None)
 
 
 def test_a_loss_that_is_not_finite_is_none() -> None:
@@ -103,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_none() -> None:
     assert core.evaluations.latest is not None
     core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
     figures = report(core, ledger(), seen(), 4.0)
-    assert (figures["loss"], figures["accuracy"]) == (None, None)
+    assert figures["held_out"] == {"loss": None, "accuracy": None}
 
 
 def test_weights_are_written_whole(tmp_path: Path) -> None:

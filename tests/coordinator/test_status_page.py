@@ -22,8 +22,8 @@ def full_status(text: str = "worker-0") -> pb.GetStatusReply:
         consistency=text,
         steps_total=2000,
         steps_complete=1500,
-        loss=0.25,
-        metrics={text: 0.5},
+        training_loss=0.25,
+        held_out={text: 0.5},
         workers=[
             pb.WorkerStatus(name=text, live=True, device=text, phases=PHASES),
             pb.WorkerStatus(name="gone", device="cpu"),
@@ -32,11 +32,13 @@ def full_status(text: str = "worker-0") -> pb.GetStatusReply:
             pb.ShardStatus(
                 shard=0,
                 address=text,
+                live=True,
                 record=shard_pb2.InspectReply(variable_bytes=3 * 2**20, pull_bytes=3, pull_unmoved_bytes=1),
             ),
             pb.ShardStatus(shard=1),
         ],
         events=[text, "the last event"],
+        problems=["no space left"],
     )
 
 
@@ -68,11 +70,12 @@ def test_it_shows_the_job() -> None:
         "3.0",
         "88 %",
         "25 %",
-        "away",
+        "down",
         "shard-1",
+        "no space left",
     ):
         assert shown in text
-    assert "not registered" in text
+    assert text.count("down") == 2, "a worker and a shard"
     assert "the last event\nworker-0" in text, "the newest event comes first"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -116,7 +118,9 @@ def test_ctrl_c_ends_every_process(start_run: Start, digits: LongJob) -> None:
     run.process.send_signal(signal.SIGINT)
     run.wait()
     assert run.process.returncode == 130
-    assert "interrupted" in run.complaint()
+    saved = r"\(saved( up to step [\d,]+; [\d,]+ steps? will be recomputed)?\)"
+    assert re.search(rf"stopped at step [\d,]+ of [\d,]+ {saved}\. Continue: parashard resume ", run.complaint())
+    assert json.loads((run.dir / "report.json").read_text())["state"] == "stopped"
     assert not run.left_over()
 
 

@@ -185,7 +185,7 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     digits.let_end()
     narrower = start_run(digits.file, *DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
     assert narrower.report()["weights_sha256"] == faultless_digest
-    assert "cut out of j1" in restored(narrower, 2)[0]
+    assert "resharded j1" in restored(narrower, 2)[0]
     assert "every byte verified" in command("checkpoint", "verify", str(run.dir))
     exported = tmp_path / "model.safetensors"
     command("checkpoint", "export", str(run.dir), "--output", str(exported))

@@ -26,8 +26,8 @@ REPORT_KEYS = {
     "duplicate_pushes",
     "examples_per_s",
     "wall_s",
-    "loss",
-    "accuracy",
+    "training_loss",
+    "held_out",
     "staleness",
     "step_lag",
     "worker_restarts",
@@ -96,7 +96,7 @@ def test_the_demo_reaches_its_accuracy_and_writes_its_files(start_run: Start, tm
     run = start_run("examples/digits.toml", "--output", str(tmp_path / "out" / "final.safetensors"))
     report = run.report()
     assert report.keys() >= REPORT_KEYS
-    assert report["accuracy"] >= 0.95
+    assert report["held_out"]["accuracy"] >= 0.95
     assert report["steps_applied"] == [report["steps_total"]] * 2
     assert report["staleness"].keys() == {"p50", "p95", "max"}
     assert json.loads((run.dir / "report.json").read_text())["weights_sha256"] == report["weights_sha256"]
@@ -168,10 +168,12 @@ def test_a_poison_step_can_be_skipped_and_is_counted(start_run: Start, tmp_path:
 def test_a_target_ends_the_job_early_and_drains_it(start_run: Start) -> None:  # P7, P8
     extra = sets(evaluation__target_accuracy=0.8, evaluation__every_epochs=1, job__epochs=200)
     report = start_run("examples/digits.toml", *extra).report()
-    reached = re.match(r"target accuracy 0.8 reached: ([\d.]+)", report["reason"])
+    reached = re.match(r"held-out accuracy ([\d.]+) reached the target 0.8", report["reason"])
     assert reached is not None
     assert float(reached[1]) >= 0.8
-    assert report["accuracy"] > 0.5, "that of the weights after what was under way, which may be a little worse"
+    assert report["held_out"]["accuracy"] > 0.5, (
+        "that of the weights after what was under way, which may be a little worse"
+    )
     assert report["steps_total"] < 200 * 45
     assert report["steps_applied"] == [report["steps_total"]] * 2
 

@@ -291,7 +291,10 @@ def test_a_run_that_is_over_tells_its_report(parashard):
     ("report", "parts"),
     [
         ({"state": "done"}, ["done: every step is in", "0.9712", "weights.safetensors"]),
-        ({"state": "failed", "reason": "interrupted"}, ["failed: interrupted", "40, applied", "parashard resume run"]),
+        (
+            {"state": "stopped", "reason": "interrupted"},
+            ["stopped: interrupted", "1,400 of 1,400", "parashard resume run"],
+        ),
     ],
     ids=["done", "failed"],
 )
@@ -317,19 +320,29 @@ def test_nobody_waits_for_a_run_that_is_over(parashard, command):
 
 REPORT = {
     "job": "small",
+    "state": "done",
     "reason": "every step is in",
-    "steps_total": 40,
-    "steps_applied": [40, 40],
+    "steps_total": 1400,
+    "steps_applied": [1400, 1400],
+    "skipped_steps": 0,
     "examples_per_s": 1234.5,
     "wall_s": 1.5,
-    "metrics": {"accuracy": 0.9712, "loss": 0.1},
     "training_loss": 0.2,
+    "held_out": {"accuracy": 0.9712, "loss": 0.1, "mean_squared_error": 353.1234, "other": None},
     "staleness": {"p50": 0, "p95": 1, "max": 2},
     "step_lag": {"max": 3},
-    "transfer": {"seconds": 2.0, "waited_s": 0.5, "hidden": 0.75},
-    "bytes": {"pushed": 3 << 20, "pushed_float32": 6 << 20, "pulled": 1 << 20, "pull_unmoved": 0, "saved": 0.4286},
+    "network": {"transfer_s": 2.0, "waited_s": 0.5, "overlapped_share": 0.75},
+    "bytes": {
+        "pushed": 3 << 20,
+        "pushed_float32": 6 << 20,
+        "pulled": 1 << 20,
+        "pull_unmoved": 0,
+        "saved_share": 0.4286,
+    },
     "duplicate_pushes": 5,
     "worker_restarts": 1,
+    "shard_restarts": 0,
+    "coordinator_restarts": 2,
     "weights_sha256": "ab" * 32,
 }
 
@@ -354,20 +367,38 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
     played(ExitCode.DONE, REPORT)
     ran = parashard("run", "job.toml", "--run-dir", "with [/brackets]")
     assert (ran.exit_code, ran.err) == (0, "")
-    for part in (
-        "done: every step is in",
-        "40, applied by the shards: 40, 40",
-        "1,234 examples/s over 1.5 s",
-        "0.9712",
-        "p50 0, p95 1, max 2 pushes",
-        "max 3 steps",
-        "75 % hidden behind computing",
-        "3.0 MiB pushed, 1.0 MiB pulled; 43 % of all saved",
-        "5 pushes acknowledged",
-        "1 workers",
-        "with [/brackets]/weights.safetensors  sha256 abababababababab",
-    ):
-        assert part in ran.out, part
+    lines = dict(line.split("  ", 1) for line in ran.out.splitlines())
+    assert {name: value.strip() for name, value in lines.items()} == {
+        "small": "done: every step is in",
+        "steps": "1,400 of 1,400, applied by every shard",
+        "throughput": "1,234 examples/s over 1.5 s",
+        "held-out accuracy": "0.9712",
+        "held-out loss": "0.1000",
+        "held-out mean squared error": "353.1234",
+        "training loss": "0.2000",
+        "staleness": "p50 0, p95 1, max 2 pushes",
+        "step lag": "max 3 steps",
+        "network time overlapped": "75 %",
+        "traffic": "3.0 MiB pushed, 1.0 MiB pulled",
+        "traffic saved by encoding": "43 %",
+        "repeated gradients ignored": "5",
+        "restarts": "1 worker, 2 coordinators",
+        "weights": "with [/brackets]/weights.safetensors",
+        "sha256": "abababababababab",
+        "run": "with [/brackets]",
+    }
+
+
+def test_an_interrupted_run_ends_with_a_summary_and_how_to_continue(parashard, played):
+    stopped = REPORT | {"state": "stopped", "reason": "interrupted", "steps_applied": [700, 690]}
+    del stopped["weights_sha256"]
+    played(130, stopped, "stopped at step 690 of 1,400 (saved). Continue: parashard resume run")
+    ran = parashard("run", "job.toml", "--run-dir", "run")
+    assert ran.exit_code == 130
+    assert ran.err == "parashard: stopped at step 690 of 1,400 (saved). Continue: parashard resume run\n"
+    assert ran.out.splitlines()[0].split() == ["small", "stopped:", "interrupted"]
+    assert "690 to 700 of 1,400, applied by the shards" in ran.out
+    assert "weights" not in ran.out
 
 
 @pytest.mark.parametrize(
@@ -378,14 +409,14 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
             {"loss": 0.25, "mean_absolute_error": None, "mean_squared_error": 2.5e9},
             [["held-out", "loss", "0.2500"], ["held-out", "mean", "squared", "error", "2.5e+09"]],
         ),
-        ({}, [["training", "loss", "0.2000"]]),
+        ({}, []),
     ],
 )
 def test_the_summary_names_the_metrics_that_the_model_has(parashard, played, metrics, rows):
-    played(ExitCode.DONE, REPORT | {"metrics": metrics})
+    played(ExitCode.DONE, REPORT | {"held_out": metrics})
     ran = parashard("run", "job.toml", "--run-dir", "run")
     shown = [line.split() for line in ran.out.splitlines()]
-    assert [words for words in shown if words[:1] in (["held-out"], ["training"])] == rows
+    assert [words for words in shown if words[0] in ("held-out", "training")] == [*rows, ["training", "loss", "0.2000"]]
 
 
 def test_with_json_the_last_line_is_the_report(parashard, played):
@@ -394,7 +425,7 @@ def test_with_json_the_last_line_is_the_report(parashard, played):
     assert (ran.exit_code, json.loads(ran.out.splitlines()[-1])) == (0, REPORT)
 
 
-@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.CONFIGURATION, ExitCode.FENCED, ExitCode.RETRY, 130])
+@pytest.mark.parametrize("code", [ExitCode.FAILED, ExitCode.CONFIGURATION, ExitCode.FENCED, ExitCode.RETRY])
 def test_a_run_that_failed_says_why_and_where_the_logs_are(parashard, played, code):
     played(code, {}, "a shard ended: killed by SIGKILL")
     ran = parashard("run", "job.toml", "--run-dir", "run", "--json")

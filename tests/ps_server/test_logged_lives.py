@@ -46,7 +46,7 @@ def test_a_killed_shard_has_every_push_that_it_acknowledged(start: Start, consis
     start(consistency).push(0, 1, 5, 2)
     second = start(consistency)
     assert bits_of(second.shard) == bits_of(undisturbed(consistency, 0, 1, 5, 2).shard)
-    assert second.served.restored == "from the first values, 0 steps; replayed 4 pushes of the log"
+    assert second.served.restored == "initial values; replayed 4 pushes of the log"
     assert push(second.shard, 5, 1.0).result is PushResult.DUPLICATE, "P1"
 
 
@@ -177,7 +177,7 @@ def test_a_torn_tail_is_the_push_that_was_never_acknowledged(start: Start, tmp_p
     (segment,) = tmp_path.glob("log/**/*.log")
     segment.write_bytes(segment.read_bytes()[:-3])
     second = start()
-    assert second.served.restored == "from the first values, 0 steps; replayed 2 pushes of the log"
+    assert second.served.restored == "initial values; replayed 2 pushes of the log"
 
 
 def test_segments_reach_back_to_the_oldest_checkpoint_kept(start: Start, tmp_path: Path) -> None:  # P18

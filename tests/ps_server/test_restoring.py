@@ -65,7 +65,7 @@ def damage(store: MemoryStore, id_: CheckpointId, part: str) -> None:
 
 def test_without_checkpoints_a_life_begins_at_the_first_values(store: MemoryStore) -> None:
     restored = restorer(store).newest()
-    assert (restored.state, restored.known, restored.text) == (None, [], "from the first values, 0 steps")
+    assert (restored.state, restored.known, restored.text) == (None, [], "initial values")
 
 
 def test_the_newest_life_s_newest_checkpoint_is_restored(store: MemoryStore) -> None:
@@ -100,7 +100,7 @@ def test_where_all_are_damaged_it_begins_at_the_first_values_and_says_so(store: 
         damage(store, id_, "slots-")
     restored = restorer(store).newest()
     assert (restored.state, restored.known) == (None, [])
-    assert restored.text.startswith("from the first values, 0 steps; skipped p1/s0/i1/c2: ")
+    assert restored.text.startswith("initial values; skipped p1/s0/i1/c2: ")
 
 
 def test_a_store_that_fails_is_no_reason_to_begin_anew(store: MemoryStore) -> None:  # P20
@@ -129,7 +129,7 @@ def test_a_new_plan_s_shards_are_cut_out_of_the_drained_checkpoint(store: Memory
     write_drained(store, seed=4)
     for shard in range(3):
         restored = restorer(store, shard, source="j1").newest()
-        assert restored.text == f"cut out of j1, {STEPS} steps"
+        assert restored.text == f"resharded j1 with {STEPS} steps"
         assert restored.state is not None
         assert {p: a.tobytes() for p, a in restored.state.variables.items()} == rows(model_of(4), shard)
         for slot, values in slots_of(4).items():
