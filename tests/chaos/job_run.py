@@ -108,7 +108,7 @@ class JobRun:
     def signal(self, module: str, label: str, number: int) -> None:
         """Send a signal to a process of the run, if it is there."""
         for pid, words in self._pids().items():
-            if words[2] == module and label in words:
+            if words[3] == module and label in words:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
