@@ -302,6 +302,8 @@ def main() -> None:
     except ParashardError as error:
         _complain(str(error))
         sys.exit(int(exit_code_of(error)))
+    finally:
+        release_standard_streams()
 
 
 def _flags(
@@ -368,4 +370,4 @@ def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
 
 
 def _complain(text: str) -> None:
-    print(f"parashard: {text}", file=sys.stderr, flush=True)  # noqa: T201  # the one place that speaks to standard error
+    lossy(sys.stderr, "error lines").write(f"parashard: {text}\n")  # the one place that speaks to standard error

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
 from parashard.cli_options import Sets, TlsDir, begin_run, told_job
 from parashard.figures import count
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
-from parashard.live import NoView, open_view
+from parashard.live import NoView, console_for, open_view
 from parashard.process import ExitCode
 from parashard.run import Outcome
 from parashard.run_folders import new_run_dir
@@ -77,7 +76,7 @@ def chaos(
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
-    console = Console(stderr=json_)
+    console = console_for(sys.stderr if json_ else sys.stdout)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
