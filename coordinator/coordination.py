@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
@@ -53,6 +55,7 @@ from parashard.side_effects import SideEffect
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.trouble import STEADY_S
+from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 
 TICK_S = 0.05
@@ -60,6 +63,8 @@ LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
+SKIP_PATIENCE_S = 20.0
+SKIP_PAUSE_S = 0.5
 NONSENSE_PATIENCE_S = 60.0  # how long a shard may answer nonsense before the last checkpoint, and the job, is given up
 
 log = structlog.get_logger("coordinator")
@@ -286,33 +291,10 @@ class Coordination:
         stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
         waited for (P21).
         """
+        variables = self._final_variables()
+        if variables is None:
+            return
         core, resolved = self.core, self._resolved
-        try:
-            view = core.shards.view
-            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
-                self._checkpoint, self._checkpoint_view = "", view
-            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
-            if not self._checkpoint:
-                return
-            variables = self._run_store.weights(self._checkpoint)
-        except DamagedCheckpoint as error:
-            log.warning("last-checkpoint-damaged", error=str(error))
-            self._checkpoint = ""  # another one is taken
-            given_up = self._last_reads.failed(self._parts, str(error))
-            if given_up:
-                self.service.run(lambda core, _: core.fail(given_up))
-            return
-        except StoreFailed as error:
-            self._end_waits(f"the last checkpoint cannot be stored: {error}")
-            return
-        except (InvalidRequest, PeerFailed, Fenced) as error:
-            self._check_newest(error)
-            self._nonsense(f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it")
-            return
-        except ParashardError as error:
-            self._nonsense_since_s = None
-            log.info("end-waits", error=str(error))
-            return
         self._look()
         figures = report(core, resolved, self._status, time.monotonic())
         figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
@@ -333,6 +315,37 @@ class Coordination:
             return
         self._end_failures = 0
         self.service.run(lambda core, _: core.done())
+
+    def _final_variables(self) -> dict[str, Float32s] | None:
+        """Return the last checkpoint's weights, once there is one; None to try again."""
+        core = self.core
+        self._save_if_changed()
+        if self._records.error:  # a stop that a successor did not hear of would be undone
+            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
+            return None
+        try:
+            view = core.shards.view
+            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
+                self._checkpoint, self._checkpoint_view = "", view
+            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
+            if not self._checkpoint:
+                return None
+            return self._run_store.weights(self._checkpoint)
+        except DamagedCheckpoint as error:
+            log.warning("last-checkpoint-damaged", error=str(error))
+            self._checkpoint = ""  # another one is taken
+            given_up = self._last_reads.failed(self._parts, str(error))
+            if given_up:
+                self.service.run(lambda core, _: core.fail(given_up))
+        except StoreFailed as error:
+            self._end_waits(f"the last checkpoint cannot be stored: {error}")
+        except (InvalidRequest, PeerFailed, Fenced) as error:
+            self._check_newest(error)
+            self._nonsense(f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it")
+        except ParashardError as error:
+            self._nonsense_since_s = None
+            log.info("end-waits", error=str(error))
+        return None
 
     def _check_newest(self, refusal: ParashardError) -> None:
         """Raise a shard's refusal where a later coordinator has claimed the run (P23): else the shard is superseded."""
@@ -377,23 +390,37 @@ class Coordination:
         """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.
 
         A store that fails stops no work (P21): a result, a stop or a scaling, which a later coordinator finds out
-        again, is stored later, and what must not be decided twice is taken back. A later coordinator (P3) ends this
-        process: what was decided has not left it.
+        again, is stored later. A step must not be skipped by one and computed by another: a store that fails for long
+        then, and a later coordinator (P3), end this process: what was decided has not left it.
 
         Raises
         ------
         NotReady
-            To a worker whose arithmetic would have become the job's: it joins again.
+            To a worker whose arithmetic would have become the job's (P13): it joins again.
         """
+        deadline_s = time.monotonic() + SKIP_PATIENCE_S
         try:
-            stored = self._save(core.saved())
+            while not self._save(core.saved()):
+                if core.leases.skips <= self._stored_skips:
+                    break
+                if time.monotonic() > deadline_s:
+                    _give_up("skip-not-stored", self._records.error, ExitCode.RETRY)
+                time.sleep(SKIP_PAUSE_S)
+            else:
+                return
         except Superseded as error:
-            try:
-                log.critical("superseded", error=str(error))
-            finally:
-                os._exit(ExitCode.FENCED)
-        if not stored and core.take_back(self._stored_skips, self._stored_fingerprint):
+            _give_up("superseded", str(error), ExitCode.FENCED)
+        if core.options.same_arithmetic and core.workers.fingerprint != self._stored_fingerprint:
+            core.workers.fingerprint = self._stored_fingerprint
             raise NotReady(f"the coordinator's store does not work: {self._records.error}")
 
     def _present_status(self) -> pb.GetStatusReply:
         return self.service.GetStatus(pb.GetStatusRequest(), None)
+
+
+def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
+    """End this process at once: what it decided must not act."""
+    try:
+        log.critical(event, error=error)
+    finally:
+        os._exit(code)  # P21

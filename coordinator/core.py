@@ -181,18 +181,6 @@ class Core(Course):
             self._event(f"{process} lives and has given no sign of it for {self.options.silence_s:.0f} s: it is killed")
         return orders
 
-    def take_back(self, stored_skips: frozenset[int], stored_fingerprint: str) -> bool:
-        """Undo what must not act before it is stored, and cannot be (P7, P21); return whether a worker must join again.
-
-        A step that is not skipped after all is tried again, and a failure decides again. Without the arithmetic that
-        the job began with (P13), a later coordinator could begin with another.
-        """
-        self.leases.skips &= stored_skips
-        joins_again = self.options.same_arithmetic and self.workers.fingerprint != stored_fingerprint
-        if joins_again:
-            self.workers.fingerprint = stored_fingerprint
-        return joins_again
-
     def pod_ended(self, end: PodEnd) -> None:
         """Take note of a pod's end; its leases end by time, since another pod may have its name by now."""
         if self.over:

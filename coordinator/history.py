@@ -30,7 +30,9 @@ class History:
         Monotonic seconds.
     """
 
-    def __init__(self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._path = folder / HISTORY_FILE
         self._lines = SideEffect("history lines", tell, STEADY_S, clock)
 

@@ -28,12 +28,16 @@ class ShardTroubles:
         found = []
         if figures.checkpoint_error:
             if self._checkpoints[shard].begins(now_s):
-                found.append((f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False))
+                found.append(
+                    (f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False)
+                )
         elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
             found.append((f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True))
         if figures.log_error:
             if self._logs[shard].begins(now_s):
-                found.append((f"log-{shard}", f"shard-{shard}: push log failed: {figures.log_error}; {MEANWHILE}", False))
+                found.append(
+                    (f"log-{shard}", f"shard-{shard}: push log failed: {figures.log_error}; {MEANWHILE}", False)
+                )
         elif self._logs[shard].ends(now_s):
             found.append((f"log-{shard}", f"shard-{shard}: the push log is whole again", True))
         return found

@@ -11,6 +11,7 @@ from coordinator_cases import Caller, core_of
 from small_job import SMALL_JOB
 from store_fakes import MemoryStore
 
+from coordinator import coordination as module
 from coordinator.calls import LeaseCall
 from coordinator.coordination import Coordination
 from coordinator.core import Core
@@ -60,18 +61,36 @@ def test_a_result_acts_at_once_and_is_stored_once_that_is_possible(tmp_path: Pat
     assert '"loss":0.5' in job.stored().replace(" ", "")
 
 
-def test_a_step_is_not_skipped_before_that_is_stored(tmp_path: Path) -> None:  # P7, P21
+def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
     job = Job(tmp_path, steps_total=1, max_attempts=1, skip_bad_steps=True)
     caller = Caller(job.core)
-    job.store.fail("replace", "coordinator/", times=1)
+    fault = job.store.fail("replace", "coordinator/", times=3)
     assert caller.lease(1) == [0]
-    job.call(caller, failed=[(0, "NaN")])
-    answer = job.call(caller, want=1)
-    assert [(grant.step, grant.skip) for grant in answer.granted] == [(0, False)], "it is tried once more"
-    job.call(caller, failed=[(0, "NaN")])
-    answer = job.call(caller, want=1)
+    answer = job.call(caller, failed=[(0, "NaN")], want=1)
     assert [(grant.step, grant.skip) for grant in answer.granted] == [(0, True)]
-    assert '"skips":[0]' in job.stored().replace(" ", "")
+    assert (fault.fired, '"skips":[0]' in job.stored().replace(" ", "")) == (3, True), "the answer waited for it"
+
+
+def test_a_skip_that_cannot_be_stored_ends_the_process_before_anybody_hears_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P7, P24
+    class Ended(BaseException):
+        pass
+
+    def end(code: int) -> None:
+        raise Ended(code)
+
+    monkeypatch.setattr(module, "SKIP_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module.os, "_exit", end)
+    job = Job(tmp_path, steps_total=1, max_attempts=1, skip_bad_steps=True)
+    caller = Caller(job.core)
+    job.store.fail("replace", "coordinator/", times=9)
+    caller.lease(1)
+    with pytest.raises(Ended, match="75"):
+        job.call(caller, failed=[(0, "NaN")], want=1)
 
 
 def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored(tmp_path: Path) -> None:  # P13, P21

@@ -169,3 +169,16 @@ def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytes
     coordination._finish()
     assert core.state is JobState.DONE
     assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})
+
+
+def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a successor would go on past it
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    core.early_stop = "enough"
+    fault = store.fail("replace", "coordinator/")
+    coordination._finish()
+    assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
+    coordination._finish()
+    assert core.state is JobState.DONE

@@ -2,6 +2,7 @@
 
 import io
 
+import pytest
 from rich.console import Console
 from status_cases import status_of
 

@@ -53,8 +53,8 @@ def test_a_finished_job_whose_progress_nobody_could_read_is_done(
 ) -> None:  # P21
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SMALL_JOB)
-    monkeypatch.setattr(cli, "run_job", lambda *_, **__: Outcome(0, {}, "done", tmp_path))
-    monkeypatch.setattr(cli, "summary", lambda outcome: "summary")
+    monkeypatch.setattr(cli, "run_job", lambda *_, **__: Outcome(0, {"state": "done"}, "done", tmp_path))
+    monkeypatch.setattr(cli, "_print_summary", lambda report, run_dir, console: console.print("summary"))
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
         ran = run_command(monkeypatch, capsys, "run", "job.toml")
