@@ -39,6 +39,7 @@ from parashard.compute import limit_threads
 from parashard.contracts import plan_message
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ConfigurationError
+from parashard.full_disk import when_there_is_room
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
@@ -98,7 +99,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
     cluster = _cluster(job, arguments.kubernetes_job)
     store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
-    run_id, resolved, run_store = take_up(arguments, job, store)
+    run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
     core = build_core(resolved, run_id, incarnation)
@@ -128,9 +129,9 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     http = coordination.http_port(arguments.host, arguments.http_port, refused)
     server.start()
     http.start()
-    address = told_address(arguments, server.address)
+    address = told_address(arguments, server.address, giving_up=stop.event)
     where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
-    write_address(run_dir / ADDRESS_FILE, where)
+    write_address(run_dir / ADDRESS_FILE, where, stop.event)
     failpoints.hit("coordinator.boot.serving")
     if cluster is not None:
         watch_pods(cluster, coordination.service, job.cluster.workers).start()
@@ -139,15 +140,18 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         coordination.run(stop)
         stay_until_s = math.inf if arguments.linger_s is None else time.monotonic() + arguments.linger_s
         while time.monotonic() < stay_until_s and not stop.wait(min(LINGER_S, stay_until_s - time.monotonic())):
-            pass
+            coordination.linger()
     finally:
         server.stop(grace_s=0.2)
         http.stop()
     return ExitCode.FAILED if core.state is JobState.FAILED else ExitCode.DONE
 
 
-def take_up(arguments: argparse.Namespace, job: Job, store: Store) -> tuple[str, ResolvedJob, RunStore]:
-    """Begin the run, or take it up with the first values that it has, under a claimed incarnation."""
+def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
+    """Begin the run, or take it up with the first values that it has, under a claimed incarnation.
+
+    A run that has begun is waited for while the disk is full (P21); one that has not does not begin on a full disk.
+    """
     drawn, resume = arguments.run_id or secrets.token_hex(8), arguments.resume
     kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
     unclaimed = RunStore(store, 0)
@@ -164,7 +168,12 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store) -> tuple[str,
     identity = Identity(resolved.digest, resolved.identity, as_toml(job))
     # Before a claim, which would fence the coordinator of a run that this one is not of.
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
-    run_store = RunStore(store, claim_incarnation(store, "coordinator"))  # P3
+
+    def claim() -> int:
+        return claim_incarnation(store, "coordinator")  # P3
+
+    incarnation = claim() if begun is None else when_there_is_room(claim, "claims", stop.event)
+    run_store = RunStore(store, incarnation)
     failpoints.hit("coordinator.boot.claimed")
     run_store.keep_initial(resolved.digest, resolved.initial)
     run_store.keep_preprocessing(resolved.spec.preprocessing)

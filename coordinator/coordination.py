@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
@@ -23,19 +24,22 @@ from coordinator.metrics import CoordinatorCollector
 from coordinator.page import status_page
 from coordinator.report import audited, report, save_preprocessing, save_report, save_weights
 from coordinator.resolve import ResolvedJob
-from coordinator.run_store import RunStore, try_save
+from coordinator.run_store import RunStore
 from coordinator.saved import Saved
 from coordinator.service import CoordinatorService
 from coordinator.shard_stubs import ShardStubs
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
+from coordinator.troubles import ShardTroubles
 from coordinator.watch import ShardWatch
 from parashard import failpoints
+from parashard.backoff import retry_pause_s
 from parashard.claims import newest_claim
 from parashard.errors import (
     DamagedCheckpoint,
     Fenced,
     InvalidRequest,
+    NotReady,
     ParashardError,
     PeerFailed,
     Redo,
@@ -47,8 +51,11 @@ from parashard.intervals import IntervalSet
 from parashard.partition import Plan
 from parashard.process import ExitCode, Stop
 from parashard.security.credentials import Credentials
+from parashard.side_effects import SideEffect
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.telemetry.refusals import RefusedPeers
+from parashard.trouble import STEADY_S
+from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 
 TICK_S = 0.05
@@ -56,9 +63,9 @@ LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
-STORE_PATIENCE_S = 60.0  # how long a store may fail before the last checkpoint is given up, and the job with it
-DECISION_PATIENCE_S = 20.0
-DECISION_PAUSE_S = 0.5
+SKIP_PATIENCE_S = 20.0
+SKIP_PAUSE_S = 0.5
+NONSENSE_PATIENCE_S = 60.0  # how long a shard may answer nonsense before the last checkpoint, and the job, is given up
 
 log = structlog.get_logger("coordinator")
 
@@ -110,7 +117,9 @@ class Coordination:
         stubs = ShardStubs(credentials)
         self._watch = ShardWatch(self._run_id, stubs)
         self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
-        self._store_failing_since_s: float | None = None
+        self._nonsense_since_s: float | None = None
+        self._end_failures = 0  # of the store and of the run directory, in a row
+        self._returns_failed = 0  # likewise, of shards that were to return
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again
         self._damaged_returns = 0
@@ -119,7 +128,13 @@ class Coordination:
         self._parts: dict[int, str] = {}  # folders of the parts of the checkpoint that was taken last, by shard
         self._last_reads = LastReads()
         self._saved: Saved | None = None
-        self._history = History(run_dir)
+        self._stored_skips = frozenset(core.leases.skips)
+        self._stored_fingerprint = core.workers.fingerprint
+        self._save_s = 0.0  # when to try again what a later coordinator needs
+        self._history = History(run_dir, self._note_of("history"))
+        self._records = SideEffect("the coordinator's records", self._note_of("records"), STEADY_S)
+        self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
+        self._troubles = ShardTroubles()
 
     def http_port(self, host: str, port: int, refused: RefusedPeers) -> HttpPort:
         """Return the port that serves metrics, probes and the status page."""
@@ -134,7 +149,7 @@ class Coordination:
     def run(self, stop: Stop) -> None:
         """Lease until the job is over or a stop is asked for; then save what a later coordinator needs."""
         history = self._history
-        next_look_s = next_save_s = 0.0
+        next_look_s = 0.0
         view = saved_view = self.core.shards.view
         while not self.core.over and not stop.wait(TICK_S):
             self.service.run(lambda core, now_s: core.tick(now_s))
@@ -143,36 +158,58 @@ class Coordination:
                 view, next_look_s = self.core.shards.view, now_s + LOOK_S
                 self._look()
                 history.add(self._present_status())
-            if now_s >= next_save_s or saved_view != self.core.shards.view:  # a life that is forgotten is not counted
-                saved_view, next_save_s = self.core.shards.view, now_s + SAVE_S
+            if now_s >= self._save_s or saved_view != self.core.shards.view:  # a life that is forgotten is not counted
+                saved_view = self.core.shards.view
                 self._save_if_changed()
+                self._save_s = now_s + max(SAVE_S, retry_pause_s(self._records.failures))
             self._command_shards()
             if now_s < self._again_s:
                 continue
-            self._again_s = now_s + AGAIN_S
             if self.core.drained:
                 self._save_drained()
             if self.core.complete:
                 self._finish()
+            self._again_s = now_s + max(AGAIN_S, retry_pause_s(self._end_failures))
         if self.core.shards.all_registered:
             self._look()
         history.add(self._present_status())
-        history.close()
         self._save_if_changed()
         if self.core.state is JobState.FAILED:
-            save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
-            with suppress(StoreFailed):  # that may be why it failed
-                self._run_store.keep_results(self._run_dir)
+            self._failed_report.attempt(self._save_failed_report)
+
+    def linger(self) -> None:
+        """Try again to write a failed job's report, where that did not go well."""
+        if self._failed_report.error:
+            self._failed_report.attempt(self._save_failed_report)
+
+    def _save_failed_report(self) -> None:
+        save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
+        self._run_store.keep_results(self._run_dir)
+
+    def _note_of(self, key: str) -> Callable[[str, bool], None]:
+        """Return what shows people that something cannot be written, or can again."""
+
+        def note(text: str, over: bool) -> None:
+            self.service.run(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
+
+        return note
 
     # --- shards ---
 
     def _look(self) -> bool:
         """Ask every shard for its record; return whether all of them answered."""
         silent = self._watch.look(self.core.shards.lives(), self._status.saw, time.monotonic())
+        changed = [
+            change
+            for shard, record in self._status.records().items()
+            for change in self._troubles.changed(shard, record.figures, time.monotonic())
+        ]
         p95 = quantile(self._status.staleness(), 0.95)
 
         def note(core: Core, now_s: float) -> None:
             core.staleness_p95 = p95
+            for key, text, over in changed:
+                core.resolved(key, text) if over else core.warn(key, text)
             for shard, silence in silent.items():
                 core.shard_silent(shard, silence.silent_s, str(silence.error))
 
@@ -187,9 +224,11 @@ class Coordination:
         strayed = {shard: (lives[shard], round_) for shard, round_ in self.core.rounds.strayed()}
         if strayed and time.monotonic() >= self._return_s:
             for shard, error in self._commands.roll_back(strayed).items():
-                self._return_s = time.monotonic() + AGAIN_S  # it says by and by where it stands, or is away
+                self._returns_failed += isinstance(error, StoreFailed)
                 log.warning("not-returned", shard=shard, error=str(error))
                 self._check_newest(error)
+                # It says by and by where it stands, or is away, or cannot claim an incarnation on a full disk.
+                self._return_s = time.monotonic() + max(AGAIN_S, retry_pause_s(self._returns_failed))
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
@@ -249,54 +288,64 @@ class Coordination:
         """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
 
         The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
-        stop. Whatever is away meanwhile comes back, and this is tried again; only a store that fails for long ends the
-        job.
+        stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
+        waited for (P21).
         """
+        variables = self._final_variables()
+        if variables is None:
+            return
         core, resolved = self.core, self._resolved
-        try:
-            view = core.shards.view
-            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
-                self._checkpoint, self._checkpoint_view = "", view
-            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
-            if not self._checkpoint:
-                return
-            variables = self._run_store.weights(self._checkpoint)
-        except DamagedCheckpoint as error:
-            log.warning("last-checkpoint-damaged", error=str(error))
-            self._checkpoint = ""  # another one is taken
-            given_up = self._last_reads.failed(self._parts, str(error))
-            if given_up:
-                self.service.run(lambda core, _: core.fail(given_up))
-            return
-        except (StoreFailed, InvalidRequest, PeerFailed, Fenced) as error:
-            self._check_newest(error)
-            self._store_failed(
-                f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
-            )
-            return
-        except ParashardError as error:
-            self._store_failing_since_s = None
-            log.info("end-waits", error=str(error))
-            return
         self._look()
         figures = report(core, resolved, self._status, time.monotonic())
         figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
         # What each part of the checkpoint was checked to have; a record may be older, or the shard just away.
         figures["steps_applied"] = [core.leases.target] * core.options.shards
         figures["checkpoint"] = self._checkpoint
-        save_weights(self._run_dir, variables, self._run_id)
-        save_preprocessing(self._run_dir, resolved.spec.preprocessing)
-        failpoints.hit("coordinator.finish.weights")
-        save_report(self._run_dir, figures)
-        failpoints.hit("coordinator.finish.report")
-        del variables  # the weights are read again to be stored
-        self._history.add(self._present_status())
         try:
+            save_weights(self._run_dir, variables, self._run_id)
+            save_preprocessing(self._run_dir, resolved.spec.preprocessing)
+            failpoints.hit("coordinator.finish.weights")
+            save_report(self._run_dir, figures)
+            failpoints.hit("coordinator.finish.report")
+            del variables  # the weights are read again to be stored
+            self._history.add(self._present_status())
             self._run_store.keep_results(self._run_dir)
         except StoreFailed as error:
-            self._store_failed(f"weights and report cannot be stored: {error}; --resume stores them")
+            self._end_waits(f"weights and report cannot be stored: {error}")
             return
+        self._end_failures = 0
         self.service.run(lambda core, _: core.done())
+
+    def _final_variables(self) -> dict[str, Float32s] | None:
+        """Return the last checkpoint's weights, once there is one; None to try again."""
+        core = self.core
+        self._save_if_changed()
+        if self._records.error:  # a stop that a successor did not hear of would be undone
+            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
+            return None
+        try:
+            view = core.shards.view
+            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
+                self._checkpoint, self._checkpoint_view = "", view
+            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
+            if not self._checkpoint:
+                return None
+            return self._run_store.weights(self._checkpoint)
+        except DamagedCheckpoint as error:
+            log.warning("last-checkpoint-damaged", error=str(error))
+            self._checkpoint = ""  # another one is taken
+            given_up = self._last_reads.failed(self._parts, str(error))
+            if given_up:
+                self.service.run(lambda core, _: core.fail(given_up))
+        except StoreFailed as error:
+            self._end_waits(f"the last checkpoint cannot be stored: {error}")
+        except (InvalidRequest, PeerFailed, Fenced) as error:
+            self._check_newest(error)
+            self._nonsense(f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it")
+        except ParashardError as error:
+            self._nonsense_since_s = None
+            log.info("end-waits", error=str(error))
+        return None
 
     def _check_newest(self, refusal: ParashardError) -> None:
         """Raise a shard's refusal where a later coordinator has claimed the run (P23): else the shard is superseded."""
@@ -306,35 +355,72 @@ class Coordination:
                 if newest > self._run_store.incarnation:
                     raise refusal
 
-    def _store_failed(self, reason: str) -> None:
-        """Go on to the next try, unless the store has failed for long: that ends the job."""
+    def _end_waits(self, reason: str) -> None:
+        """Wait, for as long as it takes, for a store or a disk that fails; people see why (P21)."""
+        self._end_failures += 1
+        log.info("end-not-stored", reason=reason, failures=self._end_failures)
+        self.service.run(lambda core, _: core.waits(f"the job waits: {reason}"))
+
+    def _nonsense(self, reason: str) -> None:
+        """Go on to the next try, unless a shard has answered nonsense for long: that ends the job."""
         log.warning("end-not-stored", reason=reason)
-        self._store_failing_since_s = self._store_failing_since_s or time.monotonic()
-        if time.monotonic() - self._store_failing_since_s > STORE_PATIENCE_S:
+        self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
+        if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
             self.service.run(lambda core, _: core.fail(reason))
 
     # --- what outlives this process ---
 
     def _save_if_changed(self) -> None:
-        saved = self.service.run(lambda core, _: core.saved())
-        if saved != self._saved and try_save(self._run_store, saved):
-            self._saved = saved
+        """Under the core's lock: a decision that is stored meanwhile is not to be replaced by what was before it."""
+
+        def save(core: Core, _: float) -> None:
+            saved = core.saved()
+            if saved != self._saved:
+                self._save(saved)
+
+        self.service.run(save)
+
+    def _save(self, saved: Saved) -> bool:
+        if not self._records.attempt(lambda: self._run_store.save(saved)):
+            return False
+        self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
+        return True
 
     def _save_decision(self, core: Core) -> None:
         """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.
 
-        A store that fails for long, and a later coordinator (P3), end this process: what was decided has not left it.
+        A store that fails stops no work (P21): a result, a stop or a scaling, which a later coordinator finds out
+        again, is stored later. A step must not be skipped by one and computed by another: a store that fails for long
+        then, and a later coordinator (P3), end this process: what was decided has not left it.
+
+        Raises
+        ------
+        NotReady
+            To a worker whose arithmetic would have become the job's (P13): it joins again.
         """
-        saved, deadline_s = core.saved(), time.monotonic() + DECISION_PATIENCE_S
+        deadline_s = time.monotonic() + SKIP_PATIENCE_S
         try:
-            while not try_save(self._run_store, saved):
+            while not self._save(core.saved()):
+                if core.leases.skips <= self._stored_skips:
+                    break
                 if time.monotonic() > deadline_s:
-                    log.critical("decision-not-stored", patience_s=DECISION_PATIENCE_S)
-                    os._exit(ExitCode.RETRY)
-                time.sleep(DECISION_PAUSE_S)
+                    _give_up("skip-not-stored", self._records.error, ExitCode.RETRY)
+                time.sleep(SKIP_PAUSE_S)
+            else:
+                return
         except Superseded as error:
-            log.critical("superseded", error=str(error))
-            os._exit(ExitCode.FENCED)
+            _give_up("superseded", str(error), ExitCode.FENCED)
+        if core.options.same_arithmetic and core.workers.fingerprint != self._stored_fingerprint:
+            core.workers.fingerprint = self._stored_fingerprint
+            raise NotReady(f"the coordinator's store does not work: {self._records.error}")
 
     def _present_status(self) -> pb.GetStatusReply:
         return self.service.GetStatus(pb.GetStatusRequest(), None)
+
+
+def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
+    """End this process at once: what it decided must not act."""
+    try:
+        log.critical(event, error=error)
+    finally:
+        os._exit(code)  # P21

@@ -26,6 +26,7 @@ from coordinator.supervision import Supervision
 from parashard.errors import WrongRun
 
 EVENTS_KEPT = 50
+END_WAITS = "end-waits"  # a problem's key
 DATA_WARNINGS_SHOWN = 8
 
 
@@ -143,6 +144,7 @@ class Course:
 
     def done(self) -> None:
         """Record that the report is written."""
+        self.resolved(END_WAITS)
         self._become(JobState.DONE, self.early_stop or "every step is in")
 
     def stop(self, reason: str) -> None:
@@ -154,6 +156,11 @@ class Course:
         """Stop the job; the first reason stays."""
         if not self.over:
             self._become(JobState.FAILED, reason)
+
+    def waits(self, reason: str) -> None:
+        """Take note of what the end of the job waits for, for as long as it takes."""
+        self.reason = readable(reason, EVENT_BYTES_MAX)
+        self.warn(END_WAITS, reason)
 
     def check_run(self, run_id: str, job_digest: str | None = None) -> None:
         """Refuse a call that is meant for another run or another job (P2)."""
@@ -234,11 +241,11 @@ class Course:
         if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
             self._event(f"warning: {text}")
 
-    def resolved(self, key: str) -> None:
-        """Take a warning back, if it was given."""
-        text = self.problems.end(key)
-        if text:
-            self._event(f"resolved: {text}")
+    def resolved(self, key: str, text: str = "") -> None:
+        """Take a warning back, if it was given; `text` says what holds now, where it is not just the contrary."""
+        warned = self.problems.end(key)
+        if warned:
+            self._event(f"resolved: {text or warned}")
 
     def _event(self, text: str) -> None:
         text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too

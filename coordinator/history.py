@@ -4,33 +4,53 @@ from __future__ import annotations
 
 import json
 import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from parashard.run_files import HISTORY_FILE
+from parashard.side_effects import SideEffect
 from parashard.transfer import Overlap
+from parashard.trouble import STEADY_S
 from protos import coordinator_pb2 as pb
 
 
 class History:
-    """Appends to a file; a line is written whole.
+    """Appends to a file; a line is written whole or not at all, and one that cannot be written stops nothing (P21).
 
     Parameters
     ----------
     folder : Path
         The run directory.
+    tell : callable
+        As of `SideEffect`.
+    clock : callable
+        Monotonic seconds.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._file = (folder / HISTORY_FILE).open("a", buffering=1)
+    def __init__(
+        self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = folder / HISTORY_FILE
+        self._lines = SideEffect("history lines", tell, STEADY_S, clock)
 
     def add(self, status: pb.GetStatusReply) -> None:
         """Append how the job goes now."""
-        self._file.write(json.dumps(row(status)) + "\n")
+        line = (json.dumps(row(status)) + "\n").encode()
+        self._lines.attempt(lambda: self._append(line))
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def _append(self, line: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            before, left = file.tell(), memoryview(line)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)  # no reader is to meet a part of a line
+                raise
 
 
 def row(status: pb.GetStatusReply) -> dict[str, Any]:

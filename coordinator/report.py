@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from coordinator.course import Course
@@ -18,8 +18,11 @@ from coordinator.resolve import ResolvedJob
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
 from parashard.data.preprocessing import Preprocessing, as_json
+from parashard.durable import replace_durably, write_durably
+from parashard.errors import StoreFailed
 from parashard.models.base import Audited
 from parashard.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.side_effects import failed_writes, why_failed
 from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
 
@@ -77,6 +80,7 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
             "failed": sum(f.failed_checkpoints for f in figures),
             "stall_s": max((f.checkpoint_stall_s for f in figures), default=0.0),
         },
+        "failed_writes": failed_writes(),
     }
 
 
@@ -89,29 +93,48 @@ def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[st
 
 
 def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -> Path:
-    """Write the weights as safetensors, whole or not at all."""
+    """Write the weights as safetensors, whole or not at all; durable when this returns.
+
+    Raises
+    ------
+    StoreFailed
+        If they cannot be written.
+    """
     path = folder / WEIGHTS_FILE
-    temporary = path.with_suffix(".tmp")
-    save_file({name: np.ascontiguousarray(value) for name, value in variables.items()}, temporary, {"run_id": run_id})
-    os.replace(temporary, path)
+    arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
+    try:
+        replace_durably(path, lambda temporary: save_file(arrays, temporary, {"run_id": run_id}))
+    except (OSError, SafetensorError) as error:  # the library has an error of its own for a full disk
+        raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
     return path
 
 
 def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
-    """Write how inputs are made and what outputs mean, whole or not at all; nothing where the data are generated."""
+    """Write how inputs are made and what outputs mean, as `save_report`; nothing where the data are generated."""
     if preprocessing is not None:
-        temporary = folder / f"{PREPROCESSING_FILE}.tmp"
-        temporary.write_bytes(as_json(preprocessing))
-        os.replace(temporary, folder / PREPROCESSING_FILE)
+        _write(folder / PREPROCESSING_FILE, as_json(preprocessing))
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write the report, whole or not at all; it also says where the run's files and its final weights are."""
-    temporary = folder / f"{REPORT_FILE}.tmp"
+    """Write the report, whole or not at all; it also says where the run's files and its final weights are.
+
+    It is durable when this returns.
+
+    Raises
+    ------
+    StoreFailed
+        If it cannot be written.
+    """
     weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
     where = {"run_dir": str(folder.absolute()), "weights": weights}
-    temporary.write_text(json.dumps({**figures, **where}, indent=2) + "\n")
-    os.replace(temporary, folder / REPORT_FILE)
+    _write(folder / REPORT_FILE, (json.dumps({**figures, **where}, indent=2) + "\n").encode())
+
+
+def _write(path: Path, content: bytes) -> None:
+    try:
+        write_durably(path, content)
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
 
 
 def _rounded(share: float | None) -> float | None:

@@ -40,7 +40,6 @@ from parashard.errors import (
     DamagedCheckpoint,
     NotReady,
     NotStored,
-    StoreFailed,
     Superseded,
 )
 from parashard.job.differences import differences, in_words
@@ -331,13 +330,3 @@ class RunStore:
         except AlreadyStored:
             if self.store.read(name, MANIFEST_BYTES_MAX) != content:
                 raise
-
-
-def try_save(run_store: RunStore, saved: Saved) -> bool:
-    """Store what a later coordinator needs; return whether that went well."""
-    try:
-        run_store.save(saved)
-    except StoreFailed as error:
-        log.warning("state-not-saved", error=str(error))
-        return False
-    return True

@@ -13,9 +13,12 @@ import json
 import math
 import os
 import socket
+import threading
 from pathlib import Path
 
+from parashard.durable import replace_durably
 from parashard.errors import ConfigurationError
+from parashard.full_disk import when_there_is_room
 from parashard.process import ExitCode, LogFormat
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
@@ -128,7 +131,9 @@ def address(text: str) -> str:
     return text
 
 
-def told_address(arguments: argparse.Namespace, listening: str, data_listening: str = "") -> str:
+def told_address(
+    arguments: argparse.Namespace, listening: str, data_listening: str = "", giving_up: threading.Event | None = None
+) -> str:
     """Write where a service listens into its address file, if it has one; return the address that it tells others.
 
     Parameters
@@ -139,29 +144,38 @@ def told_address(arguments: argparse.Namespace, listening: str, data_listening: 
         host:port, once the service listens there.
     data_listening : str
         The same of its stream server; empty: it has none.
+    giving_up : Event, optional
+        As of `write_address`.
 
     Raises
     ------
-    ConfigurationError
-        If the file cannot be written.
+    ConfigurationError, NotReady
+        As `write_address`.
     """
     if arguments.address_file is not None:
-        write_address(arguments.address_file, {"address": listening, "data_address": data_listening})
+        write_address(arguments.address_file, {"address": listening, "data_address": data_listening}, giving_up)
     return arguments.advertise or listening
 
 
-def write_address(path: Path, content: dict[str, str | int]) -> None:
+def write_address(path: Path, content: dict[str, str | int], giving_up: threading.Event | None = None) -> None:
     """Write an address file whole: whoever reads it finds the old content or the new.
+
+    While the disk has no room for it, it is tried again: nobody would find the process without it.
 
     Raises
     ------
     ConfigurationError
-        If it cannot be written.
+        If it cannot be written there at all.
+    NotReady
+        If `giving_up` was set meanwhile.
     """
-    temporary = path.with_name(f"{path.name}.tmp")
+    text = json.dumps(content).encode()
+
+    def write() -> None:
+        replace_durably(path, lambda temporary: temporary.write_bytes(text))
+
     try:
-        temporary.write_text(json.dumps(content))
-        os.replace(temporary, path)
+        when_there_is_room(write, "address files", giving_up or threading.Event())
     except OSError as error:
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 

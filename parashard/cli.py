@@ -36,7 +36,7 @@ from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, describe
-from parashard.live import JobView, NoView, open_view
+from parashard.live import JobView, NoView, console_for, open_view
 from parashard.process import ExitCode, LogFormat, exit_code_of
 from parashard.run import INTERRUPTED, Outcome, run_job
 from parashard.run_folders import (
@@ -49,6 +49,7 @@ from parashard.run_folders import (
     unfinished_run,
 )
 from parashard.screen import StatusScreen
+from parashard.side_effects import lossy, release_standard_streams, why_failed
 from parashard.stopping import resume_command, short_path
 from parashard.summary import summary_lines
 
@@ -114,7 +115,7 @@ def run(
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
     if from_checkpoint and not resume:
         raise ConfigurationError("--from-checkpoint needs --resume: it names a checkpoint of a run that goes on")
-    name, console = loaded.job.job.name, Console(stderr=json_)
+    name, console = loaded.job.job.name, _console(json_)
     if resume:
         folder, named = resumed_run_dir(run_dir, name), loaded
         loaded = replace(resumed_job(folder, flags), path=named.path)
@@ -168,7 +169,7 @@ def resume(
     json_: Json = False,
 ) -> None:
     """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
-    folder, console = unfinished_run(run), Console(stderr=json_)
+    folder, console = unfinished_run(run), _console(json_)
     loaded = resumed_job(folder, _flags(shards, workers, None, device, set_))
     with closing(_view(console, json_)) as view:
         outcome = run_job(
@@ -302,6 +303,8 @@ def main() -> None:
     except ParashardError as error:
         _complain(str(error))
         sys.exit(int(exit_code_of(error)))
+    finally:
+        release_standard_streams()
 
 
 def _flags(
@@ -327,6 +330,11 @@ def _view(console: Console, json_: bool) -> JobView:
     return open_view(console) if not json_ or console.is_terminal else NoView()
 
 
+def _console(json_: bool) -> Console:
+    """Return where a run's progress is shown: standard output is for the report alone with `--json`."""
+    return console_for(sys.stderr if json_ else sys.stdout)
+
+
 def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoReturn:
     """Print how a run ended, and exit as it did."""
     interrupted = outcome.exit_code == INTERRUPTED
@@ -337,7 +345,11 @@ def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoRe
         _complain(f"{outcome.reason}{logs}")
     if json_:
         where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
-        typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
+        try:
+            typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
+        except OSError as error:
+            _complain(f"the report cannot be printed: {why_failed(error)}; see {short_path(outcome.run_dir)}")
+            raise typer.Exit(outcome.exit_code or int(ExitCode.FAILED)) from None
     raise typer.Exit(outcome.exit_code)
 
 
@@ -368,4 +380,4 @@ def _coordinator(place: str, tls_dir: Path | None) -> CoordinatorClient:
 
 
 def _complain(text: str) -> None:
-    print(f"parashard: {text}", file=sys.stderr, flush=True)  # noqa: T201  # the one place that speaks to standard error
+    lossy(sys.stderr, "error lines").write(f"parashard: {text}\n")  # the one place that speaks to standard error

@@ -12,14 +12,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
 from parashard.cli_options import Sets, TlsDir, begin_run, told_job
 from parashard.figures import count
 from parashard.job.layers import Override, parse_set
 from parashard.job.load import load_job
-from parashard.live import NoView, open_view
+from parashard.live import NoView, console_for, open_view
 from parashard.process import ExitCode
 from parashard.run import Outcome
 from parashard.run_folders import new_run_dir
@@ -54,6 +53,10 @@ def chaos(
     delay: Annotated[
         bool, typer.Option("--delay", help="Delay what links carry for up to 5 s, or deliver it twice.")
     ] = False,
+    disk: Annotated[
+        bool,
+        typer.Option("--disk", help="Fill the file system of --run-dir for up to 5 s: a small one of its own."),
+    ] = False,
     shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
     workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
     consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
@@ -62,7 +65,7 @@ def chaos(
     tls_dir: TlsDir = None,
     json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
 ) -> None:
-    """Run a job under faults, of all kinds unless some are asked for, and tell whether every promise was kept."""
+    """Run a job under faults, of all kinds but --disk unless some are asked for; tell whether promises were kept."""
     flags: list[Override] = [*UNDER_CHAOS, *(parse_set(text) for text in set_ or ())]
     for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
         if value is not None:
@@ -72,12 +75,13 @@ def chaos(
     if automatic:
         loaded = load_job(job, [*flags, THROUGH_LINKS])
     groups = {"--pause": pause, "--hang": hang, "--stray": stray, "--partition": partition, "--delay": delay}
+    groups["--disk"] = disk
     asked = [flag for flag, wanted in groups.items() if wanted]
     kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], asked)
     options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
     keep = run_dir is not None and run_dir.exists()
     folder = new_run_dir(run_dir, loaded.job.job.name)
-    console = Console(stderr=json_)
+    console = console_for(sys.stderr if json_ else sys.stdout)
     view = open_view(console) if not json_ or console.is_terminal else NoView()
     if automatic:
         view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')

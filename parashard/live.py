@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from typing import Protocol
+from typing import Protocol, TextIO
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from parashard.screen import StatusScreen, plain_line
+from parashard.side_effects import lossy
 from protos import coordinator_pb2 as pb
 
 PLAIN_EVERY_S = 2.0
@@ -101,6 +102,11 @@ class NoView:
 
     def close(self) -> None:
         """Nothing."""
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return a console on a stream that may fail: what it does not take is lost, and the job goes on (P21)."""
+    return Console(file=lossy(stream, "lines of the view"))
 
 
 def open_view(console: Console) -> JobView:

@@ -11,9 +11,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
+
+from parashard.side_effects import SideEffect, why_failed
 
 LOG_TAIL_BYTES = 4096
 END_GRACE_S = 5.0
@@ -59,6 +62,9 @@ class LocalCluster:
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
+        self.tell: Callable[[str], None] = lambda text: None
+        """Called with a line for people."""
+        self._log_files = SideEffect("log files", self._told)
 
     @property
     def running(self) -> list[str]:
@@ -74,7 +80,10 @@ class LocalCluster:
         return self._logs / f"{name}.log"
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -P -m module arguments` as a child, which gets the lifeline, no terminal, no signals."""
+        """Start `python -P -m module arguments` as a child, which gets the lifeline, no terminal, no signals.
+
+        Without its log, where no file can be opened for it (P21).
+        """
         assert name not in self._children, f"{name} runs already"
         self._children[name] = self._spawn(name, module, arguments, {})
 
@@ -124,7 +133,7 @@ class LocalCluster:
     ) -> subprocess.Popen[bytes]:
         # -P: a file of the working directory that is named as a package of ours is not taken for it.
         command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
-        with self.log_path(name).open("ab") as log:
+        with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
             allocator = ALLOCATOR if module == "worker" else {}
             return subprocess.Popen(
@@ -136,6 +145,18 @@ class LocalCluster:
                 start_new_session=True,
                 env={**os.environ, **allocator, **self.variables.get(module, {}), **variables},
             )
+
+    def _opened_log(self, name: str) -> BinaryIO:
+        try:
+            log = self.log_path(name).open("ab")
+        except OSError as error:
+            self._log_files.failed(why_failed(error))
+            return Path(os.devnull).open("ab")
+        self._log_files.succeeded()
+        return log
+
+    def _told(self, text: str, over: bool) -> None:
+        self.tell(text if over else f"warning: {text}")
 
     def _reason(self, name: str, code: int) -> str:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"

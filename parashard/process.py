@@ -23,6 +23,7 @@ import structlog
 from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater
 from parashard.log_text import as_text
+from parashard.side_effects import lossy
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
@@ -138,7 +139,11 @@ def _raise_files_limit() -> None:
 
 
 def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
-    """Write a line for each event to standard error: time, level, event, then what else is known of it."""
+    """Write a line for each event to standard error: time, level, event, then what else is known of it.
+
+    From now on neither standard output nor standard error raises, whoever writes to it (P21).
+    """
+    sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
     structlog.configure(
         processors=[
@@ -162,9 +167,11 @@ _RENDERERS: dict[LogFormat, Callable[[], structlog.types.Processor]] = {
 
 def end_process(code: int) -> NoReturn:
     """End with this exit code at once, past the interpreter's own slow farewell, in which a signal would still kill."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # P21
 
 
 def _signal_name(number: int) -> str:
@@ -173,8 +180,10 @@ def _signal_name(number: int) -> str:
 
 def _end_with_thread(died: threading.ExceptHookArgs) -> None:
     """End the process when one of its threads dies: half a process would look alive and do nothing."""
-    structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
-    os._exit(ExitCode.FAILED)
+    try:
+        structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
+    finally:
+        os._exit(ExitCode.FAILED)  # P21
 
 
 def _die_with_parent() -> None:
@@ -183,6 +192,8 @@ def _die_with_parent() -> None:
 
 
 def _end_with_parent(descriptor: int) -> None:
-    while os.read(descriptor, 1):
-        pass
-    os._exit(ExitCode.RETRY)
+    try:
+        while os.read(descriptor, 1):
+            pass
+    finally:
+        os._exit(ExitCode.RETRY)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 from parashard import cuda
 from parashard.arguments import check_host
 from parashard.compute import thread_variables, threads_for
+from parashard.durable import sync_upwards, write_durably
 from parashard.errors import ConfigurationError, ParashardError
 from parashard.job.load import LoadedJob, as_toml
 from parashard.job.schema import Job
@@ -27,6 +29,7 @@ from parashard.run_folders import keep_origin, launcher_lock, read_report
 from parashard.running import Running
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role, in_words
+from parashard.side_effects import why_failed
 from parashard.stopping import stopped_line
 from protos import coordinator_pb2 as pb
 
@@ -100,12 +103,14 @@ def run_job(
         _check_output(output)
     try:
         lock = launcher_lock(run_dir)
-        (run_dir / NEW_JOB_FILE).write_text(as_toml(loaded.job))
+        write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
         keep_origin(run_dir, loaded)
         cluster = cluster or LocalCluster(run_dir)
+        sync_upwards(run_dir)  # the run directory is new, and perhaps the one that holds it
     except OSError as error:
         raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
     cluster.variables = _thread_variables(loaded.job)
+    cluster.tell = view.say
     run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
     # As Ctrl-C: the report is written, the terminal given back.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
@@ -119,6 +124,8 @@ def run_job(
         exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
+    except OSError as error:  # of the run directory, at the start: nothing that comes later raises for the disk's sake
+        exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
         for number in ENDING_SIGNALS:
             signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
@@ -127,7 +134,8 @@ def run_job(
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(lock)
-        (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
+        with suppress(OSError):
+            (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
     report = read_report(run_dir) if run.accepted else {}
     if report.get("state") == "done":  # whatever came after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
@@ -135,9 +143,7 @@ def run_job(
         url = loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS)
         reason = stopped_line(run_dir, url, run.status.steps_complete, run.status.steps_total)
     if exit_code == ExitCode.DONE and output is not None:
-        shutil.copyfile(run_dir / WEIGHTS_FILE, output)
-        if (run_dir / PREPROCESSING_FILE).exists():
-            shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
+        exit_code, reason = _copied(run_dir, output, reason)
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
 
 
@@ -171,6 +177,18 @@ def _all_roles(tls_dir: Path) -> Credentials:
             f"also needs {', '.join(sorted(missing))}"
         )
     return credentials
+
+
+def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
+    """Copy a finished job's weights; return how the run ends, with its reason."""
+    try:
+        shutil.copyfile(run_dir / WEIGHTS_FILE, output)
+        if (run_dir / PREPROCESSING_FILE).exists():
+            shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
+    except OSError as error:
+        why = f"the job is done; --output {output}: {why_failed(error)}; the weights are {run_dir / WEIGHTS_FILE}"
+        return ExitCode.FAILED, why
+    return ExitCode.DONE, reason
 
 
 def _check_output(output: Path) -> None:

@@ -6,13 +6,13 @@ does. Knows no signal and no end: `parashard.run`, which calls it, does.
 
 from __future__ import annotations
 
-import os
 import secrets
 import time
 from pathlib import Path
 
 from parashard.backoff import backoff_s
 from parashard.coordinator_client import CoordinatorClient
+from parashard.durable import rename_durably
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
 from parashard.live import JobView
@@ -98,7 +98,7 @@ class Running:
             time.sleep(SUPERVISE_S)
         self.accepted = True
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
-        os.replace(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
+        rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
         self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
         self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)

@@ -98,7 +98,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     rounds = builder.round_steps is not None
     restorer = Restorer(catalogue, reply, builder.plan, arguments.index, builder.optimizer.slots, rounds=rounds)
     claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
-    lives = Lives(builder, restorer, store, options, claims)
+    lives = Lives(builder, restorer, store, options, claims, giving_up=stop.event)
     served = lives.first()
     limit_threads(1)
     cadence = Cadence(
@@ -118,6 +118,9 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         last=lives.restored,
         on_cut=lives.rolled,
         on_collected=lives.collected,
+        on_no_room=lives.make_room,
+        wanted=lambda: bool(lives.log_error),
+        on_look=lives.tell_of_log,
     )
     lives.follow(checkpointer)
     plane = _plane_of(tracer)(served, checkpointer, lives)
@@ -148,7 +151,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     ports.start()
     http.start()
     where = pb.ShardAddress(
-        address=told_address(arguments, server.address, ports.address),
+        address=told_address(arguments, server.address, ports.address, stop.event),
         data_address=arguments.advertise_data or ports.address,
         local_path=ports.local_path,
     )

@@ -6,6 +6,8 @@ which each counts for itself, and rounds that the coordinator names ahead of tim
 
 from __future__ import annotations
 
+from parashard.backoff import retry_pause_s
+
 AHEAD_MAX = 16  # rounds that may be named ahead; the coordinator names one at a time
 
 
@@ -34,6 +36,8 @@ class Cadence:
         self._saved_s = now_s
         self._round: int | None = None  # the one that was saved last
         self._ahead: set[int] = set()
+        self._failures = 0  # in a row, of saving what was cut
+        self._again_s = now_s  # not before, where a failure or a wish asks for another cut
 
     def name_ahead(self, round_: int) -> None:
         """Save this round's starting weights once they are reached; rounds that have passed are forgotten."""
@@ -41,11 +45,20 @@ class Cadence:
         for passed in sorted(self._ahead)[:-AHEAD_MAX]:
             self._ahead.discard(passed)
 
-    def due(self, steps: int, round_: int | None, now_s: float) -> bool:
-        """Tell whether the present state, with so many steps applied, is to be saved."""
+    def due(self, steps: int, round_: int | None, now_s: float, *, wanted: bool = False) -> bool:
+        """Tell whether the present state, with so many steps applied, is to be saved.
+
+        `wanted`: something else, as a log that is not whole, asks for a checkpoint soon. What could not be saved is due
+        again after a pause that grows; in rounds it is not, since only what every shard saves counts.
+        """
+        wanted = wanted and now_s >= self._again_s
         if round_ is not None:
             periodic = bool(self._every_rounds and round_ and round_ % self._every_rounds == 0)
-            return round_ != self._round and (periodic or round_ in self._ahead)
+            return round_ != self._round and (periodic or round_ in self._ahead or wanted)
+        if self._failures:
+            return now_s >= self._again_s
+        if wanted:
+            return True
         if steps == self._steps:
             return False
         by_steps = bool(self._every_steps) and steps - self._steps >= self._every_steps
@@ -58,5 +71,15 @@ class Cadence:
     def cut(self, steps: int, round_: int | None, now_s: float) -> None:
         """Note that the present state is being saved."""
         self._steps, self._round, self._saved_s = steps, round_, now_s
+        self._again_s = now_s + retry_pause_s(self._failures + 1)
         if round_ is not None:
             self._ahead.discard(round_)
+
+    def failed(self, now_s: float) -> None:
+        """Note that what was cut could not be saved."""
+        self._failures += 1
+        self._again_s = now_s + retry_pause_s(self._failures)
+
+    def stored(self) -> None:
+        """Note that what was cut is saved."""
+        self._failures = 0

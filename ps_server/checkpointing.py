@@ -18,9 +18,12 @@ import structlog
 from parashard import failpoints
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.checkpoints.verify import damage_in_shard
 from parashard.claims import Claims, Return
 from parashard.errors import QueueFull, StoreFailed, Superseded
+from parashard.full_disk import no_room
 from parashard.job.tables import CheckpointOptions
+from parashard.trouble import Trouble
 from ps_server.cadence import Cadence
 from ps_server.cut_files import Stored, stored_as, write_cut
 from ps_server.served import Served
@@ -67,6 +70,12 @@ class Checkpointer:
         be about to become part of a drained one.
     on_cut, on_collected : callable
         Called under the owner after each cut; and after each collection with the newest checkpoints that are kept.
+    on_no_room : callable
+        Called with the cut's position in the log where there is still no room, though old checkpoints are deleted.
+    wanted : callable
+        Tells whether a checkpoint is to come soon, whatever the cadence says.
+    on_look : callable
+        Called several times a second by the thread that saves, never under the owner.
     clock : callable
         Monotonic seconds.
     """
@@ -83,6 +92,9 @@ class Checkpointer:
         last: Stored | None = None,
         on_cut: Callable[[], None] = lambda: None,
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
+        on_no_room: Callable[[int | None], None] = lambda position: None,
+        wanted: Callable[[], bool] = lambda: False,
+        on_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
@@ -99,11 +111,16 @@ class Checkpointer:
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._on_cut = on_cut
         self._on_collected = on_collected
+        self._on_no_room = on_no_room
+        self._wanted = wanted
+        self._on_look = on_look
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
         """A cut that is not saved yet."""
         self._wake = threading.Event()
+        self._trouble = Trouble()
+        self._found_full = 0  # how many in a row have found the disk full
         self._last = last
         self._last_incarnation = served.shard.identity.incarnation  # whose state that is
         self._handed_out = (
@@ -132,7 +149,7 @@ class Checkpointer:
     def look(self, shard: Shard) -> None:
         """Cut here and now if a checkpoint is due and none is under way; under the owner, after each request."""
         steps, round_ = len(shard.ingest.applied), shard.ingest.round
-        if self.pending is None and self._cadence.due(steps, round_, self._clock()):
+        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=self._wanted()):
             self.pending = self._cut(shard)
             self._wake.set()
 
@@ -212,8 +229,10 @@ class Checkpointer:
             return
         try:
             self._save(cut)
-        except (StoreFailed, QueueFull, Superseded) as error:
-            log.warning("checkpoint-dropped", error=str(error))  # the next one comes by the cadence
+        except (StoreFailed, QueueFull):  # counted and told
+            self._cadence.failed(self._clock())
+        except Superseded:  # counted and told; the process ends
+            pass
         if self.pending is cut:  # else the shard has returned to a round meanwhile
             self.pending = None
 
@@ -224,6 +243,7 @@ class Checkpointer:
             with suppress(QueueFull):  # a busy shard looks by itself, after its requests
                 self._served.alone(self.look)
             self.save_pending()
+            self._on_look()
 
     def _cut(self, shard: Shard) -> Cut:
         self._cadence.cut(len(shard.ingest.applied), shard.ingest.round, self._clock())
@@ -236,19 +256,47 @@ class Checkpointer:
         try:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
+            if self._found_full:
+                self._make_room(cut)
             stored = self._store(cut)
         except (StoreFailed, QueueFull, Superseded) as error:
+            self._found_full = self._found_full + 1 if no_room(error) else 0
             self.record.failed += 1
+            if self._trouble.begins(self._clock()):
+                log.warning("checkpoint-failed", error=str(error))
             self.record.error = str(error)
             raise
+        self._found_full = 0
+        self._cadence.stored()
+        if self._trouble.ends(self._clock()):
+            log.info("checkpoints-saved-again", failed=self.record.failed)
         self.record.stored += 1
         self.record.stored_at_s = time.time()
         self.record.error = ""
         self.record.seconds = time.monotonic() - started_s
         self._last, self._last_incarnation = stored, cut.identity.incarnation
         log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
-        self._collect(cut)
+        self._collect(cut, self._options.keep)
         return stored
+
+    def _make_room(self, cut: Cut) -> None:
+        """Delete what the newest checkpoint replaces, before another is written to a disk that has no room (P21).
+
+        That one is read first: a damaged one replaces nothing. Where that was not enough, the log must give way.
+        """
+        if self._found_full > 1:
+            self._on_no_room(cut.replay_from)
+        while self._good():
+            newest = self._by_age()[-1].id
+            damage = list(damage_in_shard(self._catalogue, newest))
+            if not damage:
+                self._collect(cut, keep=1)
+                return
+            log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
+            self.forget(newest)
+
+    def _by_age(self) -> list[Held]:
+        return sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
 
     def _copy(self, cut: Cut) -> None:
         more = True
@@ -276,14 +324,14 @@ class Checkpointer:
             self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
         return stored
 
-    def _collect(self, cut: Cut) -> None:
+    def _collect(self, cut: Cut, keep: int) -> None:
         """Delete what is no longer needed; only the process with the newest claim does (P3)."""
         try:
             self._claims.check()
             cut_round = None if cut.round is None else self.cut_round
             old = superseded(
                 self._known,
-                keep=self._options.keep,
+                keep=keep,
                 keep_every=self._options.keep_every,
                 pinned=self._catalogue.pinned() | {self._handed_out},
                 cut_round=cut_round,
@@ -293,7 +341,6 @@ class Checkpointer:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
                 collect(self._catalogue, id_)
-            by_age = sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
-            self._on_collected(by_age[-self._options.keep :])
+            self._on_collected(self._by_age()[-keep:])
         except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

@@ -97,7 +97,8 @@ class DataPlane:
         if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
             failpoints.hit("shard.push.received")
         receipt, position = self._served.owner.run(take, timeout_s)
-        self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
+        if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
+            self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")
         return receipt

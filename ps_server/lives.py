@@ -7,6 +7,7 @@ earlier round (P12). Knows the store and the disk; knows no gRPC. Called by `ps_
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,8 +17,10 @@ from parashard import failpoints
 from parashard.checkpoints.retention import Held
 from parashard.claims import Claims, Return
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound
+from parashard.full_disk import when_there_is_room
 from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
+from parashard.trouble import Trouble
 from protos import shard_pb2
 from ps_server.build import ShardBuilder
 from ps_server.checkpointing import Checkpointer
@@ -50,6 +53,8 @@ class Lives:
         Where this process claims its incarnations.
     opened, replayed : callable
         `open_log` and `replay`; a test's log in memory comes in here.
+    giving_up : Event, optional
+        Ends the first life's wait for a disk that is full.
 
     Raises
     ------
@@ -67,6 +72,7 @@ class Lives:
         *,
         opened: Callable[..., PushLog] = open_log,
         replayed: Callable[..., Replay] = replay,
+        giving_up: threading.Event | None = None,
     ) -> None:
         self._builder = builder
         self._restorer = restorer
@@ -74,8 +80,11 @@ class Lives:
         self.claims = claims
         self._opened = opened
         self._replayed = replayed
+        self._giving_up = giving_up or threading.Event()
         self.log: PushLog | None = None
         self._log_folder: Path | None = None
+        self._log_trouble = Trouble()
+        self._log_given_up = False  # it was told, in the present trouble
         self._returning = threading.Lock()
         self.first_incarnation = 0
         """Of this process; later ones are returns to a round."""
@@ -93,14 +102,14 @@ class Lives:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = self.claims.next()  # P3
+        incarnation = when_there_is_room(self.claims.next, "claims", self._giving_up)  # P3
         failpoints.hit("shard.boot.claimed")
         restored = self._restorer.newest(self.claims.returns)
         self.known, self.returns = restored.known, list(restored.returns)
         if restored.passed_over and self._restorer.first_round is not None:
             # What was passed over may be readable again one day, when all have gone another way from here.
             round_ = self._restorer.first_round if restored.state is None else restored.state.round or 0
-            incarnation = self._claim_return(round_)
+            incarnation = when_there_is_room(lambda: self._claim_return(round_), "claims", self._giving_up)
         self.first_incarnation = incarnation
         if restored.manifest is not None:
             self.restored = stored_as(restored.manifest)
@@ -185,7 +194,34 @@ class Lives:
     def collected(self, kept: list[Held]) -> None:
         """Delete the segments that no checkpoint which is kept needs."""
         if self.log is not None and kept:
+            self.log.covered(max(held.log_position or 0 for held in kept))
             self.log.delete_below(min(held.log_position or 0 for held in kept))
+
+    @property
+    def log_error(self) -> str:
+        """Why a killed shard would lose pushes in spite of its log, which a checkpoint mends; empty without a log."""
+        return "" if self.log is None else self.log.error
+
+    def tell_of_log(self) -> None:
+        """Log one line when the log begins to fail and one when it is whole again; never under the owner (P21)."""
+        error, now_s = self.log_error, time.monotonic()
+        if error and self._log_trouble.begins(now_s):
+            log.warning("push-log-failed", reason=error)
+        elif not error and self._log_trouble.ends(now_s):
+            self._log_given_up = False
+            log.info("push-log-whole-again")
+
+    def make_room(self, position: int | None) -> None:
+        """Give up a log that has failed up to a position, for a checkpoint that is to have all of it (P21).
+
+        Until that is stored, a killed shard has more steps recomputed than it would have had; with a log that fills the
+        disk there would never be a checkpoint again, nor a log.
+        """
+        if self.log is not None and self.log.error and position is not None:
+            if not self._log_given_up:
+                log.warning("push-log-given-up", below=position, reason=self.log.error)
+            self._log_given_up = True
+            self.log.delete_below(position)
 
     def describe_log(self, reply: shard_pb2.InspectReply) -> None:
         """Add what the log has counted to a shard's record."""
@@ -193,7 +229,7 @@ class Lives:
             reply.log_records, reply.log_syncs, reply.log_error = (
                 self.log.position,
                 self.log.fsyncs,
-                self.log.failed,
+                self.log.error,
             )
 
     def close(self) -> None:

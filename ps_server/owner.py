@@ -24,8 +24,10 @@ log = structlog.get_logger(__name__)
 
 def end_process(error: BaseException) -> None:
     """Log a broken invariant and end the process without a checkpoint."""
-    log.critical("shard-broke", error=repr(error), exc_info=error)
-    os._exit(BROKEN_EXIT_CODE)
+    try:
+        log.critical("shard-broke", error=repr(error), exc_info=error)
+    finally:
+        os._exit(BROKEN_EXIT_CODE)  # P21
 
 
 class Owner:

@@ -110,4 +110,5 @@ def test_names_carry_the_prefix_and_a_known_type(told: Told) -> None:
         "version",
         "role",
         "reason",
+        "what",
     }  # bounded: no step, variable or address

@@ -210,9 +210,11 @@ def _leave_in_time(stop: Stop, leasing: Leasing, grace_s: float) -> None:
     """End the process soon after a stop is asked for, however long the step in the works takes: it is leased again."""
     stop.event.wait()
     time.sleep(max(0.0, grace_s - LEAVE_S))
-    leasing.leave(LEAVE_S)
-    log.info("left", reason=f"{stop.reason}; the step in the works was given back")
-    os._exit(stop.exit_code)
+    try:
+        leasing.leave(LEAVE_S)
+        log.info("left", reason=f"{stop.reason}; the step in the works was given back")
+    finally:
+        os._exit(stop.exit_code)  # P21
 
 
 def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:

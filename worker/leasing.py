@@ -30,8 +30,10 @@ log = structlog.get_logger("worker")
 
 def end_process(reason: str) -> None:
     """End this process, whose step loop is stuck in a model, so that it can be started again."""
-    log.critical("hung", reason=reason)
-    os._exit(ExitCode.RETRY)
+    try:
+        log.critical("hung", reason=reason)
+    finally:
+        os._exit(ExitCode.RETRY)  # P21
 
 
 class Leasing:

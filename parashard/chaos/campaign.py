@@ -15,7 +15,7 @@ from functools import reduce
 from typing import Protocol
 
 from parashard.chaos.proxy import NO_FAULTS, Faults
-from parashard.chaos.schedule import PROCESS_KINDS, Strike
+from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, Strike
 
 DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
 RETRY_S = 0.1
@@ -39,6 +39,12 @@ class Field(Protocol):
 
     def reset(self, link: str) -> None:
         """Reset every connection of a link."""
+
+    def fill_disk(self) -> None:
+        """Leave no room on the file system of the run directory."""
+
+    def free_disk(self) -> None:
+        """Give that room back."""
 
 
 class Campaign:
@@ -126,7 +132,9 @@ class Campaign:
                 return False
         if strike.length_s > 0:
             self._lasting.append((now_s + strike.length_s, strike))
-        if strike.kind not in PROCESS_KINDS:
+        if strike.kind in DISK_KINDS:
+            self._field.fill_disk()
+        if strike.kind in LINK_KINDS:
             self._settle(strike)
             if strike.kind in ("reset", "duplicate"):  # only a new connection is carried twice
                 self._field.reset(strike.target)
@@ -134,12 +142,16 @@ class Campaign:
 
     def _settle(self, strike: Strike) -> None:
         """Bring a strike's target to the state that all faults which last ask for together."""
-        process = strike.kind in PROCESS_KINDS
-        others = [s for _, s in self._lasting if s.target == strike.target and (s.kind in PROCESS_KINDS) == process]
-        if not process:
+        link = strike.kind in LINK_KINDS
+        others = [s for _, s in self._lasting if s.target == strike.target and (s.kind in LINK_KINDS) == link]
+        if link:
             faults = (_LINK_FAULTS[other.kind](other) for other in others)
             self._field.suffer(strike.target, reduce(operator.or_, faults, NO_FAULTS))
-        elif not others:
+        elif others:
+            pass  # the last one to end brings relief
+        elif strike.kind in DISK_KINDS:
+            self._field.free_disk()
+        else:
             self._field.signal(strike.target, signal.SIGCONT)
 
 

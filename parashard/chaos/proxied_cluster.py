@@ -15,6 +15,7 @@ from pathlib import Path
 
 from parashard import failpoints
 from parashard.chaos.proxy import Faults, Link, Proxy
+from parashard.chaos.small_disk import SmallDisk
 from parashard.local_cluster import END_GRACE_S, LocalCluster
 
 COORDINATOR = "coordinator"
@@ -44,6 +45,7 @@ class ProxiedCluster(LocalCluster):
         super().__init__(run_dir)
         self._folder = run_dir / "chaos"
         self._folder.mkdir(exist_ok=True)
+        self._disk = SmallDisk(run_dir)
         self._before_end = before_end
         self._commands: dict[str, tuple[str, list[str]]] = {}  # of each service, as it was started last
         self._strays: list[subprocess.Popen[bytes]] = []
@@ -124,6 +126,14 @@ class ProxiedCluster(LocalCluster):
         """Reset every connection of a link, on all of its ways."""
         for way in self._links[link].values():
             way.reset()
+
+    def fill_disk(self) -> None:
+        """Write until nothing more fits onto the file system of the run directory."""
+        self._disk.fill()
+
+    def free_disk(self) -> None:
+        """Remove what was written for that."""
+        self._disk.free()
 
     def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> Link:
         file = self._address_file(backend)

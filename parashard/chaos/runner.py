@@ -11,18 +11,21 @@ import math
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from parashard.chaos.campaign import Campaign
 from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.proxy import Proxy
-from parashard.chaos.schedule import LENGTHS_S, PROCESS_KINDS, Strike, strikes, targets_of
+from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, Strike, strikes, targets_of
+from parashard.chaos.small_disk import check_small
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob
 from parashard.live import JobView
 from parashard.run import Outcome, run_job
+from parashard.side_effects import SideEffect
 from parashard.transports.base import allows
 
 STRIKES_FILE = "strikes.jsonl"
@@ -68,12 +71,13 @@ FLAGS: Mapping[str, tuple[str, ...]] = {
     "--stray": ("stray_shard", "stray_coordinator"),  # second processes, which claim an incarnation and die
     "--partition": ("partition", "one_way", "reset"),  # links that carry nothing, one way or both, or reset
     "--delay": ("delay", "duplicate"),  # links that carry everything late, or twice
+    "--disk": DISK_KINDS,  # no room on the file system of the run directory
 }
 """The kinds of faults that each flag asks for, beside `--kill`."""
 
 
 def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds of faults that are asked for; all kinds if none is.
+    """Return the kinds of faults that are asked for; all kinds but a full disk if none is.
 
     Parameters
     ----------
@@ -92,7 +96,7 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
         if role not in roles:
             raise ConfigurationError(f"--kill: found {role!r}; allowed: {', '.join(roles)}, separated by commas")
     asked = {f"kill_{role}" for role in kill}.union(*(FLAGS[flag] for flag in flags))
-    return tuple(kind for kind in LENGTHS_S if kind in asked or not asked)
+    return tuple(kind for kind in LENGTHS_S if kind in (asked or {*LENGTHS_S} - {*DISK_KINDS}))
 
 
 def run_chaos(
@@ -109,15 +113,18 @@ def run_chaos(
     Raises
     ------
     ConfigurationError
-        If links are to be struck and gradients and weights would not go through them, or if nobody can be struck.
+        If links are to be struck and gradients and weights would not go through them, if the disk is to be filled and
+        is not a small one, or if nobody can be struck.
     """
     transport = loaded.job.cluster.transport
-    past = [kind for kind in options.kinds if kind not in PROCESS_KINDS]
+    past = [kind for kind in options.kinds if kind in LINK_KINDS]
     if past and allows(transport, "shm"):
         raise ConfigurationError(
             f'cluster.transport is "{transport}", which goes past the links that {", ".join(past)} would strike; '
             'allowed: "tcp" or "grpc", or only --kill and --pause'
         )
+    if set(options.kinds) & set(DISK_KINDS):
+        check_small(run_dir)
     shards, workers = loaded.job.cluster.shards, loaded.job.cluster.workers
     with Proxy() as proxy, _Striking(run_dir / STRIKES_FILE, view) as striking:
         cluster = ProxiedCluster(run_dir, proxy, shards, workers, before_end=striking.end)
@@ -138,6 +145,7 @@ class _Striking:
 
     def __init__(self, path: Path, view: JobView) -> None:
         self._file = path.open("w")
+        self._lines = SideEffect("strikes", lambda text, _: view.say(text))
         self._view = view
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -147,7 +155,8 @@ class _Striking:
 
     def __exit__(self, *_: object) -> None:
         self.end()
-        self._file.close()
+        with suppress(OSError):
+            self._file.close()
 
     def begin(self, campaign: Campaign) -> None:
         """Strike from now on."""
@@ -162,9 +171,13 @@ class _Striking:
 
     def tell(self, strike: Strike) -> None:
         """Write a strike down and show it."""
-        self._file.write(json.dumps(asdict(strike)) + "\n")
-        self._file.flush()
+        line = json.dumps(asdict(strike)) + "\n"
+        self._lines.attempt(lambda: self._write(line))
         self._view.say(f"chaos: {strike.kind} {strike.target}")
+
+    def _write(self, line: str) -> None:
+        self._file.write(line)
+        self._file.flush()
 
     def _run(self, campaign: Campaign) -> None:
         pause_s = 0.0

@@ -26,11 +26,20 @@ LENGTHS_S: Mapping[str, tuple[float, float]] = {
     "reset": (0.0, 0.0),
     "delay": (1.0, 5.0),
     "duplicate": (1.0, 5.0),
+    "fill_disk": (1.0, 5.0),
 }
 """Every kind of fault, and the shortest and longest time in seconds that one lasts; 0: nothing ends it later."""
 
 PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_", "hang_", "stray_")))
-"""Kinds that strike a process; the others strike a link."""
+"""Kinds that strike a process."""
+
+DISK_KINDS = ("fill_disk",)
+"""Kinds that strike the file system of the run directory, which must be a small one: only where they are asked for."""
+
+LINK_KINDS = tuple(kind for kind in LENGTHS_S if kind not in (*PROCESS_KINDS, *DISK_KINDS))
+"""Kinds that strike a link."""
+
+DISK = "disk"
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,7 @@ class Strike:
     kind : str
         One of `LENGTHS_S`.
     target : str
-        Name of the process or of the link.
+        Name of the process or of the link, or "disk".
     length_s : float
         How long it lasts.
     towards_backend : bool
@@ -90,7 +99,9 @@ def strikes(
 
 def targets_of(kind: str, processes: Sequence[str], links: Sequence[str]) -> Sequence[str]:
     """Return whom a kind of fault may strike."""
-    if kind not in PROCESS_KINDS:
+    if kind in DISK_KINDS:
+        return (DISK,)
+    if kind in LINK_KINDS:
         return links
     role = kind.partition("_")[2]
     return [name for name in processes if name.partition("-")[0] == role]

@@ -8,19 +8,22 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import structlog
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
+from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
+from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.errors import Unavailable
 from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
+from parashard.side_effects import failed_writes
 
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
@@ -162,6 +165,19 @@ class _BoundedServer(ThreadingHTTPServer):
         super().shutdown_request(request)
 
 
+class _FailedWrites(Collector):
+    """What this process could not write and goes on without (P21)."""
+
+    def collect(self) -> Iterator[CounterMetricFamily]:
+        """Yield the family, with a zero for the log lines, which every process writes."""
+        family = CounterMetricFamily(
+            "parashard_failed_writes", "Writes that failed and that the process goes on without.", labels=["what"]
+        )
+        for what, count in ({"log lines": 0} | failed_writes()).items():
+            family.add_metric([what.removeprefix("the ").replace(" ", "_").replace("'", "")], count)
+        yield family
+
+
 def new_registry(role: str, credentials: Credentials | None = None) -> CollectorRegistry:
     """Return a registry with parashard_build_info and what the system says of the process: memory, time, files.
 
@@ -171,6 +187,7 @@ def new_registry(role: str, credentials: Credentials | None = None) -> Collector
     ProcessCollector(registry=registry)
     info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
     info.labels(__version__, role).set(1)
+    registry.register(_FailedWrites())
     if credentials is not None:
         expires = Gauge(
             "parashard_certificate_expires_timestamp_seconds",

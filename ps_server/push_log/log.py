@@ -1,8 +1,9 @@
 """The push log of one life of a shard: appends records and makes them durable, many with one fsync (group commit).
 
 Owns the segments that this life writes. Knows neither shard nor checkpoint, and never stops training: when a write or
-an fsync fails, the log says so in `failed` and writes no more until a checkpoint begins a new segment. Whoever holds
-the shard's owner calls `append`, `roll` and `reopen`; any thread calls `wait_durable`.
+an fsync fails, the log says so in `failed` and writes no more until a checkpoint begins a new segment; it is whole
+again, and `error` is empty, once a checkpoint is stored that has all that it lacks. Whoever holds the shard's owner
+calls `append`, `roll` and `reopen`, which log no line: `error` is for others to tell. Any thread calls `wait_durable`.
 """
 
 from __future__ import annotations
@@ -10,15 +11,17 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
 import structlog
 
+from parashard.durable import sync_folder, sync_upwards
 from parashard.errors import NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.variables import Float32s
 from ps_server.push_log.records import LogIdentity, decode_header, encode_head, encode_header
-from ps_server.push_log.segments import SegmentFile, find_segments, segment_name, sync_folder
+from ps_server.push_log.segments import SegmentFile, find_segments, segment_name
 
 log = structlog.get_logger(__name__)
 
@@ -36,6 +39,8 @@ class PushLog:
         Of the next record. It rises while the log has failed too, so that a replay sees the gap.
     failed : str
         Why nothing is written; empty while all is well.
+    lacking : str
+        Why a replay would end early: pushes are missing, and no checkpoint that is stored has them; or empty.
     failures, bytes, fsyncs : int
         How often it failed, what it wrote, how often a segment was made durable; they only grow.
     """
@@ -66,9 +71,21 @@ class PushLog:
         self._durable = first_position
         self.position = first_position
         self.failed = ""
+        self.lacking = ""
+        self._whole_from = first_position  # no record is missing from here on
         self.failures = 0
         self.bytes = 0
         self.fsyncs = 0
+
+    @property
+    def error(self) -> str:
+        """Why a killed shard would lose pushes that this log should have; empty while it would not."""
+        return self.failed or self.lacking
+
+    def covered(self, position: int) -> None:
+        """Take note of a stored checkpoint that has every record before a position."""
+        if not self.failed and position >= self._whole_from:
+            self.lacking = ""
 
     def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
         """Write one applied push and return its position, to wait for; never raises for the disk's sake.
@@ -139,13 +156,17 @@ class PushLog:
         assert first_position >= self.position, f"records {first_position} to {self.position - 1} would repeat"
         self._number += 1
         header = encode_header(self._identity, self._incarnation, self._number, first_position)
+        path = self._folder / segment_name(self._incarnation, self._number, first_position)
         begun, problem = None, None
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            begun = self._create(self._folder / segment_name(self._incarnation, self._number, first_position))
+            self._folder.mkdir(parents=True, exist_ok=True)  # durable with the first record: `_commit`
+            begun = self._create(path)
             begun.write(header)
         except OSError as error:
             problem = error
+            if begun is not None:  # ours, and no reader could tell that
+                with suppress(OSError):
+                    path.unlink()
         with self._changed:
             if self._file is not None:
                 self._rolled.append(self._file)
@@ -156,10 +177,9 @@ class PushLog:
             failed, self.failed = self.failed, ""
             if failed:
                 self._durable = first_position
+                self._whole_from = first_position
             if problem is not None:
                 self._fail("create", problem)
-            elif failed:
-                log.info("push-log-reopened", folder=str(self._folder), position=first_position, had_failed=failed)
 
     def delete_below(self, position: int) -> None:
         """Delete the segments that have no record from a position on; the segment being written stays.
@@ -203,9 +223,10 @@ class PushLog:
             try:
                 for file in files:
                     file.sync()
-                if number != self._number_durable:
+                if not self._number_durable:
+                    sync_upwards(self._folder)
+                elif number != self._number_durable:
                     sync_folder(self._folder)
-                    sync_folder(self._folder.parent)
             finally:
                 self._changed.acquire()
         except OSError as error:
@@ -223,9 +244,8 @@ class PushLog:
     def _fail(self, doing: str, error: OSError) -> None:
         if self.failed:
             return
-        self.failed = f"{doing}: {error.strerror or error}"
+        self.failed = self.lacking = f"{doing}: {error.strerror or error}"
         self.failures += 1
-        log.warning("push-log-failed", folder=str(self._folder), reason=self.failed, position=self.position)
         self._changed.notify_all()
 
     def _close_rolled(self) -> None:

@@ -64,15 +64,6 @@ class SegmentFile:
             os.close(self._descriptor)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @dataclass(frozen=True)
 class Segment:
     """A segment that lies in a folder, by its name: what its content says is for `read_header` to check.

@@ -20,11 +20,13 @@ from typing import Any
 
 from figures import say, write_figures
 from job_run import JobRun, fault_free_sha256, sets, violations
+from small_mount import NotPermitted, mounted
 
 MEAN_INTERVAL_S = 1.0
 JOBS_MAX = 4  # of one campaign, where the first ended before all faults had struck
 DEADLINE_S = 300.0  # of one job, besides the time in which faults strike
 FIGURES = "chaos_campaigns"
+SMALL_MIB = 32
 RESTARTS = ("worker_restarts", "shard_restarts", "coordinator_restarts", "rollbacks")
 
 
@@ -75,6 +77,23 @@ ASYNC_DIGEST = Oracle(
     kinds=("--kill", "shard,coordinator", "--stray"),
 )
 
+FULL_DISK = Oracle(
+    "ledger on a small disk",
+    "examples/ledger.toml",
+    1024,
+    500,
+    kinds=("--kill", "worker,shard,coordinator", "--pause", "--disk"),
+)
+LOGGED_ON_FULL_DISK = Oracle(
+    "digest on a small disk",
+    "examples/digits.toml",
+    36,
+    250,
+    digest=True,
+    values={"checkpoint.durability": "log"},
+    kinds=("--kill", "worker,shard,coordinator", "--disk"),
+)
+
 MATRIX = (
     (LEDGER, "async", "grpc"),
     (LEDGER, "ssp:8", "tcp"),
@@ -84,6 +103,8 @@ MATRIX = (
     (TORN, "sync:4", "grpc"),
     (DIGEST, "sync:4", "tcp"),
     (ASYNC_DIGEST, "async", "shm"),
+    (FULL_DISK, "async", "shm"),
+    (LOGGED_ON_FULL_DISK, "sync:4", "tcp"),
 )
 """Oracle, policy and transport of each campaign: every policy with each oracle, every transport with several."""
 
@@ -168,6 +189,38 @@ def run_campaign(
     return campaign
 
 
+def run_where_it_fits(
+    oracle: Oracle,
+    policy: str,
+    transport: str,
+    *,
+    faults: int,
+    seed: int,
+    folder: Path,
+    mean_interval_s: float = MEAN_INTERVAL_S,
+) -> Campaign:
+    """Run a campaign; one that fills the disk gets a small one, whose files are copied to `folder` if it breaks.
+
+    Raises
+    ------
+    NotPermitted
+        If it needs a small disk, and none may be mounted.
+    """
+
+    def run(where: Path) -> Campaign:
+        return run_campaign(
+            oracle, policy, transport, faults=faults, seed=seed, folder=where, mean_interval_s=mean_interval_s
+        )
+
+    if "--disk" not in oracle.kinds:
+        return run(folder)
+    with mounted(SMALL_MIB) as small:
+        campaign = run(small)
+        if campaign.broken:
+            shutil.copytree(small, folder / oracle.name.replace(" ", "-"))
+    return campaign
+
+
 def main() -> int:
     """Run the matrix and return the exit code."""
     parser = argparse.ArgumentParser(description="Runs jobs of every oracle and policy under every kind of fault.")
@@ -184,8 +237,11 @@ def main() -> int:
     for number, (name, row) in enumerate(named.items()):
         if arguments.only in ("", name):
             seed = arguments.seed + number * JOBS_MAX
-            campaigns.append(run_campaign(*row, faults=arguments.faults, seed=seed, folder=folder))
-            say(str(campaigns[-1]))
+            try:
+                campaigns.append(run_where_it_fits(*row, faults=arguments.faults, seed=seed, folder=folder))
+                say(str(campaigns[-1]))
+            except NotPermitted as why:
+                say(f"{name}: not run: {why}")
     broken = [campaign for campaign in campaigns if campaign.broken]
     say(f"{len(broken)} of {len(campaigns)} campaigns broke a promise{f'; see {folder}' if broken else ''}")
     if not broken:

@@ -10,6 +10,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # benchmarks/ is beside the packages and is not installed with them
+sys.path.append(str(ROOT / "tests"))  # and so is what tests of several folders share
 
 from benchmarks.machine import described  # noqa: E402
 

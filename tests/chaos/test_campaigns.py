@@ -3,7 +3,18 @@
 from pathlib import Path
 
 import pytest
-from campaigns import ASYNC_DIGEST, DIGEST, LEDGER, TORN, Oracle, run_campaign
+from campaigns import (
+    ASYNC_DIGEST,
+    DIGEST,
+    FULL_DISK,
+    LEDGER,
+    LOGGED_ON_FULL_DISK,
+    TORN,
+    Oracle,
+    run_campaign,
+    run_where_it_fits,
+)
+from small_mount import NotPermitted
 
 FAULTS = 10
 BRIEF = ("--kill", "worker,shard,coordinator", "--pause")
@@ -41,3 +52,23 @@ def test_every_promise_is_kept_under_faults(  # P1-P14, P22, P23
     )
     assert campaign.broken == [], f"{campaign}; see {tmp_path}"
     assert campaign.faults.total() >= FAULTS
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    ("oracle", "policy", "transport", "seed"),
+    [(FULL_DISK, "async", "shm", 7), (LOGGED_ON_FULL_DISK, "sync:4", "tcp", 3)],
+    ids=lambda value: getattr(value, "name", value),
+)
+def test_a_job_ends_whose_disk_is_full_now_and_then(  # P21
+    oracle: Oracle, policy: str, transport: str, seed: int, tmp_path: Path
+) -> None:
+    """Logs, history and checkpoints lie together on a disk that fills and empties, while processes are killed."""
+    try:
+        campaign = run_where_it_fits(
+            oracle, policy, transport, faults=FAULTS, seed=seed, folder=tmp_path, mean_interval_s=1.5
+        )
+    except NotPermitted as error:
+        pytest.skip(str(error))
+    assert campaign.broken == [], f"{campaign}; see {tmp_path}"
+    assert campaign.faults["fill_disk"] > 0, campaign

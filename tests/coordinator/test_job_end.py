@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
 from parashard.errors import MalformedFrame, Superseded
 from parashard.job.load import job_from_toml
+from parashard.process import Stop
 from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.store import Store, open_store
 from protos import coordinator_pb2 as pb
@@ -62,15 +65,58 @@ def test_the_job_is_done_when_the_store_has_them(tmp_path: Path, monkeypatch: py
     assert {name: store.contents[name] for name in RESULTS} == {n: (tmp_path / n).read_bytes() for n in RESULTS}
 
 
-def test_a_store_that_fails_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_fails_is_waited_for_and_people_see_why(  # P21
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = MemoryStore()
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
-    store.fail("replace", WEIGHTS_FILE)
-    monkeypatch.setattr(module, "STORE_PATIENCE_S", -1.0)
-    coordination._finish()
-    assert core.state is JobState.FAILED
-    assert "weights and report cannot be stored: memory://test: no space left" in core.reason
+    store.fail("replace", WEIGHTS_FILE, times=9)
+    for _ in range(9):
+        coordination._finish()
+    waits = "the job waits: weights and report cannot be stored: memory://test: no space left on device"
+    assert (core.state, core.reason) == (JobState.RUNNING, waits)
+    assert list(core.events).count(f"warning: {waits}") == 1, "said once"
     assert REPORT_FILE not in store.contents
+    coordination._finish()
+    assert core.state is JobState.DONE
+
+
+@pytest.mark.parametrize("file", [WEIGHTS_FILE, REPORT_FILE])
+def test_a_run_directory_without_room_is_waited_for_and_keeps_no_half_file(  # P21
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    coordination, core = at_its_end(open_store(str(tmp_path / "store")), tmp_path, monkeypatch)
+    replace = os.replace
+
+    def full(source: Path, target: Path) -> None:
+        if Path(target).name == file:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        replace(source, target)
+
+    with monkeypatch.context() as disk:
+        disk.setattr(os, "replace", full)
+        coordination._finish()
+    path = tmp_path / file
+    waits = f"the job waits: weights and report cannot be stored: {path} cannot be written: no space left on device"
+    assert (core.state, core.reason) == (JobState.RUNNING, waits)
+    assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
+    coordination._finish()
+    assert (core.state, {entry.name for entry in tmp_path.iterdir()} >= RESULTS) == (JobState.DONE, True)
+
+
+def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    core.fail("a step failed")
+    store.fail("replace", REPORT_FILE)
+    coordination.run(Stop())
+    assert REPORT_FILE not in store.contents
+    for _ in range(2):
+        coordination.linger()
+    assert json.loads(store.contents[REPORT_FILE])["state"] == "failed"
+    assert store.calls.count(("replace", REPORT_FILE)) == 2, "not again once it is there"
 
 
 def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,7 +128,7 @@ def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, mon
     monkeypatch.setattr(coordination, "_checkpoint_of_all", nonsense)
     coordination._finish()
     assert core.state is JobState.RUNNING
-    monkeypatch.setattr(module, "STORE_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
     coordination._finish()
     assert core.state is JobState.FAILED
     assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.reason
@@ -123,3 +169,16 @@ def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytes
     coordination._finish()
     assert core.state is JobState.DONE
     assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})
+
+
+def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a successor would go on past it
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    core.early_stop = "enough"
+    fault = store.fail("replace", "coordinator/")
+    coordination._finish()
+    assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
+    coordination._finish()
+    assert core.state is JobState.DONE

@@ -10,7 +10,7 @@ import pytest
 from checkpoint_cases import DIGEST, PLAN, RUN, STEPS, VARIABLES, write_drained
 from store_fakes import MemoryStore
 
-from coordinator.run_store import Identity, RunStore, try_save
+from coordinator.run_store import Identity, RunStore
 from coordinator.saved import Saved
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, job_name
 from parashard.checkpoints.encoding import decode, encode
@@ -246,13 +246,6 @@ def test_what_a_later_coordinator_would_not_see_is_not_saved(store: MemoryStore)
     with pytest.raises(Superseded, match="a later coordinator has this run; incarnation 1 must stop"):
         RunStore(store, 1).save(replace_target(7))
     RunStore(store, 2).save(replace_target(7))
-
-
-def test_figures_that_only_people_miss_may_fail_to_be_stored(store: MemoryStore) -> None:
-    fault = store.fail("replace", "coordinator/")
-    assert not try_save(RunStore(store, 1), SAVED)
-    assert try_save(RunStore(store, 1), SAVED)
-    assert fault.fired == 1
 
 
 def test_on_a_disk(tmp_path: Path) -> None:

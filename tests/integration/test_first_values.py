@@ -21,6 +21,7 @@ from parashard.checkpoints.verify import damage_in_store
 from parashard.contracts import plan_message
 from parashard.errors import ConfigurationError, NotReady
 from parashard.job.load import as_toml, job_from_toml
+from parashard.process import Stop
 from parashard.store import Store, open_store
 from parashard.variables import values_sha256
 from protos import coordinator_pb2 as pb
@@ -59,7 +60,7 @@ def taken_up(store: Store, folder: Path, run_dir: str, **changed: Any) -> tuple[
     (folder / run_dir).mkdir(exist_ok=True)
     job = job_from_toml(SMALL_JOB.replace('"softmax"', '"drawing:build"'), [("cluster.shards", 2, "test")])
     arguments = {"run_id": "run-1", "resume": False, "model_folder": folder, "run_dir": folder / run_dir, "init": None}
-    run_id, resolved, run_store = take_up(Namespace(**(arguments | changed)), job, open_store(store.url))
+    run_id, resolved, run_store = take_up(Namespace(**(arguments | changed)), job, open_store(store.url), Stop())
     assert run_id == "run-1"
     return resolved, run_store
 

@@ -2,10 +2,11 @@
 
 import io
 
+import pytest
 from rich.console import Console
 from status_cases import status_of
 
-from parashard.live import NoView, PlainView, TerminalView, open_view
+from parashard.live import NoView, PlainView, TerminalView, console_for, open_view
 from parashard.screen import plain_line
 from protos import coordinator_pb2 as pb
 
@@ -65,4 +66,16 @@ def test_no_view_shows_nothing():
     view = NoView()
     view.show(status_of())
     view.say("x")
+    view.close()
+
+
+@pytest.mark.parametrize("kind", [PlainView, TerminalView])
+def test_a_terminal_or_a_pipe_that_is_gone_stops_no_job(kind: type[PlainView | TerminalView]) -> None:  # P21
+    class Gone(io.StringIO):
+        def write(self, text: str) -> int:
+            raise BrokenPipeError(32, "Broken pipe")
+
+    view = kind(console_for(Gone()))
+    view.show(status_of(events=["warning: x"], events_total=1))
+    view.say("worker-0 is up")
     view.close()

@@ -272,3 +272,21 @@ def test_reaping_does_not_wait(cluster, module, pipe):
     started_s = time.monotonic()
     assert cluster.reap() == []
     assert time.monotonic() - started_s < 1.0
+
+
+def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, tmp_path):  # P21
+    told: list[str] = []
+    cluster.tell = told.append
+    (tmp_path / "logs").rmdir()
+    (tmp_path / "logs").write_text("no folder")
+    cluster.start("shard-0", module("import sys\nprint('lost')\nsys.exit(3)"), [])
+    assert reaped(cluster)[0].reason == "exit code 3"
+    (tmp_path / "logs").unlink()
+    (tmp_path / "logs").mkdir()
+    cluster.start("shard-0", module("print('kept')"), [])
+    reaped(cluster)
+    assert cluster.log_path("shard-0").read_text() == "kept\n"
+    assert told == [
+        "warning: log files cannot be written: not a directory",
+        "log files are written again; 1 writes failed",
+    ]

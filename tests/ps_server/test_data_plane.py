@@ -109,6 +109,14 @@ def test_a_duplicate_waits_for_the_log_too() -> None:  # its first push may stil
     assert len(it.waited) == 2
 
 
+def test_a_chunk_after_which_more_are_to_come_waits_for_no_disk() -> None:  # the log has nothing of it
+    it = Doubles()
+    chunks = chunks_of(it.shard, 0, np.ones(4), cuts=(4, 8))
+    receipts = [it.plane.push(chunk, 10.0).result for chunk in chunks]
+    assert receipts == [PushResult.PENDING, PushResult.PENDING, PushResult.APPLIED]
+    assert len(it.waited) == 1
+
+
 def test_a_shard_that_stops_refuses_all_at_once() -> None:
     it = Doubles()
     it.plane.draining = True

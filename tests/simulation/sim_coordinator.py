@@ -20,7 +20,7 @@ from sim_world import Process, Promise, World
 from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.membership import ShardLife
-from coordinator.run_store import RunStore, try_save
+from coordinator.run_store import RunStore
 from coordinator.service import CoordinatorService
 from coordinator.shard_says import saved_shard
 from coordinator.status import StatusView
@@ -93,6 +93,7 @@ class CoordinatorProcess(Process):
         saved = self._run_store.load_saved()
         if saved is not None:
             self.core.resume(saved)
+        self._stored_skips = frozenset(self.core.leases.skips)
         self.service = CoordinatorService(
             self.core,
             pb.GetJobReply(run_id=RUN_ID),
@@ -284,6 +285,9 @@ class CoordinatorProcess(Process):
     async def _finish(self) -> None:
         """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
         core = self.core
+        if not self._save_if_changed():
+            self.world.note("end waits: its records are not stored")
+            return
         try:
             if core.shards.view != self._checkpoint_view:
                 self._checkpoint, self._checkpoint_view = "", core.shards.view
@@ -301,19 +305,26 @@ class CoordinatorProcess(Process):
         """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""
         if "P7-decision-not-stored" in self._habits:
             return
-        saved = core.saved()
         try:
-            if any(try_save(self._run_store, saved) for _ in range(DECISION_TRIES)):
-                return
+            for _ in range(DECISION_TRIES):
+                if self._save(core) or core.leases.skips <= self._stored_skips:
+                    return  # what is not stored, a successor finds out again (P21)
         except Superseded:
             self.end("superseded")
             raise
-        self.end("a decision could not be stored")
-        raise StoreFailed("a decision could not be stored")
+        self.end("a skip could not be stored")
+        raise StoreFailed("a skip could not be stored")
 
-    def _save_if_changed(self) -> None:
-        if "P7-decision-not-stored" not in self._habits:
-            try_save(self._run_store, self.core.saved())
+    def _save_if_changed(self) -> bool:
+        return "P7-decision-not-stored" in self._habits or self._save(self.core)
+
+    def _save(self, core: Core) -> bool:
+        try:
+            self._run_store.save(core.saved())
+        except StoreFailed:
+            return False
+        self._stored_skips = frozenset(core.leases.skips)
+        return True
 
     def ended(self, why: str) -> None:
         """What waits is answered by nobody."""

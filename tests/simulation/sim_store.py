@@ -77,7 +77,7 @@ class Segment:
 class MemoryLog:
     """One life's log, as `ps_server.push_log.log.PushLog`."""
 
-    failed = ""
+    failed = error = ""
     fsyncs = 0
 
     def __init__(self, segment: Segment) -> None:
@@ -119,6 +119,9 @@ class MemoryLog:
 
     def roll(self) -> None:
         """A list needs no second one."""
+
+    def covered(self, position: int) -> None:
+        """Nothing: it never fails."""
 
     def delete_below(self, position: int) -> None:
         """Drop nothing: that a log reaches back far enough is for the log's own tests."""

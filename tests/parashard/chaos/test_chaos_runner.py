@@ -17,6 +17,7 @@ from parashard.chaos import runner
 from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
 from parashard.chaos.schedule import LENGTHS_S
+from parashard.chaos.small_disk import SmallDisk
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job
 from parashard.live import JobView, NoView
@@ -74,8 +75,11 @@ def keep_alive_until_struck(cluster: ProxiedCluster, times: int) -> None:
     eventually(so_much, f"{times} strikes", told=struck.read_text)
 
 
-def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(loaded, job_is, tmp_path):
+def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(loaded, job_is, tmp_path, monkeypatch):
     job_is(lambda cluster: keep_alive_until_struck(cluster, 30))
+    filled: list[str] = []  # the disk of this test is no small one
+    monkeypatch.setattr(SmallDisk, "fill", lambda disk: filled.append("fill"))
+    monkeypatch.setattr(runner, "check_small", lambda folder: filled.append("checked"))
     outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 30, tuple(LENGTHS_S)))
     struck = [json.loads(line) for line in (tmp_path / "strikes.jsonl").read_text().splitlines()]
     assert outcome.report["state"] == "done"
@@ -84,6 +88,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     assert sum(outcome.report["faults"].values()) == 30 == len(struck)
     for kind, count in outcome.report["faults"].items():
         assert count == sum(strike["kind"] == kind for strike in struck)
+    assert filled == ["checked", *["fill"] * outcome.report["faults"]["fill_disk"]]
 
 
 def test_what_does_not_strike_is_reported_as_none(loaded, job_is, tmp_path):
@@ -143,13 +148,20 @@ def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
     assert outcome.report["transport"] == "shm"
 
 
+def test_a_disk_that_is_not_small_is_not_filled(tmp_path, loaded, monkeypatch):
+    monkeypatch.setattr("parashard.chaos.small_disk.SMALL_BYTES_MAX", 1)
+    with pytest.raises(ConfigurationError, match=r"--disk fills the file system of the run directory: .* allowed are"):
+        run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("fill_disk",)))
+    assert not (tmp_path / "strikes.jsonl").exists()
+
+
 # --- what flags ask for ---
 
 
 @pytest.mark.parametrize(
     ("flags", "kinds"),
     [
-        (([], []), set(LENGTHS_S)),
+        (([], []), set(LENGTHS_S) - {"fill_disk"}),
         ((["worker"], []), {"kill_worker"}),
         ((["worker", "coordinator"], []), {"kill_worker", "kill_coordinator"}),
         (([], ["--pause"]), {"pause_worker", "pause_shard", "pause_coordinator"}),
@@ -158,6 +170,7 @@ def test_processes_are_struck_whatever_the_transport(tmp_path, loaded, job_is):
         (([], ["--partition"]), {"partition", "one_way", "reset"}),
         (([], ["--delay"]), {"delay", "duplicate"}),
         ((["shard"], ["--delay"]), {"kill_shard", "delay", "duplicate"}),
+        (([], ["--disk"]), {"fill_disk"}),
         ((["worker", "shard", "coordinator"], list(FLAGS)), set(LENGTHS_S)),
     ],
 )

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.chaos.schedule import LENGTHS_S, PROCESS_KINDS, Strike, strikes, targets_of
+from parashard.chaos.schedule import (
+    DISK,
+    DISK_KINDS,
+    LENGTHS_S,
+    LINK_KINDS,
+    PROCESS_KINDS,
+    Strike,
+    strikes,
+    targets_of,
+)
 
 PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1", "worker-2")
 LINKS = ("coordinator", "shard-0", "worker-0>coordinator")
@@ -64,6 +73,7 @@ def test_times_between_strikes_are_exponential():
         ("kill_coordinator", ["coordinator"]),
         ("partition", list(LINKS)),
         ("duplicate", list(LINKS)),
+        ("fill_disk", [DISK]),
     ],
 )
 def test_a_kind_says_whom_it_strikes(kind, targets):
@@ -72,4 +82,5 @@ def test_a_kind_says_whom_it_strikes(kind, targets):
 
 def test_what_strikes_a_process_is_a_kill_a_pause_a_hang_or_a_stray():
     assert {kind.partition("_")[0] for kind in PROCESS_KINDS} == {"kill", "pause", "hang", "stray"}
-    assert set(KINDS) - set(PROCESS_KINDS) == {"partition", "one_way", "reset", "delay", "duplicate"}
+    assert set(LINK_KINDS) == {"partition", "one_way", "reset", "delay", "duplicate"}
+    assert set(KINDS) == {*PROCESS_KINDS, *LINK_KINDS, *DISK_KINDS}
