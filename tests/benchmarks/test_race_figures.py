@@ -110,12 +110,6 @@ class TestMemory:
 
         assert figures["reached"] is reached  # 1.3 * (256 + 512 + 256) + 200 = 1531.2
 
-    def test_a_push_larger_than_the_budget_is_in_flight_all_the_same(self) -> None:
-        figures = memory.judged({**self.SEEN, "rss": 0}, budget_bytes=1)
-
-        assert figures["bytes"]["pushes in flight, bound"] == 256 * MIB
-        assert memory.verdict(figures).endswith("is kept.")
-
 
 class TestPromises:
     def test_two_workers_push_their_leases_in_turns(self) -> None:
