@@ -53,7 +53,7 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "refused_pushes": sum(f.refused_pushes for f in figures),
         "skipped_steps": core.skipped_steps,
         "speculative_leases": core.leases.speculative_leases,
-        "examples_per_s": round(core.progress.examples / training_s, 1) if training_s > 0 else 0.0,
+        "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else 0.0,
         "wall_s": round(core.progress.elapsed_s(now_s), 3),
         "training_loss": _finite(core.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},

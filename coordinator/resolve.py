@@ -23,6 +23,7 @@ from parashard.errors import BadData, ConfigurationError
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
+from parashard.job.tables import received_bytes
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
 from parashard.partition import ELEMENT_BYTES, Plan, place, split
@@ -104,7 +105,7 @@ def resolve(
         job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
     )
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
-    _check_round_memory(job, plan)
+    _check_push_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
     digest = identity_digest(identity)
     return ResolvedJob(job, spec, model, plan, steps, identity, digest, arrays, initial_sha256)
@@ -186,16 +187,26 @@ def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
             )
 
 
-def _check_round_memory(job: Job, plan: Plan) -> None:
-    """A round may hold all of its gradients at once, when they arrive in the wrong order (P19)."""
-    policy = job.consistency.policy
-    if policy.kind != "sync":
-        return
+def _check_push_memory(job: Job, plan: Plan) -> None:
+    """A push must fit, over shared memory alone one of each worker, and all gradients of a round (P19)."""
+    cluster, policy = job.cluster, job.consistency.policy
     largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
-    if policy.bound * largest_bytes > job.cluster.queue_bytes:
+    budget_bytes = cluster.push_memory_bytes(largest_bytes)
+    if largest_bytes > budget_bytes:
+        raise ConfigurationError(
+            f"cluster.queue_bytes = {budget_bytes}: a push to the largest shard has {largest_bytes} bytes and would "
+            "never fit; allowed: at least as much, or 0, which is enough"
+        )
+    slots_bytes = cluster.workers * largest_bytes + received_bytes(largest_bytes)
+    if cluster.transport == "shm" and slots_bytes > budget_bytes:
+        raise ConfigurationError(
+            f'cluster.queue_bytes = {budget_bytes} with cluster.transport = "shm": {cluster.workers} workers hold '
+            f"{largest_bytes} bytes each and leave as much to others; allowed: at least {slots_bytes}, or 0"
+        )
+    if policy.kind == "sync" and policy.bound * largest_bytes > budget_bytes:
         raise ConfigurationError(
             f"consistency.policy {policy}: a shard may hold {policy.bound} gradients of {largest_bytes} bytes, "
-            f"more than cluster.queue_bytes = {job.cluster.queue_bytes}; raise it, use more shards or shorter rounds"
+            f"more than cluster.queue_bytes = {budget_bytes}; raise it, use more shards or shorter rounds"
         )
 
 

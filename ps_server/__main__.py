@@ -124,16 +124,17 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     )
     lives.follow(checkpointer)
     plane = _plane_of(tracer)(served, checkpointer, lives)
-    ports = DataPorts(plane, served, builder.job, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, served, checkpointer, lives, lambda: ports.held_bytes_max)
+    memory = builder.push_memory
+    ports = DataPorts(plane, served, builder.job, memory, arguments.host, arguments.data_port, credentials)
+    service = ShardService(plane, served, checkpointer, lives, memory)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
-    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log, lambda: ports.held_bytes))
+    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
     registry.register(
         RefusedPeers(
             {
-                "bytes": lambda: ports.rooms.shares.refused + served.shard.assemblies.shares.refused,
+                "bytes": lambda: memory.shares.refused,
                 "calls": lambda: server.admission.refused,
                 "connections": lambda: ports.turned_away,
                 "slow": lambda: server.admission.slow,

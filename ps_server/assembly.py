@@ -1,7 +1,7 @@
 """Assemblies: pushes of several chunks, put together under an attempt id and handed on whole (P4).
 
 Pure: `now_s` is an argument. Knows offsets and bytes, not variables: `ps_server.shard` has checked the slices before an
-assembly opens. The first chunk reserves the memory of the whole push or is refused.
+assembly opens. The first chunk reserves the memory of the whole push (`ps_server.push_memory`) or is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
 from parashard.intervals import IntervalSet
 from parashard.messages import PushChunk, Slice
-from parashard.security.shares import Shares
+from ps_server.push_memory import PushMemory
 
 IDLE_ASSEMBLY_S = 30.0
 SUPERSEDED_S = 1.0
@@ -38,31 +38,26 @@ class Assembly:
 
 
 class Assemblies:
-    """The assemblies in progress, within a memory budget.
+    """The assemblies in progress, within the shard's budget.
 
     Parameters
     ----------
-    budget_bytes : int
-        Greatest sum of all contents, and each peer has its share. A push alone is always admitted, however large it is.
+    memory : PushMemory
+        Where their contents are counted, and each peer has its share.
 
     Attributes
     ----------
-    shares : Shares
-        Whose the contents are.
+    held_bytes : int
+        Bytes of all contents.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
+    def __init__(self, memory: PushMemory) -> None:
         self._open: dict[tuple[int, int], Assembly] = {}
-        self.shares = Shares(budget_bytes)
-        self.held_bytes_max = 0
+        self.memory = memory
+        self.held_bytes = 0
 
     def __len__(self) -> int:
         return len(self._open)
-
-    @property
-    def held_bytes(self) -> int:
-        """Bytes of all contents."""
-        return self.shares.held
 
     def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
         """Take a chunk; return the assembly when this chunk completes it, else None.
@@ -114,6 +109,11 @@ class Assemblies:
             self._forget(key)
         return bool(keys)
 
+    def clear(self) -> None:
+        """Forget all of them, at the end of the incarnation that they were pushed to."""
+        for key in list(self._open):
+            self._forget(key)
+
     def expire(self, now_s: float) -> None:
         """Forget assemblies that no chunk has touched for IDLE_ASSEMBLY_S."""
         for key in [k for k, a in self._open.items() if now_s - a.touched_s > IDLE_ASSEMBLY_S]:
@@ -121,14 +121,10 @@ class Assemblies:
 
     def _reserve(self, chunk: PushChunk, now_s: float) -> None:
         self.expire(now_s)
-        if not self.shares.has_room(chunk.peer, chunk.total_bytes, now_s):
+        if not self.memory.has_room(chunk.peer, chunk.total_bytes, now_s):
             self._forget_superseded(chunk.step, now_s)
-        if not self.shares.take(chunk.peer, chunk.total_bytes, now_s):
-            raise QueueFull(
-                f"{len(self._open)} pushes in progress hold {self.held_bytes} bytes; a push of {chunk.total_bytes} "
-                f"would pass {self.shares.bound(chunk.total_bytes)}"
-            )
-        self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
+        if not self.memory.took(chunk.peer, chunk.total_bytes, now_s):
+            raise self.memory.full(chunk.total_bytes)
 
     def _forget_superseded(self, step: int, now_s: float) -> None:
         """Forget attempts of a step that nobody sends any more: a new one must not wait for the old one to expire."""
@@ -137,11 +133,14 @@ class Assemblies:
 
     def _room(self, chunk: PushChunk) -> bytearray:
         try:
-            return bytearray(chunk.total_bytes)
+            content = bytearray(chunk.total_bytes)
         except MemoryError:
-            self.shares.give_back(chunk.peer, chunk.total_bytes)
+            self.memory.give_back(chunk.peer, chunk.total_bytes)
             raise QueueFull(f"this machine has no memory for a push of {chunk.total_bytes} bytes now") from None
+        self.held_bytes += chunk.total_bytes
+        return content
 
     def _forget(self, key: tuple[int, int]) -> None:
         gone = self._open.pop(key)
-        self.shares.give_back(gone.peer, len(gone.content))
+        self.held_bytes -= len(gone.content)
+        self.memory.give_back(gone.peer, len(gone.content))

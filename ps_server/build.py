@@ -12,7 +12,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
-from parashard.partition import Partition
+from parashard.partition import ELEMENT_BYTES, Partition
 from parashard.store.base import Store
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
@@ -27,6 +27,7 @@ from ps_server.ingest import Immediate, Ingest, Rounds
 from ps_server.kernels import fused
 from ps_server.optimizer import Optimizer
 from ps_server.pulled_weights import PulledWeights
+from ps_server.push_memory import PushMemory
 from ps_server.shard import Shard
 from ps_server.storage import InitialRows, Storage, drawn_from, offsets_of
 
@@ -54,6 +55,11 @@ class ShardBuilder:
     ------
     ConfigurationError
         If the plan has no such shard, or the machine no such card.
+
+    Attributes
+    ----------
+    push_memory : PushMemory
+        What pushes to all lives of the shard may hold.
     """
 
     def __init__(
@@ -79,6 +85,7 @@ class ShardBuilder:
             fused if self._card is None else self._card.kernels,
         )
         cluster = self.job.cluster
+        self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
         fused.warm_up()  # compile before the first push, not during it
         encodings.warm_up(self.plan.variables.values())
@@ -116,7 +123,7 @@ class ShardBuilder:
             reply.steps_total,
             storage,
             ingest,
-            Assemblies(job.cluster.queue_bytes),
+            Assemblies(self.push_memory),
             pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
             compensation=job.optimizer.delay_compensation,
         )
@@ -161,7 +168,8 @@ def stored_values(state: ShardState) -> InitialRows:
 
 def _pulled_copies(job: Job, storage: Storage) -> int:
     """Return how many copies of the weights the memory for pushes has room for, at least one (P19)."""
-    return max(1, min(PULLED_COPIES_MAX, job.cluster.queue_bytes // max(1, storage.weights.nbytes)))
+    size_bytes = storage.weights.nbytes
+    return max(1, min(PULLED_COPIES_MAX, job.cluster.push_memory_bytes(size_bytes) // max(1, size_bytes)))
 
 
 def _updates(job: Job, steps_total: int) -> int:

@@ -9,6 +9,7 @@ import socket
 
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.schema import Job
+from parashard.job.tables import received_bytes
 from parashard.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
 from parashard.security.roles import PULL, PUSH
@@ -16,6 +17,7 @@ from parashard.transports.base import allows
 from parashard.transports.shared_weights import SharedWeights
 from ps_server.data_plane import DataPlane
 from ps_server.local_socket import LocalSocket, local_socket
+from ps_server.push_memory import PushMemory
 from ps_server.rooms import Rooms
 from ps_server.served import Served
 from ps_server.shm_service import ShmService, Slots
@@ -36,7 +38,9 @@ class DataPorts:
     served : Served
         Whose memory may be shared.
     job : Job
-        Its `cluster` says which servers there are, and the memory that each may use.
+        Its `cluster` says which servers there are, and how many workers to expect.
+    memory : PushMemory
+        What pushes on their way may hold, over all servers.
     host, port
         Where the TCP server listens; port 0 picks a free one.
     credentials : Credentials, optional
@@ -66,13 +70,16 @@ class DataPorts:
         plane: DataPlane,
         served: Served,
         job: Job,
+        memory: PushMemory,
         host: str,
         port: int,
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
-        self.rooms = Rooms(job.cluster.queue_bytes)
-        self.slots = Slots(job.cluster.queue_bytes)
+        push_bytes = served.shard.storage.weights.nbytes
+        memory.reclaim = lambda: served.alone(lambda shard: shard.assemblies.expire(memory.clock()))
+        self.rooms = Rooms(memory)
+        self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
         transport = job.cluster.transport
@@ -109,16 +116,6 @@ class DataPorts:
             self._servers.append(
                 StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
             )
-
-    @property
-    def held_bytes(self) -> int:
-        """The memory that pushes on their way hold."""
-        return self.rooms.held_bytes + self.slots.held_bytes
-
-    @property
-    def held_bytes_max(self) -> int:
-        """The most memory that pushes on their way have held, of each server the most at once."""
-        return self.rooms.held_bytes_max + self.slots.held_bytes_max
 
     @property
     def turned_away(self) -> int:

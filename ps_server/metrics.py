@@ -25,10 +25,8 @@ class ShardCollector(Collector):
         served: Served,
         checkpoints: CheckpointRecord,
         log: Callable[[], PushLog | None] = lambda: None,
-        elsewhere_bytes: Callable[[], int] = lambda: 0,
     ) -> None:
         self._served = served
-        self._elsewhere_bytes = elsewhere_bytes
         self._log = log
         self._checkpoints = checkpoints
         self._index = str(served.shard.identity.shard)
@@ -64,11 +62,10 @@ class ShardCollector(Collector):
         yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
         yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
         yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
-        yield self._gauge(
-            "queue_bytes",
-            "Memory that pushes on their way hold.",
-            shard.assemblies.held_bytes + self._elsewhere_bytes(),
-        )
+        queue = shard.assemblies.memory
+        yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", queue.held_bytes)
+        yield self._gauge("queue_budget_bytes", "The most that they may hold.", queue.total_bytes)
+        yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", queue.refused)
         yield self._gauge("incarnation", "The life that is served.", shard.identity.incarnation)
         yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
         yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)

@@ -58,7 +58,8 @@ class Served:
         `taking_over` is called with the new life between the two, while nobody is served.
         """
 
-        def swap(_: Shard) -> None:
+        def swap(earlier: Shard) -> None:
+            earlier.assemblies.clear()  # no chunk that names it is taken any more
             taking_over(shard)
             self.shard, self.restored = shard, restored
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +18,7 @@ from protos import shard_pb2, shard_pb2_grpc
 from ps_server.checkpointing import Checkpointer
 from ps_server.data_plane import DataPlane
 from ps_server.lives import Lives
+from ps_server.push_memory import PushMemory
 from ps_server.served import Served
 from ps_server.shard import Shard
 
@@ -36,8 +36,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         Saves the state.
     lives : Lives
         Gives the shard another life for a rollback, and knows the log.
-    elsewhere_bytes_max : callable
-        Returns the most memory that pushes on their way have held outside of the core.
+    memory : PushMemory
+        Where a push of one message is counted while it is served.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         served: Served,
         checkpointer: Checkpointer,
         lives: Lives,
-        elsewhere_bytes_max: Callable[[], int] = lambda: 0,
+        memory: PushMemory,
     ) -> None:
         self._plane = plane
         self._served = served
         self._checkpointer = checkpointer
         self._lives = lives
-        self._elsewhere_bytes_max = elsewhere_bytes_max
+        self._memory = memory
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -63,9 +63,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def push(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         """Take a chunk of a push."""
         chunk = wire.decode_push(frame)
-        if len(chunk.payload) < chunk.total_bytes:  # memory is kept for the rest
-            chunk = replace(chunk, peer=peer_of_call(context))
-        return wire.encode_receipt(self._plane.push(chunk, _time_left_s(context)))
+        peer = peer_of_call(context)
+        if len(chunk.payload) < chunk.total_bytes:  # its assembly holds memory for all of it
+            receipt = self._plane.push(replace(chunk, peer=peer), _time_left_s(context))
+        else:
+            with self._memory.lent(peer, len(chunk.payload)):
+                receipt = self._plane.push(chunk, _time_left_s(context))
+        return wire.encode_receipt(receipt)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
         """Answer with a run of the weights."""
@@ -78,7 +82,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
         reply = self._served.owner.run(lambda: inspection(self._served.shard), _time_left_s(context))
-        reply.queue_bytes_max += self._elsewhere_bytes_max()
+        reply.queue_bytes_max = self._memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lives.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
@@ -153,7 +157,6 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
         slot_bytes=shard.storage.slot_bytes,
         push_bytes=record.push_bytes,
         pull_bytes=record.pull_bytes,
-        queue_bytes_max=shard.assemblies.held_bytes_max,
         held=interval_messages(shard.ingest.held),
         push_float32_bytes=record.push_float32_bytes,
         pull_unmoved_bytes=record.pull_unmoved_bytes,

@@ -10,8 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-import numpy as np
-
 from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
@@ -172,9 +170,10 @@ class Shard:
         if self.ingest.holds(step):
             return False
         self.ingest.admit(step)
-        zero = np.zeros(self.storage.elements, np.float32)
+        if gradient is None:
+            gradient = self.storage.laid_out((), memoryview(b""))
         self._note(step, position)
-        self.ingest.take(step, zero if gradient is None else gradient, staleness)
+        self.ingest.take(step, gradient, staleness)
         self.record.skipped_steps += skipped
         return True
 

@@ -1,7 +1,7 @@
 """ShmService: serves workers on the same host, whose tensors lie in memory that both map.
 
-Makes each connection's slot, within a budget, and sends it with the shard's weights at HELLO; then one small message a
-request. A push is used in the slot, without a copy. Decides nothing: the data plane does. Called by
+Makes each connection's slot, within the shard's budget, and sends it with the shard's weights at HELLO; then one small
+message a request. A push is used in the slot, without a copy. Decides nothing: the data plane does. Called by
 `ps_server.stream_server`, a thread for each connection; `parashard.transports.shm` is the other end.
 """
 
@@ -21,29 +21,36 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from protos import stream_pb2, tensor_pb2
+from ps_server.push_memory import PushMemory
 from ps_server.stream_dialogue import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
 
 
 class Slots:
-    """The memory that connections push through, within a budget (P19).
+    """The memory that connections push through, within the shard's budget (P19).
 
-    Invariant: the slots in use hold at most the budget and one slot for each worker. A worker always gets its first:
-    without one it would go another way for as long as the shard lives, though others only have spare ones.
+    A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
+    `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
+    second slot leaves room for the first of every worker that has none yet, which would else go another way for as long
+    as this incarnation of the shard.
 
     Parameters
     ----------
-    budget_bytes : int
-        Greatest sum of all slots, as long as every worker has one.
+    memory : PushMemory
+        Where slots are counted.
+    left_bytes : int
+        What they leave: the largest push that comes another way.
+    workers : int
+        How many workers the job has.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._budget_bytes = budget_bytes
+    def __init__(self, memory: PushMemory, *, left_bytes: int = 0, workers: int = 1) -> None:
+        self._memory = memory
+        self._left_bytes = left_bytes
+        self._workers = workers
         self._lock = threading.Lock()
         self._holders: Counter[str] = Counter()
         self.held_bytes = 0
         """Bytes of the slots in use."""
-        self.held_bytes_max = 0
-        """The most that has been in use at once."""
 
     @contextmanager
     def take(self, size_bytes: int, worker: str) -> Iterator[tuple[int, Bytes]]:
@@ -52,32 +59,34 @@ class Slots:
         Raises
         ------
         QueueFull
-            If the worker has one and too little of the budget is left, or the system has no memory; nothing is
-            reserved.
+            If too little of the budget is left, or the system has no memory; nothing is reserved.
         """
-        self._hold(size_bytes, worker)
-        try:
+        with self._held(size_bytes, worker), self._memory.lent("", size_bytes):
             descriptor, slot = _created(size_bytes)
             try:
                 yield descriptor, slot
             finally:
                 del slot  # its memory goes with its last view, and this frame may live as long as an error
                 os.close(descriptor)
+
+    @contextmanager
+    def _held(self, size_bytes: int, worker: str) -> Iterator[None]:
+        with self._lock:
+            awaited = max(0, self._workers - len(self._holders)) if worker in self._holders else 0
+            most_bytes = max(0, self._memory.total_bytes - self._left_bytes - awaited * size_bytes)
+            if self.held_bytes + size_bytes > most_bytes:
+                raise QueueFull(
+                    f"connections over shared memory hold {self.held_bytes} bytes; another {size_bytes} would pass "
+                    f"{most_bytes}, what others leave them of cluster.queue_bytes"
+                )
+            self._holders[worker] += 1
+            self.held_bytes += size_bytes
+        try:
+            yield
         finally:
             with self._lock:
                 self.held_bytes -= size_bytes
                 self._holders -= Counter([worker])
-
-    def _hold(self, size_bytes: int, worker: str) -> None:
-        with self._lock:
-            if self._holders[worker] and self.held_bytes + size_bytes > self._budget_bytes:
-                raise QueueFull(
-                    f"connections over shared memory hold {self.held_bytes} bytes; another {size_bytes} would pass "
-                    f"{self._budget_bytes}"
-                )
-            self._holders[worker] += 1
-            self.held_bytes += size_bytes
-            self.held_bytes_max = max(self.held_bytes_max, self.held_bytes)
 
 
 class ShmService:

@@ -21,6 +21,7 @@ from ps_server.assembly import Assemblies
 from ps_server.ingest import Immediate, Ingest, Rounds
 from ps_server.optimizer import Optimizer
 from ps_server.pulled_weights import PulledWeights
+from ps_server.push_memory import PushMemory
 from ps_server.shard import Shard
 from ps_server.storage import Storage, drawn_from
 
@@ -62,8 +63,9 @@ def shard_of(
     else:
         ingest = Rounds(storage, round_steps=round_steps, steps_total=steps, mean=mean)
     pulled = PulledWeights(storage.elements, copies) if compensation else None
+    assemblies = Assemblies(PushMemory(budget_bytes))
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(identity, steps, storage, ingest, Assemblies(budget_bytes), pulled=pulled, compensation=compensation)
+    return Shard(identity, steps, storage, ingest, assemblies, pulled=pulled, compensation=compensation)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:

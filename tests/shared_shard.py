@@ -19,6 +19,7 @@ from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from ps_server.local_socket import LocalSocket
+from ps_server.push_memory import PushMemory
 from ps_server.shm_service import ShmService, Slots
 from ps_server.stream_server import StreamServer
 
@@ -98,8 +99,8 @@ class CountingPlane:
 class WatchedSlots(Slots):
     """Slots that say when one has ended."""
 
-    def __init__(self, budget_bytes: int) -> None:
-        super().__init__(budget_bytes)
+    def __init__(self, memory: PushMemory) -> None:
+        super().__init__(memory)
         self.ended = threading.Semaphore(0)
 
     @contextmanager
@@ -116,7 +117,8 @@ class SharedShard:
 
     def __init__(self, root: Path, *, slots_bytes: int = 1 << 20, direct: bool = True) -> None:
         self.plane = CountingPlane()
-        self.slots = WatchedSlots(slots_bytes)
+        self.memory = PushMemory(slots_bytes)
+        self.slots = WatchedSlots(self.memory)
         self.shared = True
         self.socket = LocalSocket("r", TARGET.shard, TARGET.incarnation, root=root)
         service = ShmService(self.plane, self._memory, self.slots, direct=direct)

@@ -73,12 +73,14 @@ RELATIONS = """\
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |
+| `cluster.queue_bytes` with the model | 0, or at least the gradient of the largest shard: else no push ever fits |
+| `cluster.queue_bytes` with `transport = "shm"` | at least one more such gradient than there are workers |
 | `cluster.queue_bytes` with `sync:N` | at least N gradients of the largest shard, since a round may hold that many |
 | `evaluation.target_...` | only where the data have held-out examples |
 | `evaluation.target_accuracy` with values, `target_mean_squared_error` with classes | only with a model of your own |
 | `model.loss` with the data's targets | `"cross_entropy"` for classes, `"squared"` for values |
 
-The last four are found when the coordinator has opened the data and the model, the others when the file is read.
+The last six are found when the coordinator has opened the data and the model, the others when the file is read.
 """
 
 

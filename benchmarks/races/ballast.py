@@ -59,7 +59,15 @@ class Ballast:
 
 def gradient(shape: tuple[int, int]) -> Float32s:
     """Return 1/1024 to 7/1024, in turn."""
-    return np.resize(np.arange(1, 8, dtype=np.float32) / DENOMINATOR, shape)
+    values = np.empty(shape, np.float32)
+    flat = values.reshape(-1)
+    filled = min(7, flat.size)
+    flat[:filled] = np.arange(1, filled + 1, dtype=np.float32) / DENOMINATOR
+    while filled < flat.size:  # np.resize joins as many arrays as there are turns: a second for 256 MiB
+        more = min(filled, flat.size - filled)
+        flat[filled : filled + more] = flat[:more]
+        filled += more
+    return values
 
 
 def build(spec: DataSpec, elements: int) -> Ballast:

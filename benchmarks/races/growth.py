@@ -2,9 +2,12 @@
 
     python -m benchmarks.races.growth [--transport shm] [--sweeps shards workers bytes] [--write]
 
-Every figure is a whole `parashard run` of `ballast.toml`, whose steps compute nothing: each pulls and pushes all of the
-model. Cases of a sweep take turns, and are told relative to the sweep's first case in the same turn. A run is checked:
-every shard must have applied every step, and the final weights be what they add up to.
+Every figure is from two whole runs (`parashard run`) of `ballast.toml`, whose steps compute nothing: each pulls and
+pushes all of the model. One run ends after the first steps; the other goes on, and what it takes longer is the cost
+of a step. In the first steps memory comes from the system, page by page. That costs as much as several steps, once, and
+has a column of its own: shared out among the steps, it would make few large steps look slow. Cases of a sweep take
+turns, and are told relative to the sweep's first case in the same turn. A run is checked: every shard must have applied
+every step, and the final weights be what they add up to.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from benchmarks.races.push_pull import MIB, settings_of
 from benchmarks.races.rows import milliseconds
@@ -23,7 +26,15 @@ from benchmarks.training import clean_up_when_ended, trained
 
 JOB = Path(__file__).parent / "ballast.toml"
 KIB = 1 << 10
-STEPS_MAX, STEPS_MIN = 8000, 16
+STEPS_MAX, STEPS_MIN = 8000, 64  # after the first ones
+FIRST_STEPS = 16  # of each worker: a lease's, in which it takes all the memory that it will
+
+
+class Cost(NamedTuple):
+    """What a case costs, in seconds: every step, and once what the first steps take more."""
+
+    step_s: float
+    once_s: float
 
 
 @dataclass(frozen=True)
@@ -65,63 +76,79 @@ def main() -> None:
     sections, figures = {}, {}
     for sweep in arguments.sweeps:
         cases = SWEEPS[sweep]
-        rates: dict[Case, list[float]] = {case: [] for case in cases}
+        costs: dict[Case, list[Cost]] = {case: [] for case in cases}
         for _ in range(arguments.rounds):
             for case in cases:
-                rates[case].append(steps_per_s(case, arguments.budget_mib * MIB, settings_of(arguments.transport)))
-                print(f"{case}: {rates[case][-1]:,.1f} steps/s", flush=True)
-        sections[f"Growth with {sweep}"] = section(rates)
-        figures[sweep] = rows_of(rates)
+                cost = cost_of(case, arguments.budget_mib * MIB, settings_of(arguments.transport))
+                costs[case].append(cost)
+                print(f"{case}: {1000 * cost.step_s:,.2f} ms a step, {1000 * cost.once_s:,.0f} ms once", flush=True)
+        sections[f"Growth with {sweep}"] = section(costs)
+        figures[sweep] = rows_of(costs)
         print(f"\n{sections[f'Growth with {sweep}']}\n", flush=True)
     if arguments.write:
         write("growth", sections, {"transport": arguments.transport, "sweeps": figures})
 
 
 def steps_of(size_bytes: int, budget_bytes: int) -> int:
-    """Return how many steps a run has: as many as move the budget, within bounds."""
+    """Return how many steps are timed: as many as move the budget, within bounds."""
     return max(STEPS_MIN, min(STEPS_MAX, budget_bytes // size_bytes))
 
 
-def steps_per_s(case: Case, budget_bytes: int, settings: Iterable[str]) -> float:
-    """Run a case and return its speed, from the first lease to the last step complete."""
+def cost_of(case: Case, budget_bytes: int, settings: Sequence[str]) -> Cost:
+    """Run a case for its first steps only and for more of them; return what it costs."""
+    first, steps = FIRST_STEPS * case.workers, steps_of(case.size_bytes, budget_bytes)
+    first_s = seconds_of(case, first, settings)
+    return cost_between(first, first_s, first + steps, seconds_of(case, first + steps, settings))
+
+
+def cost_between(first: int, first_s: float, steps: int, all_s: float) -> Cost:
+    """Return the cost of a case whose first steps, and all of whose steps, took so long."""
+    step_s = (all_s - first_s) / (steps - first)
+    return Cost(step_s, first_s - first * step_s)
+
+
+def seconds_of(case: Case, steps: int, settings: Iterable[str]) -> float:
+    """Run a case and return how long its steps took, from the first lease to the last step complete."""
     own = [
         f"cluster.shards={case.shards}",
         f"cluster.workers={case.workers}",
         f"model.elements={case.size_bytes // 4}",
-        f"data.examples={steps_of(case.size_bytes, budget_bytes)}",
+        f"data.examples={steps}",
     ]
     report = trained("run", JOB, [*own, *settings])
     assert report["wrong"] == 0, f"{report['wrong']:,} weights are not what the pushes add up to"
     assert set(report["steps_applied"]) == {report["steps_total"]}, report["steps_applied"]
     rate: float = report["examples_per_s"]  # a step has one example
-    return rate
+    return steps / rate
 
 
-def rows_of(rates: dict[Case, list[float]]) -> list[dict[str, Any]]:
+def rows_of(costs: dict[Case, list[Cost]]) -> list[dict[str, Any]]:
     """Return a row for each case, with the time of a step relative to the first case, by turn."""
-    first = next(iter(rates.values()))
+    first = next(iter(costs.values()))
     return [
         {
             "shards": case.shards,
             "workers": case.workers,
             "size_bytes": case.size_bytes,
-            "steps_per_s": own,
-            "step_ms": 1000 / statistics.median(own),
-            "moved_mib_per_s": 2 * case.size_bytes / MIB * statistics.median(own),
-            "relative": [base / rate for base, rate in zip(first, own, strict=True)],
+            "steps_per_s": [1 / cost.step_s for cost in own],
+            "once_s": [cost.once_s for cost in own],
+            "step_ms": 1000 * statistics.median(cost.step_s for cost in own),
+            "once_ms": 1000 * statistics.median(cost.once_s for cost in own),
+            "moved_mib_per_s": 2 * case.size_bytes / MIB / statistics.median(cost.step_s for cost in own),
+            "relative": [cost.step_s / base.step_s for base, cost in zip(first, own, strict=True)],
         }
-        for case, own in rates.items()
+        for case, own in costs.items()
     ]
 
 
-def section(rates: dict[Case, list[float]]) -> str:
+def section(costs: dict[Case, list[Cost]]) -> str:
     """Return the Markdown table of a sweep."""
     lines: list[Sequence[str]] = []
-    for case, row in zip(rates, rows_of(rates), strict=True):
+    for case, row in zip(costs, rows_of(costs), strict=True):
         own = [milliseconds(row["step_ms"]), f"{row['moved_mib_per_s']:,.0f}", spread(row["relative"])]
-        lines.append([str(case.shards), str(case.workers), case.size, *own])
+        lines.append([str(case.shards), str(case.workers), case.size, *own, f"{row['once_ms']:,.0f}"])
     header = ["shards", "workers", "bytes of the model", "ms per step", "MiB/s pulled and pushed", "relative (spread)"]
-    return table(header, lines)
+    return table([*header, "ms once"], lines)
 
 
 if __name__ == "__main__":

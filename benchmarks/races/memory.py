@@ -48,8 +48,7 @@ def main() -> None:
         *settings_of(arguments.transport),
     ]
     overrides = [parse_set(setting) for setting in settings]
-    queue_bytes = load_job(JOB, overrides, {}).job.cluster.queue_bytes
-    budget_bytes = max(queue_bytes, WORKERS * arguments.size_mib * MIB)  # over shared memory each worker has a slot
+    budget_bytes = load_job(JOB, overrides, {}).job.cluster.push_memory_bytes(arguments.size_mib * MIB)
     seen = run_watched(JOB, overrides, arguments.scratch, partial(sampled, seconds=arguments.seconds))
     figures = judged(seen, budget_bytes)
     lines = [[name, f"{value / MIB:,.0f}"] for name, value in figures["bytes"].items()]
@@ -98,16 +97,15 @@ def judged(seen: dict[str, int], budget_bytes: int) -> dict[str, Any]:
     seen : dict of str to int
         As `sampled` returns it.
     budget_bytes : int
-        What pushes in flight may take in a shard: `cluster.queue_bytes`, or one push of each worker if that is more.
+        What pushes in flight may take in a shard: `cluster.queue_bytes`.
     """
-    in_flight = max(budget_bytes, seen["variables"])
-    held = seen["variables"] + seen["slots"] + in_flight
+    held = seen["variables"] + seen["slots"] + budget_bytes
     bound = FACTOR * held + CONSTANT_BYTES
     return {
         "bytes": {
             "variables": seen["variables"],
             "slots": seen["slots"],
-            "pushes in flight, bound": in_flight,
+            "pushes in flight, bound": budget_bytes,
             "pushes in flight, most seen": seen["assembled_max"],
             "RSS, most seen": seen["rss"],
             "PSS, most seen": seen["pss"],

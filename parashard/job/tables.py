@@ -16,8 +16,17 @@ from parashard.job.policy import Policy
 from parashard.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
 from parashard.transports.base import TransportKind
 
+QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
+QUEUE_BYTES_LEAST = 256 << 20  # what `cluster.queue_bytes = 0` means at least
+QUEUE_WORKERS_MAX = 8  # and how many workers it counts at most where they need not be on the shard's host
+
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,79}")
 _DEVICE = re.compile(r"auto|cpu|cuda|cuda:(0|[1-9][0-9]?)")
+
+
+def received_bytes(push_bytes: int) -> int:
+    """Return the length of the buffer that a push of so many bytes is received into."""
+    return max(QUEUE_GRAIN_BYTES, -(-push_bytes // QUEUE_GRAIN_BYTES) * QUEUE_GRAIN_BYTES)
 
 
 def _parsed_policy(value: Any) -> Any:
@@ -275,8 +284,18 @@ class ClusterOptions(Table):
         description="Requests that may stand in line at one shard; one more is told to come again later.",
     )
     queue_bytes: int = Field(
-        default=268435456,
-        ge=1,
+        default=0,
+        ge=0,
         le=2**40,
-        description="Memory of pushes on their way at one shard, for each transport; one more comes again later.",
+        description="Most memory of pushes on their way to one shard, over all transports; one more comes again later. "
+        "0: one of its largest pushes for each worker (at most 8 on other hosts) and one more; at least 256 MiB.",
     )
+
+    def push_memory_bytes(self, push_bytes: int) -> int:
+        """Return what pushes on their way to a shard may hold, if its largest takes so many bytes.
+
+        Where the job does not say: a slot of shared memory for each worker, and room for a push that comes another way.
+        """
+        here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
+        workers = self.workers if here else min(self.workers, QUEUE_WORKERS_MAX)
+        return self.queue_bytes or max(QUEUE_BYTES_LEAST, (max(1, workers) + 1) * received_bytes(push_bytes))

@@ -6,6 +6,7 @@ Called by the stream transports, from many threads.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from parashard.errors import ParashardError, QueueFull, Unreachable
 from parashard.transports.stream import Refused
 
 CONNECTIONS_MAX = 8
+FULL_PAUSE_S = 5.0  # before a shard that has refused one more connection is asked for one again
 OPEN_S = 5.0  # for connecting and HELLO; a shard that hangs may have another life elsewhere by then
 
 
@@ -40,12 +42,22 @@ class Connections(Generic[_Connection]):
         Address of the shard, for errors.
     limit : int
         How many there may be.
+    clock : callable
+        Monotonic seconds, for the pause after a refusal.
     """
 
-    def __init__(self, open_one: Callable[[float], _Connection], peer: str, limit: int = CONNECTIONS_MAX) -> None:
+    def __init__(
+        self,
+        open_one: Callable[[float], _Connection],
+        peer: str,
+        limit: int = CONNECTIONS_MAX,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._open_one = open_one
         self._peer = peer
         self._limit = limit
+        self._clock = clock
+        self._full_until_s = -math.inf
         self._changed = threading.Condition()
         self._free: list[_Connection] = []
         self._used: set[_Connection] = set()
@@ -55,7 +67,8 @@ class Connections(Generic[_Connection]):
     def take(self, deadline_s: float) -> _Connection:
         """Return the connection that was given back last, a new one where none is free, or the first to become free.
 
-        A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait for.
+        A shard that refuses one more connection (`QueueFull`) is taken at its word while there is another to wait for,
+        also by the requests of the next `FULL_PAUSE_S`.
 
         Raises
         ------
@@ -65,7 +78,7 @@ class Connections(Generic[_Connection]):
         full: QueueFull | None = None
         while True:
             with self._changed:
-                while not self._free and (full or len(self._used) + self._opening >= self._limit):
+                while not self._free and (full or self._no_more()):
                     self._check_open()
                     if full and not self._used and not self._opening:
                         raise full
@@ -81,6 +94,7 @@ class Connections(Generic[_Connection]):
                 return self._opened(deadline_s)
             except QueueFull as error:
                 full = error
+                self._full_until_s = self._clock() + FULL_PAUSE_S
 
     def give_back(self, connection: _Connection) -> None:
         """Make a connection free, after a request that was answered."""
@@ -122,6 +136,11 @@ class Connections(Generic[_Connection]):
             connection.close()
             self._check_open()
         return connection
+
+    def _no_more(self) -> bool:
+        """Return whether to wait for one of the connections that there are."""
+        there = len(self._used) + self._opening
+        return there >= self._limit or (there > 0 and self._clock() < self._full_until_s)
 
     def _check_open(self) -> None:
         if self._closed:

@@ -265,3 +265,20 @@ def test_a_round_that_cannot_be_held_in_memory_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=r"sync:4: a shard may hold 4 gradients of \d+ bytes, more than"):
         resolved(tmp_path, policy="sync:4", queue_bytes=100)
     resolved(tmp_path, policy="ssp:4", queue_bytes=100)
+
+
+def test_a_budget_that_no_push_fits_into_is_refused(tmp_path: Path) -> None:  # P19
+    with pytest.raises(ConfigurationError, match=r"queue_bytes = 28: a push to the largest shard has 32 bytes and"):
+        resolved(tmp_path, queue_bytes=28)
+    for enough in (32, 0):
+        resolved(tmp_path, queue_bytes=enough)
+
+
+def test_over_shared_memory_alone_every_worker_needs_its_slot(tmp_path: Path) -> None:  # P19
+    text = JOB.format(kind="softmax", held_out=0, evaluation="", policy="async", queue_bytes=65599)
+    job = job_from_toml(text, [("cluster.transport", "shm", "--set")])
+    with pytest.raises(
+        ConfigurationError, match=r"2 workers hold 32 bytes each and leave as much .* at least 65600, or 0"
+    ):
+        resolve(job, tmp_path)
+    resolve(job_from_toml(text, [("cluster.transport", "auto", "--set")]), tmp_path)

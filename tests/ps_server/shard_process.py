@@ -44,6 +44,7 @@ def job_reply(
     consistency: str = "async",
     reduce: str = "mean",
     checkpoint: dict[str, Any] | None = None,
+    queue_bytes: int = 4096,
     **changed: Any,
 ) -> pb.GetJobReply:
     """Return what a coordinator says of a small job."""
@@ -64,7 +65,7 @@ def job_reply(
         policy = "{consistency}"
         reduce = "{reduce}"
         [cluster]
-        queue_bytes = 4096
+        queue_bytes = {queue_bytes}
         """
     overrides = [(f"optimizer.{key}", value, "--set") for key, value in (optimizer or {}).items()]
     overrides += [(f"checkpoint.{key}", value, "--set") for key, value in (checkpoint or {}).items()]
@@ -93,7 +94,7 @@ class ShardProcess:
         self.now_s = 0.0
         self.store = store
         self.catalogue = Catalogue(store)
-        builder = ShardBuilder(reply, index, store)
+        self.builder = builder = ShardBuilder(reply, index, store)
         rounds = builder.round_steps is not None
         restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
         options = builder.job.checkpoint
@@ -124,7 +125,7 @@ class ShardProcess:
         )
         self.lives.follow(self.checkpointer)
         self.plane = DataPlane(self.served, self.checkpointer, self.lives)
-        self.service = ShardService(self.plane, self.served, self.checkpointer, self.lives)
+        self.service = ShardService(self.plane, self.served, self.checkpointer, self.lives, builder.push_memory)
 
     @property
     def shard(self) -> Shard:

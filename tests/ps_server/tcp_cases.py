@@ -15,6 +15,7 @@ from parashard.partition import Partition
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
+from ps_server.push_memory import PushMemory
 from ps_server.rooms import Rooms
 from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
@@ -38,10 +39,18 @@ def pull_of(
 class Served:
     """A fake shard behind a real socket."""
 
-    def __init__(self, server: StreamServer, plane: FakePlane, rooms: Rooms, connect: Callable[[], Stream]) -> None:
+    def __init__(
+        self,
+        server: StreamServer,
+        plane: FakePlane,
+        rooms: Rooms,
+        memory: PushMemory,
+        connect: Callable[[], Stream],
+    ) -> None:
         self.server = server
         self.plane = plane
         self.rooms = rooms
+        self.memory = memory
         self.connect = connect  # a bare stream
         self.transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING)
 
@@ -62,9 +71,10 @@ class Served:
 
 @contextmanager
 def shard(elements: int = ELEMENTS, budget_bytes: int = 1 << 20) -> Iterator[Served]:
-    plane, rooms = FakePlane(elements), Rooms(budget_bytes)
+    plane, memory = FakePlane(elements), PushMemory(budget_bytes)
+    rooms = Rooms(memory)
     with serving(TcpService(plane, rooms).serve) as (server, connect):
-        served = Served(server, plane, rooms, connect)
+        served = Served(server, plane, rooms, memory, connect)
         try:
             yield served
         finally:

@@ -86,7 +86,7 @@ def test_a_push_that_is_whole_in_one_chunk_takes_no_memory_of_the_queue() -> Non
     first = chunks_of(shard, 5, GRADIENT, cuts=(8,))[0]
     shard.push(first, 0.0)  # the whole budget, and more: it is alone
     push(shard, 0, 1.0)
-    assert (len(shard.assemblies), shard.assemblies.held_bytes_max) == (1, GRADIENT.nbytes)
+    assert (len(shard.assemblies), shard.assemblies.memory.held_bytes_max) == (1, GRADIENT.nbytes)
 
 
 def test_a_push_that_comes_whole_ends_its_step_s_other_attempts() -> None:  # P4

@@ -23,6 +23,7 @@ from parashard.transports.dialling import dial
 from parashard.transports.tcp import TcpTransport
 from ps_server.data_ports import DataPorts
 from ps_server.owner import Owner
+from ps_server.push_memory import PushMemory
 from ps_server.served import Served
 
 
@@ -37,10 +38,10 @@ def ports_of(
     """Return the ports of a shard whose weights are private."""
     served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
     job = SimpleNamespace(
-        cluster=SimpleNamespace(transport=transport, queue_bytes=1 << 20),
+        cluster=SimpleNamespace(transport=transport, workers=1),
         optimizer=SimpleNamespace(delay_compensation=0.0),
     )
-    return DataPorts(plane, served, job, host, port, credentials)  # type: ignore[arg-type]
+    return DataPorts(plane, served, job, PushMemory(1 << 20), host, port, credentials)  # type: ignore[arg-type]
 
 
 def test_grpc_alone_needs_no_port():

@@ -25,6 +25,7 @@ from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
+from ps_server.push_memory import PushMemory
 from ps_server.rooms import Rooms
 from ps_server.stream_server import StreamServer
 from ps_server.tcp_service import TcpService
@@ -72,7 +73,7 @@ class TestStreams:
     def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, monkeypatch, certificates):
         monkeypatch.setattr("ps_server.stream_server.HELLO_DEADLINE_S", DEADLINE_S)  # all are there at once
         plane, tls = FakePlane(1000), certificates.of(Role.SHARD).server_context
-        service = TcpService(plane, Rooms(1 << 20))
+        service = TcpService(plane, Rooms(PushMemory(1 << 20)))
         with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
             early, late = worker_at(server.address, certificates), worker_at(server.address, certificates)
             push = push_of(np.ones(1000, np.float32), TARGET)
@@ -130,7 +131,7 @@ class TestHosts:
         return stream
 
     def test_one_host_leaves_room_for_others(self):
-        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=8) as (server, _):
+        with serving(TcpService(FakePlane(10), Rooms(PushMemory(1 << 20))).serve, connections_max=8) as (server, _):
             hogs = [self.worker(server.address, "127.0.0.2") for _ in range(6)]
             with pytest.raises(QueueFull, match=r"127\.0\.0\.2 has 6 connections here, of 6; 8 may be"):
                 self.worker(server.address, "127.0.0.2")
@@ -140,7 +141,7 @@ class TestHosts:
                 stream.close()
 
     def test_a_host_that_has_said_nothing_makes_room_for_its_own_next(self):
-        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=8) as (server, _):
+        with serving(TcpService(FakePlane(10), Rooms(PushMemory(1 << 20))).serve, connections_max=8) as (server, _):
             silent = [self.connected(server.address, "127.0.0.2") for _ in range(6)]
             late = self.worker(server.address, "127.0.0.2")
             with pytest.raises(Unreachable):
@@ -150,7 +151,7 @@ class TestHosts:
                 stream.close()
 
     def test_where_nobody_has_room_the_host_with_most_strangers_gives_way(self):
-        with serving(TcpService(FakePlane(10), Rooms(1 << 20)).serve, connections_max=4) as (server, _):
+        with serving(TcpService(FakePlane(10), Rooms(PushMemory(1 << 20))).serve, connections_max=4) as (server, _):
             few = self.connected(server.address, "127.0.0.3")
             many = [self.connected(server.address, "127.0.0.2") for _ in range(2)]
             other = self.connected(server.address, "127.0.0.4")

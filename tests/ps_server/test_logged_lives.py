@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from in_process import push
+from in_process import plan_of, push, shard_of, variables_of
 from shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from store_fakes import MemoryStore
 
 from parashard.errors import ConfigurationError, StaleIncarnation
+from parashard.intervals import IntervalSet
 from parashard.messages import PushResult
 from parashard.store import open_store
 from parashard.store.base import Store
+from parashard.variables import Variable
 
 Start = Callable[..., ShardProcess]
 
@@ -100,6 +104,24 @@ def test_a_record_of_a_step_that_is_in_already_changes_nothing(
     for step in steps:
         assert not shard.replay(90 + step, step, gradient_of(shard, step), None, skipped=False)
     assert (bits_of(shard), shard.ingest.buffered_steps) == (before, buffered)
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync:4"])
+def test_a_replay_takes_no_memory_for_each_record(consistency: str) -> None:
+    plan = plan_of(variables_of(Variable("w", (1 << 18,))))
+    shard = shard_of(plan, round_steps=4 if consistency == "sync:4" else None)
+    gradient = np.ones(shard.storage.elements, np.float32)
+    assert shard.replay(0, 0, None, None, skipped=True)  # what an empty push needs is kept for the next one
+    tracemalloc.start()
+    try:
+        assert shard.replay(1, 1, gradient, None, skipped=False)
+        assert shard.replay(2, 2, None, None, skipped=True)
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most_bytes < gradient.nbytes // 4
+    shard.ingest.reach(None if consistency == "async" else 0)
+    assert shard.ingest.held == IntervalSet([(0, 3)])
 
 
 def test_an_older_checkpoint_and_the_log_give_what_a_damaged_one_had(start: Start) -> None:  # P18

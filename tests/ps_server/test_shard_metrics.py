@@ -62,6 +62,8 @@ def test_pushes_are_told_by_result() -> None:
         "variable_bytes": 16,
         "slot_bytes": 32,
         "queue_bytes": 0,
+        "queue_budget_bytes": 1 << 20,
+        "queue_refusals_total": 0,
         "incarnation": 1,
     }
 

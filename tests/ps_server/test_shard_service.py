@@ -135,6 +135,7 @@ def test_inspect_tells_the_record() -> None:
             push_float32_bytes=4 * size,
             pull_bytes=size,
             held=record.applied,
+            queue_bytes_max=size,
         )
         assert served.shards[1].record.push_s > 0
         assert served.shards[1].record.pull_s > 0

@@ -38,6 +38,7 @@ from parashard.transports.memory import Bytes
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
 from protos import stream_pb2, tensor_pb2
+from ps_server.push_memory import PushMemory
 from ps_server.shm_service import Slots
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
@@ -123,7 +124,7 @@ class TestHello:
         shard.plane.check = refuse
         with pytest.raises(error, match="not here"):
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
-        assert shard.slots.held_bytes_max == 0
+        assert shard.memory.held_bytes_max == 0
 
     def test_a_life_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
         shard.shared = False
@@ -209,37 +210,44 @@ class TestSlots:
     """Memory for connections has a bound in bytes (P19)."""
 
     def test_slots_are_counted_while_they_are_there(self) -> None:
-        slots = Slots(100)
+        budget = PushMemory(100)
+        slots = Slots(budget)
         with slots.take(60, "a"), slots.take(40, "a"):
-            assert slots.held_bytes == 100
-        assert (slots.held_bytes, slots.held_bytes_max) == (0, 100)
+            assert slots.held_bytes == budget.held_bytes == 100
+        assert (slots.held_bytes, budget.held_bytes, budget.held_bytes_max) == (0, 0, 100)
 
     def test_one_more_than_there_is_room_for_is_refused_and_reserves_nothing(self) -> None:
-        slots = Slots(100)
+        slots = Slots(PushMemory(100))
         with slots.take(60, "a"):
             with pytest.raises(QueueFull, match="hold 60 bytes; another 41 would pass 100"), slots.take(41, "a"):
                 pass
             with slots.take(40, "a"):
                 pass
 
-    def test_a_slot_alone_is_admitted_however_long(self) -> None:
-        slots = Slots(100)
-        with slots.take(1000, "a") as (_, slot):
-            assert slot.nbytes == 1000
-            with pytest.raises(QueueFull), slots.take(1, "a"):
+    def test_slots_leave_room_for_a_push_that_comes_another_way(self) -> None:
+        budget = PushMemory(100)
+        slots = Slots(budget, left_bytes=40)
+        with slots.take(60, "a"):
+            with pytest.raises(QueueFull, match="hold 60 bytes; another 1 would pass 60"), slots.take(1, "b"):
                 pass
+            budget.take("elsewhere", 40)
+        budget.take("elsewhere", 10)
+        with pytest.raises(QueueFull, match="hold 50 bytes; another 60 would pass 100"), slots.take(60, "a"):
+            pass
+        assert (slots.held_bytes, budget.held_bytes) == (0, 50)
 
-    def test_a_worker_always_gets_its_first_whoever_holds_the_budget(self) -> None:
-        slots = Slots(100)
-        with slots.take(60, "a"), slots.take(40, "a"), slots.take(60, "b"):
-            assert slots.held_bytes == 160
-            with pytest.raises(QueueFull), slots.take(1, "b"):
+    def test_a_second_slot_leaves_room_for_the_first_of_the_workers_to_come(self) -> None:
+        slots = Slots(PushMemory(100), workers=2)
+        with slots.take(40, "a"):
+            with pytest.raises(QueueFull, match="hold 40 bytes; another 40 would pass 60"), slots.take(40, "a"):
                 pass
-        with slots.take(60, "a"), slots.take(40, "b"):  # what was held by somebody before counts no more
+            with slots.take(40, "b"), pytest.raises(QueueFull), slots.take(40, "c"):
+                pass  # one more than the job has, and nothing left
+        with slots.take(25, "a"), slots.take(25, "a"), slots.take(25, "b"), slots.take(25, "b"):
             pass
 
     def test_a_shard_without_elements_has_slots_too(self) -> None:
-        with Slots(0).take(0, "a") as (descriptor, slot):
+        with Slots(PushMemory(0)).take(0, "a") as (descriptor, slot):
             memory.check(descriptor, 0, "a slot")
             assert slot.nbytes == 1, "nothing cannot be mapped"
 
@@ -247,7 +255,7 @@ class TestSlots:
         def refuse(name: str, flags: int) -> int:
             raise OSError(24, "too many open files")
 
-        slots = Slots(100)
+        slots = Slots(PushMemory(100))
         with monkeypatch.context() as patch:
             patch.setattr(os, "memfd_create", refuse)
             with pytest.raises(QueueFull, match="too many open files"), slots.take(60, "a"):
@@ -258,7 +266,7 @@ class TestSlots:
         def refuse(descriptor: int, *, writable: bool) -> Bytes:
             raise OSError(12, "cannot allocate memory")
 
-        slots, before = Slots(100), len(os.listdir("/proc/self/fd"))
+        slots, before = Slots(PushMemory(100)), len(os.listdir("/proc/self/fd"))
         with monkeypatch.context() as patch:
             patch.setattr(memory, "mapped", refuse)
             with pytest.raises(QueueFull, match="cannot allocate memory"), slots.take(60, "a"):
@@ -267,7 +275,7 @@ class TestSlots:
         assert len(os.listdir("/proc/self/fd")) == before
 
     def test_nobody_can_change_the_length_of_a_slot(self) -> None:
-        with Slots(100).take(60, "a") as (descriptor, _):
+        with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):
             for length in (10, 100):
                 with pytest.raises(PermissionError):
                     os.ftruncate(descriptor, length)

@@ -19,6 +19,7 @@ from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.stream import Kind, Stream, answer, greet
 from parashard.transports.tcp import TcpTransport
+from ps_server.push_memory import PushMemory
 from ps_server.rooms import Rooms
 from ps_server.tcp_service import TcpService
 
@@ -126,7 +127,10 @@ def test_a_shard_that_shows_a_workers_certificate_is_left(certificates, contexts
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD])
 def test_a_worker_talks_to_nobody_who_has_the_name_and_not_the_role_of_a_shard(certificates, contexts, role):
     plane = FakePlane(5)
-    with serving(TcpService(plane, Rooms(1 << 20)).serve, tls=certificates.of(role).server_context) as (server, _):
+    with serving(TcpService(plane, Rooms(PushMemory(1 << 20))).serve, tls=certificates.of(role).server_context) as (
+        server,
+        _,
+    ):
         transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=lambda: contexts[1])
         push = Push(TARGET, "worker-0", 0, (Slice(Partition("w", 0, 5), 1),), False, None, Buffers([plane.weights]))
         if role is Role.SHARD:
@@ -201,7 +205,7 @@ def test_pushes_and_pulls_of_any_size_travel_inside_tls(contexts):
     plane, pulled = FakePlane(3 << 18), np.full(3 << 18, -1, "<f4")
     gradient = np.arange(plane.weights.size, dtype="<f4")
     slices = (Slice(Partition("w", 0, gradient.size), 1),)
-    with serving(TcpService(plane, Rooms(1 << 20)).serve, tls=contexts[0]) as (server, _):
+    with serving(TcpService(plane, Rooms(PushMemory(1 << 20))).serve, tls=contexts[0]) as (server, _):
         transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING, tls=lambda: contexts[1])
         push = Push(TARGET, "worker-0", 0, slices, False, None, Buffers([gradient]))
         assert transport.push(push, DEADLINE_S).result().version == 1

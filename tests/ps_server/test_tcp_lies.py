@@ -75,7 +75,7 @@ class TestLies:
         assert type(error) is kind
         with pytest.raises(type(error), match=text):
             raise error
-        assert (served.rooms.held_bytes_max, served.plane.chunks, served.plane.runs) == (0, [], [])
+        assert (served.memory.held_bytes_max, served.plane.chunks, served.plane.runs) == (0, [], [])
 
     @pytest.mark.parametrize(
         ("content", "text"),

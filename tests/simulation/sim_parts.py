@@ -19,6 +19,7 @@ from ps_server.assembly import Assemblies
 from ps_server.build import stored_values
 from ps_server.ingest import Immediate, Ingest, Rounds
 from ps_server.optimizer import Optimizer
+from ps_server.push_memory import PushMemory
 from ps_server.shard import Shard
 from ps_server.storage import Storage, drawn_from
 
@@ -85,7 +86,7 @@ class Builder:
         self.index = index
         self.optimizer = Optimizer(job.spec)
         self._job = job
-        self._queue_bytes = queue_bytes
+        self.push_memory = PushMemory(queue_bytes)
         self._parts = parts
 
     @property
@@ -111,4 +112,4 @@ class Builder:
             )
         storage.begin_at(ingest.version)
         target = identity(self.index, incarnation)
-        return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self._queue_bytes))
+        return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self.push_memory))

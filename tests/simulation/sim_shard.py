@@ -120,7 +120,7 @@ class ShardProcess(Process):
         )
         self.lives.follow(self.checkpointer)
         self._plane = DataPlane(self.served, self.checkpointer, self.lives, clock)
-        self.service = ShardService(self._plane, self.served, self.checkpointer, self.lives)
+        self.service = ShardService(self._plane, self.served, self.checkpointer, self.lives, builder.push_memory)
         world.fired["shard restored a checkpoint"] += "restored p1" in self.served.restored
         world.fired["log replayed"] += "replayed" in self.served.restored and "replayed 0" not in self.served.restored
         world.fired["log found damaged"] += "computed again" in self.served.restored

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from parashard.errors import NonFiniteGradient, ParashardError, QueueFull, Unreachable
-from parashard.transports.connections import CONNECTIONS_MAX, OPEN_S, Connections, Exchange
+from parashard.transports.connections import CONNECTIONS_MAX, FULL_PAUSE_S, OPEN_S, Connections, Exchange
 from parashard.transports.stream import Refused
 
 DEADLINE_S = 60.0  # of what hangs
@@ -126,6 +126,28 @@ class TestTaking:
         first = connections.take(soon())
         shard.refusal = QueueFull("8 connections are open already")
         assert taken_while(connections, lambda: connections.give_back(first)) is first
+
+    def test_a_shard_that_takes_no_more_is_not_asked_again_at_every_request(self, shard):
+        asked = []
+        shard.on_open = lambda: asked.append(0)
+        now_s = [0.0]
+        connections = Connections(shard.open, "shard:1", clock=lambda: now_s[0])
+        first = connections.take(soon())
+        shard.refusal = QueueFull("no memory for a slot")
+        for _ in range(5):
+            assert taken_while(connections, lambda: connections.give_back(first)) is first
+        assert len(asked) == 2
+        now_s[0], shard.refusal = FULL_PAUSE_S, None
+        assert connections.take(soon()) is not first, "there may be room again"
+
+    def test_it_is_asked_at_once_when_there_is_no_connection_to_wait_for(self, shard):
+        connections = Connections(shard.open, "shard:1", clock=lambda: 0.0)
+        first = connections.take(soon())
+        shard.refusal = QueueFull("no memory for a slot")
+        assert taken_while(connections, lambda: connections.give_back(first)) is first
+        connections.drop(first)
+        shard.refusal = None
+        assert connections.take(soon()) is not first
 
     def test_a_shard_that_takes_none_says_so(self, shard):
         connections = Connections(shard.open, "shard:1")

@@ -225,7 +225,7 @@ class TestSlots:
         transport.close()
         assert shard.slots.ended.acquire(timeout=DEADLINE_S)
         shard.stop()
-        assert (shard.slots.held_bytes, shard.slots.held_bytes_max) == (0, 4 * ELEMENTS)
+        assert (shard.slots.held_bytes, shard.memory.held_bytes_max) == (0, 4 * ELEMENTS)
         assert mapped_bytes("parashard-slot") == before
 
     def test_no_descriptor_stays_behind(self, shard) -> None:

@@ -32,6 +32,7 @@ from parashard.transports.tcp import TcpTransport
 from parashard.weight_memory import PrivateWeights
 from ps_server.assembly import Assemblies
 from ps_server.local_socket import LocalSocket
+from ps_server.push_memory import PushMemory
 from ps_server.rooms import Rooms
 from ps_server.service import ShardService
 from ps_server.shm_service import ShmService, Slots
@@ -71,7 +72,7 @@ class FakePlane:
         self.answered: Callable[[Weights], Weights] = lambda weights: weights
         self.pushes: list[tuple[PushChunk, bytes]] = []
         self._turn = threading.Lock()
-        self._assemblies = Assemblies(BUDGET_BYTES)
+        self._assemblies = Assemblies(PushMemory(BUDGET_BYTES))
         self._heads: dict[tuple[int, int], PushChunk] = {}
 
     @property
@@ -147,7 +148,7 @@ class GrpcPeer:
         self.plane = FakePlane(offsets, shared=False)
         self._server = Server("127.0.0.1:0", credentials)
         nobody: Any = None  # who serves commands
-        ShardService(self.plane, nobody, nobody, nobody).add_to(self._server)  # type: ignore[arg-type]
+        ShardService(self.plane, nobody, nobody, nobody, PushMemory(BUDGET_BYTES)).add_to(self._server)  # type: ignore[arg-type]
         self._server.start()
         self.address = self._server.address
         self.where = ShardAddress(self.address, TARGET.incarnation)
@@ -169,7 +170,7 @@ class TcpPeer:
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
         self.where = ShardAddress("nobody:1", TARGET.incarnation, data_address=self.address)
-        service = TcpService(self.plane, Rooms(BUDGET_BYTES))
+        service = TcpService(self.plane, Rooms(PushMemory(BUDGET_BYTES)))
         self._server = StreamServer(
             listening,
             service.serve,
@@ -234,7 +235,7 @@ class ShmPeer:
         self.where = ShardAddress("nobody:1", TARGET.incarnation, local_path=self.address)
         weights = self.plane.memory
         assert isinstance(weights, SharedWeights)
-        service = ShmService(self.plane, lambda: weights, Slots(BUDGET_BYTES), direct=self.direct)
+        service = ShmService(self.plane, lambda: weights, Slots(PushMemory(BUDGET_BYTES)), direct=self.direct)
         self._server = StreamServer(self._socket.listening, service.serve, connections_max=64, name="shm-peer")
         self._server.start()
 
