@@ -81,6 +81,17 @@ STOPS = {
 }
 LOG = {"durability": "log", "shard_crash": 0.01}
 DRAINS = {"drained_checkpoints": 3, "crash": 0.01}
+SHARDS_AND_COORDINATORS = (
+    "shard_crash",
+    "shard_stop",
+    "shard_hang",
+    "shard_pause",
+    "coordinator_crash",
+    "coordinator_hang",
+    "coordinator_pause",
+    "stray_claim",
+    "store_slow",
+)
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
@@ -175,10 +186,10 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         replace(REAL, rounds=EagerRounds),
         "digest",
         "sync:4",
-        "progress",
-        (61, 13, 104),
+        "rollback",
+        (3, 4, 7),
         "crash between two shards",
-        {"crash": 0.02, "shards": 4, "shard_crash": 0.0, "shard_stop": 0.0, "until_s": 5.0},
+        {**dict.fromkeys(SHARDS_AND_COORDINATORS, 0.0), "crash": 0.02, "shards": 4, "until_s": 5.0},
     ),
     "P11-unnamed-rounds": BrokenRule(
         replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (11, 7, 0), "receipt: buffered"

@@ -90,6 +90,9 @@ def violations(
     lag = max(process.shard.record.step_lag_max for process in shards)
     if setting.policy.kind == "ssp" and not restored and lag > setting.policy.bound:
         found.append(f"ssp: a shard saw a step lag of {lag}")
+    lost = coordinator.incarnation > 1 or any(process.lives.first_incarnation > 1 for process in shards)
+    if core.rounds.rollbacks and not lost:
+        found.append("rollback: shards returned to an earlier round, and none had lost anything")
     if setting.oracle == "digest":
         expected = faultless_digest("digest", setting.policy, target)
         if digest(final) != expected:
