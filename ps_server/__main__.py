@@ -43,6 +43,7 @@ from ps_server.data_plane import DataPlane
 from ps_server.data_ports import DataPorts
 from ps_server.lives import Lives
 from ps_server.metrics import ShardCollector
+from ps_server.push_memory import PushMemory
 from ps_server.restoring import Restorer
 from ps_server.served import Served
 from ps_server.service import ShardService
@@ -131,16 +132,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     service.add_to(server)
     registry = new_registry("shard", credentials)
     registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
-    registry.register(
-        RefusedPeers(
-            {
-                "bytes": lambda: memory.shares.refused,
-                "calls": lambda: server.admission.refused,
-                "connections": lambda: ports.turned_away,
-                "slow": lambda: server.admission.slow,
-            }
-        )
-    )
+    registry.register(_refused_peers(memory, server, ports))
     announced = False
     http = HttpPort(
         arguments.host,
@@ -177,6 +169,17 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     lives.close()
     coordinator.close()
     return ExitCode.DONE
+
+
+def _refused_peers(memory: PushMemory, server: Server, ports: DataPorts) -> RefusedPeers:
+    return RefusedPeers(
+        {
+            "bytes": lambda: memory.shares.refused,
+            "calls": lambda: server.admission.refused,
+            "connections": lambda: ports.turned_away,
+            "slow": lambda: server.admission.slow,
+        }
+    )
 
 
 def _plane_of(tracer: Tracer | None) -> Callable[..., DataPlane]:
