@@ -96,8 +96,14 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     builder = ShardBuilder(reply, arguments.index, store, device=arguments.device)
     options = builder.job.checkpoint
     coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
-    rounds = builder.round_steps is not None
-    restorer = Restorer(catalogue, reply, builder.plan, arguments.index, builder.optimizer.slots, rounds=rounds)
+    restorer = Restorer(
+        catalogue,
+        reply,
+        builder.plan,
+        arguments.index,
+        builder.optimizer.slots,
+        rounds=builder.round_steps is not None,
+    )
     claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
     lives = Lives(builder, restorer, store, options, claims, giving_up=stop.event)
     served = lives.first()
