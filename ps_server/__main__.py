@@ -124,9 +124,8 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     )
     lives.follow(checkpointer)
     plane = _plane_of(tracer)(served, checkpointer, lives)
-    memory = builder.push_memory
-    ports = DataPorts(plane, served, builder.job, memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, served, checkpointer, lives, memory)
+    ports = DataPorts(plane, served, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
+    service = ShardService(plane, served, checkpointer, lives, builder.push_memory)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
@@ -134,7 +133,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     registry.register(
         RefusedPeers(
             {
-                "bytes": lambda: memory.shares.refused,
+                "bytes": lambda: builder.push_memory.shares.refused,
                 "calls": lambda: server.admission.refused,
                 "connections": lambda: ports.turned_away,
                 "slow": lambda: server.admission.slow,
