@@ -144,7 +144,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     finally:
         server.stop(grace_s=0.2)
         http.stop()
-    return ExitCode.FAILED if core.state is JobState.FAILED else ExitCode.DONE
+    return ExitCode(core.exit_code) if core.state is JobState.FAILED else ExitCode.DONE
 
 
 def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
@@ -220,6 +220,7 @@ def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
     if job.cluster.launcher == "local":
         restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
         launcher = LocalLauncher(job.cluster.shards, restarts)
+    clipping = "set" if job.optimizer.clip_norm is None else "lower"
     options = Options(
         run_id=run_id,
         incarnation=incarnation,
@@ -237,6 +238,8 @@ def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
         target_loss=job.evaluation.target_loss,
         target_mean_squared_error=job.evaluation.target_mean_squared_error,
         same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
+        examples_of=steps.examples_in_words,
+        against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
     )
     return Core(options, policy, evaluations, launcher, round_book(job, steps.total))
 

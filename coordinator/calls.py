@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from coordinator.evaluations import Evaluation
-from coordinator.leases import Grant
+from coordinator.leases import RETRY_PAUSE_S, Grant
 from coordinator.membership import ShardLife
 from parashard.intervals import IntervalSet
 
@@ -42,6 +43,9 @@ class Options:
     target_mean_squared_error: float | None = None
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
+    retry_pause_s: float = RETRY_PAUSE_S
+    examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
+    against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
 
     def targets(self) -> list[tuple[str, float, bool]]:
         """Return the metrics whose value ends the job: name, bound, and whether it has to be at least the bound."""
@@ -64,6 +68,24 @@ class CompletedStep:
     skipped: bool = False
 
 
+class FailureKind(enum.Enum):
+    """Whose fault a failed attempt is; the values are the wire's, where they are on it."""
+
+    OTHER = 0
+    MODEL = 1
+    WRONG_RESULT = 2
+    NOT_FINITE = 3
+    DEATH = 4  # its worker ended while it computed the step (P26)
+
+
+class FailedStep(NamedTuple):
+    """An attempt at a step that failed."""
+
+    step: int
+    reason: str
+    kind: FailureKind = FailureKind.OTHER
+
+
 @dataclass(frozen=True)
 class LeaseCall:
     """A worker's report, renewal and request."""
@@ -74,10 +96,11 @@ class LeaseCall:
     held: Sequence[int] = ()
     held_evaluations: Sequence[int] = ()
     completed: Sequence[CompletedStep] = ()
-    failed: Sequence[tuple[int, str]] = ()
+    failed: Sequence[FailedStep | tuple[int, str]] = ()
     evaluated: Sequence[tuple[int, Mapping[str, float], str]] = ()
     want: int = 0
     leaving: bool = False
+    computing: Sequence[int] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -104,3 +127,4 @@ class Announcement:
     returnable: frozenset[int] = frozenset({0})
     restored: str = ""
     first_incarnation: int = 0  # of its process; 0: this life's
+    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held steps, those whose push was empty

@@ -265,6 +265,7 @@ class Coordination:
         core = self.core
         saved = self._commands.save(core.shards.lives(), core.policy.round_of(steps), self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
+        self.service.run(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
         whole = IntervalSet([(0, steps)])
         if any(shard.applied != whole for shard in saved):
             furthest = max(shard.applied.stop() for shard in saved)

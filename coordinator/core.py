@@ -8,7 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import (
+    Announcement,
+    CompletedStep,
+    FailedStep,
+    FailureKind,
+    JobState,
+    LeaseAnswer,
+    LeaseCall,
+)
 from coordinator.course import Course
 from coordinator.draining import Answer
 from coordinator.evaluations import Evaluation
@@ -19,6 +27,7 @@ from coordinator.pods.ledger import PodEnd
 from coordinator.rounds import Standing
 from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
 from parashard.figures import counted, metric, metric_name
+from parashard.intervals import IntervalSet
 
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
@@ -42,16 +51,22 @@ class Core(Course):
         self._shard_seen_s[shard] = now_s
         self._silent_shards.discard(shard)
         self.resolved(_silence_of(shard))
-        self.rounds.stands(shard, Standing(says.applied, says.held, says.returnable, says.life.incarnation))
+        held = self.leases.trusted(says.applied, says.held, says.skipped)
+        standing = Standing(says.applied, held, says.returnable, says.life.incarnation, says.skipped)
+        self.rounds.stands(shard, standing)
         self.leases.reach(held_stop - 1)
         if is_new:
             # The same process has a new life where it was told to return to a round: that is no restart.
             process = says.first_incarnation or says.life.incarnation
             self.shard_restarts += 0 < earlier < process
             begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
-            lost = self.leases.shard_registered(shard, says.held)
+            lost = self.leases.shard_registered(shard, held)
             what = f"shard-{shard} {begun} ({says.life.address}): {says.restored or 'initial values'}"
             self._event(what + _recomputed(lost))
+        else:
+            for step in self.leases.confirm(shard, held):
+                self._event(f"every shard has step {step} already; it is not tried again")
+        self._has_skipped(shard, says.applied, says.skipped, new_life=is_new)
         if self.state is JobState.STARTING and self.shards.all_registered:
             self._become(JobState.RUNNING, "every shard is up")
             is_new = True
@@ -92,9 +107,12 @@ class Core(Course):
             # it; what it is started by must not give up on the whole job.
             raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
         self.decisions += not self.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
+        earlier = known.get(self.workers.name_for(name))
         worker = self.workers.register(name, fingerprint, device, http_address, now_s, token)
         if worker is before:
             return worker  # the same process again, which lost our answer
+        if earlier is not None and earlier.live:
+            self._died(earlier, "another process has its name", now_s)
         self.leases.end(worker.name)
         self.evaluations.renew(worker.name, [])
         self.supervision.joined(worker.name, worker.restarts)
@@ -111,12 +129,13 @@ class Core(Course):
             worker.phases_s[phase] = seconds
         for step in call.completed:
             self._completed(worker, step, now_s)
-        for number, reason in call.failed:
-            self._failed(worker, number, reason)
+        for failed in call.failed:
+            self._failed(worker, FailedStep(*failed), now_s)
         for number, metrics, error in call.evaluated:
             self._evaluated(number, metrics, error)
         self.evaluations.renew(call.worker, list(call.held_evaluations))
         revoked = self.leases.renew(call.worker, call.held, now_s)
+        worker.computing = tuple(call.computing)
         if call.leaving:
             self._left(worker, "gave its leases back")
             return self._answer([], [], revoked, "the worker leaves")
@@ -148,7 +167,9 @@ class Core(Course):
         """End the leases of workers that have been silent for the lease time."""
         self._act(now_s)
         for worker in self.workers.silent(now_s):
-            self._left(worker, f"was silent for {now_s - worker.last_seen_s:.1f} s")
+            silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
+            self._died(worker, silent, now_s)
+            self._left(worker, silent)
 
     # --- operators and the launcher ---
 
@@ -234,29 +255,71 @@ class Core(Course):
 
     def _completed(self, worker: Worker, done: CompletedStep, now_s: float) -> None:
         shards = self.shards.acknowledged(done.incarnations)
-        if not self.leases.acknowledge(worker.name, done.step, shards, now_s):
+        if not self.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped):
             return
         worker.steps_complete += 1
         self.supervision.step_completed()
+        if not done.skipped:
+            self.failures.succeeded()
         loss = None if done.skipped else done.loss
-        warning = self.progress.step_completed(worker.name, done.examples, loss, now_s)
-        if warning:
-            self._event(f"warning: {warning} (at step {done.step}; staleness p95 {self.staleness_p95} pushes)")
+        for change in self.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
+            stale = f" (staleness p95 {self.staleness_p95} pushes)" if self.staleness_p95 else ""
+            tell = self.resolved if change.over else self.warn
+            tell(change.key, f"{change.text}{stale}")
 
-    def _failed(self, worker: Worker, step: int, reason: str) -> None:
-        self._event(f"{worker.name} failed at step {step}: {reason}")
-        skips = len(self.leases.skips)
-        given_up = self.leases.fail(worker.name, step, reason, skip=self.options.skip_bad_steps)
-        self.decisions += len(self.leases.skips) - skips
-        if given_up:
-            self.fail(given_up)
+    def _failed(self, worker: Worker, failed: FailedStep, now_s: float) -> bool:
+        """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""
+        skip, before = self.options.skip_bad_steps, self._any_succeeded
+        result = self.leases.fail(worker.name, failed.step, now_s, skip=skip)
+        if result is None:
+            return False
+        examples = self.options.examples_of(failed.step)
+        if failed.kind is FailureKind.DEATH:
+            self._event(f"{failed.reason} (attempt {result.attempts} of {self.options.max_attempts}){examples}")
+        else:
+            self._event(f"{worker.name} failed at step {failed.step}{examples}: {failed.reason}")
+        verdict = self.failures.failed(failed, result, examples, any_succeeded=before)
+        if verdict is not None:
+            self.fail(verdict.reason, must_be_fixed=verdict.must_be_fixed)
+        elif result.given_up:
+            self.decisions += 1
+            named = self.failures.named(failed, any_succeeded=before)
+            self._event(f"warning: step {failed.step} is skipped after {result.attempts} attempts{examples}: {named}")
+        return True
+
+    def _died(self, worker: Worker, why: str, now_s: float) -> bool:
+        """Count a death as a failed attempt at the step that the worker was computing (P26); return whether it was."""
+        computing, worker.computing = worker.computing, ()
+        reasons = [
+            FailedStep(s, f"computing step {s} ended {worker.name}: {why}", FailureKind.DEATH) for s in computing
+        ]
+        counted = [self._failed(worker, failed, now_s) for failed in reasons]
+        self.leases.suspect(self.leases.held_by(worker.name))
+        return any(counted)
+
+    @property
+    def _any_succeeded(self) -> bool:
+        """Some step has been completed with its gradient."""
+        return len(self.leases.complete) > sum(step in self.leases.complete for step in self.leases.skips)
+
+    def _has_skipped(self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_life: bool = False) -> None:
+        for step in self.skipped.says(shard, applied, skipped, new_life=new_life):
+            self._event(
+                f"warning: step {step} was given up when some shards had applied it: those keep its gradient, the "
+                "others have none (partly_skipped)"
+            )
+
+    def shards_saved(self, parts: Sequence[tuple[IntervalSet, IntervalSet]]) -> None:
+        """Take note of the applied and the skipped steps in the checkpoints of all shards, by shard."""
+        for shard, (applied, skipped) in enumerate(parts):
+            self._has_skipped(shard, applied, skipped)
 
     def _evaluated(self, number: int, metrics: Mapping[str, float], error: str) -> None:
         if error:
             given_up = self.evaluations.fail(number, error)
             self._event(f"an evaluation failed: {error}")
             if given_up:
-                self.fail(given_up)
+                self.fail(given_up, must_be_fixed=True)
             return
         result = self.evaluations.finish(number, metrics)
         if result is None:
@@ -290,10 +353,12 @@ class Core(Course):
     def _exited(self, exit_: Exit, now_s: float) -> None:
         self._event(f"{exit_.process} ended: {exit_.reason}")
         worker = self.workers.by_name.get(str(exit_.process))
+        accounted = False
         if worker is not None and worker.live:
+            accounted = self._died(worker, exit_.reason, now_s)
             self._left(worker, "ended")
         was_up = worker is not None or (exit_.process.role == "shard" and self._last_life(exit_.process.index) > 0)
-        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s, was_up=was_up)
+        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s, was_up=was_up, accounted=accounted)
         if fatal:
             self.fail(fatal)
 

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from coordinator.calls import JobState, Options
 from coordinator.draining import Draining
 from coordinator.evaluations import Evaluations
-from coordinator.launchers import Launcher
+from coordinator.failures import Failures
+from coordinator.launchers import CONFIGURATION, FAILED, Launcher
 from coordinator.leases import StepLeases
 from coordinator.membership import Shards, Workers
 from coordinator.peer_texts import EVENT_BYTES_MAX, readable
@@ -22,6 +23,7 @@ from coordinator.problems import Problems
 from coordinator.progress import Progress
 from coordinator.rounds import RoundBook
 from coordinator.saved import Saved
+from coordinator.skipped import SkippedSteps
 from coordinator.supervision import Supervision
 from parashard.errors import WrongRun
 
@@ -63,7 +65,14 @@ class Course:
             policy,
             speculate_after=options.speculate_after,
             max_attempts=options.max_attempts,
+            retry_pause_s=options.retry_pause_s,
         )
+        self.failures = Failures(
+            options.max_attempts, skip=options.skip_bad_steps, against_divergence=options.against_divergence
+        )
+        self.skipped = SkippedSteps(options.shards)
+        self.exit_code = FAILED
+        """What the run ends with once the job has failed."""
         self.workers = Workers(
             options.lease_ttl_s,
             same_arithmetic=options.same_arithmetic,
@@ -75,7 +84,7 @@ class Course:
         self.decisions = 0
         """Rises with every decision that has to be stored before it acts (P7)."""
         self.evaluations = evaluations
-        self.progress = Progress()
+        self.progress = Progress(options.against_divergence)
         self.workers_wanted = options.workers
         self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
@@ -130,8 +139,13 @@ class Course:
 
     @property
     def skipped_steps(self) -> int:
-        """Steps that are complete as empty pushes (P6)."""
-        return sum(step in self.leases.complete for step in self.leases.skips)
+        """Steps given up that every shard has as an empty push (P6)."""
+        return len(self.skipped.everywhere())
+
+    @property
+    def partly_skipped(self) -> int:
+        """Steps given up that some shards have as a gradient, and others as an empty push (P24)."""
+        return len(self.skipped.partly())
 
     @property
     def shards_live(self) -> int:
@@ -152,9 +166,10 @@ class Course:
         self.stopped = not self.over
         self.fail(reason)
 
-    def fail(self, reason: str) -> None:
-        """Stop the job; the first reason stays."""
+    def fail(self, reason: str, *, must_be_fixed: bool = False) -> None:
+        """Stop the job; the first reason stays. `must_be_fixed`: its model or its data, before it is started again."""
         if not self.over:
+            self.exit_code = CONFIGURATION if must_be_fixed else FAILED
             self._become(JobState.FAILED, reason)
 
     def waits(self, reason: str) -> None:

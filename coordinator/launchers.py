@@ -13,7 +13,8 @@ from typing import Protocol
 from coordinator.restarts import Restarts
 from parashard.backoff import BACKOFF_MAX_S
 
-CONFIGURATION = 2  # an exit code, as in `parashard.process`
+FAILED = 1  # exit codes, as in `parashard.process`
+CONFIGURATION = 2
 
 
 @dataclass(frozen=True, order=True)

@@ -17,14 +17,29 @@ from parashard.intervals import IntervalSet
 HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5
 DURATIONS_KEPT = 128
+RETRY_PAUSE_S = 0.25
+RETRY_PAUSE_MAX_S = 5.0
 
 
 @dataclass(frozen=True)
 class Grant:
-    """A step for a worker to compute; `skip`: push nothing for it, marked skipped (P6)."""
+    """A step for a worker to compute.
+
+    `skip`: push nothing for it, marked skipped (P6). `announce`: a worker died that held it; the next one says that it
+    begins to compute it before it does, so that its death can be told from that of one who only held it (P26).
+    """
 
     step: int
     skip: bool = False
+    announce: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a failed attempt means for its step: how many there were, and whether it is given up."""
+
+    attempts: int
+    given_up: bool
 
 
 @dataclass
@@ -32,14 +47,17 @@ class _Step:
     """What is known of a step that is neither untouched nor complete."""
 
     holders: set[str] = field(default_factory=set)
-    failures: list[str] = field(default_factory=list)
+    failures: int = 0
+    not_before_s: float = 0.0  # when a step that failed may be leased again; 0: it has not failed, or is given up
+    suspect: bool = False  # a worker died that held it
 
 
 class StepLeases:
     """The steps of a job and their leases.
 
     Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is either
-    complete, held, or in `_returned`; `_granted_s` has an entry for each holder of each step, the oldest first.
+    complete, held, in `_returned` or in `_paused`; `_granted_s` has an entry for each holder of each step, the oldest
+    first.
 
     Parameters
     ----------
@@ -53,6 +71,9 @@ class StepLeases:
         A step held longer than this many median durations may go to a second worker; 0 = never.
     max_attempts : int
         A step that failed this often is given up (P6).
+    retry_pause_s : float
+        Pause before the second attempt at a step; it doubles with each. In all of them together every shard says at
+        least once which steps it has, so that one which is in everywhere is not given up (P24).
     """
 
     def __init__(
@@ -63,6 +84,7 @@ class StepLeases:
         *,
         speculate_after: float = 4.0,
         max_attempts: int = 5,
+        retry_pause_s: float = RETRY_PAUSE_S,
     ) -> None:
         self.target = steps_total  # lowered by an early stop (P8)
         self.policy = policy
@@ -72,9 +94,11 @@ class StepLeases:
         self.skips: set[int] = set()  # steps given up: empty pushes for every shard, whenever they are leased (P6)
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
+        self._retry_pause_s = retry_pause_s
         self._acknowledged = [IntervalSet() for _ in range(shards)]
         self._frontier = 0
         self._returned = IntervalSet()  # ranges: a worker may list a step far ahead
+        self._paused: dict[int, float] = {}  # steps that failed -> when they may be leased again
         self._steps: dict[int, _Step] = {}
         self._held: dict[str, set[int]] = {}
         self._granted_s: dict[tuple[int, str], float] = {}
@@ -103,6 +127,7 @@ class StepLeases:
 
         With none due, a straggling step of another worker is leased a second time (speculative execution).
         """
+        self._end_pauses(now_s)
         limit = min(limit, self.limit())
         leasable = len(self._returned) + max(0, limit - self._frontier)
         granted: list[int] = []
@@ -118,11 +143,20 @@ class StepLeases:
                 self.speculative_leases += 1
                 self._hold(worker, straggling, now_s)
                 granted.append(straggling)
-        return [Grant(step, step in self.skips) for step in granted]
+        return [self._grant_of(step) for step in granted]
 
-    def acknowledge(self, worker: str, step: int, shards: Iterable[int], now_s: float) -> bool:
-        """Record which shards acknowledged a worker's step; return True if that completed it just now."""
+    def acknowledge(
+        self, worker: str, step: int, shards: Iterable[int], now_s: float, *, skipped: bool = False
+    ) -> bool:
+        """Record which shards acknowledged a worker's step; return True if that completed it just now.
+
+        Of a step that is given up only receipts of its empty push count: in rounds they say that it has replaced
+        whatever gradient the shard held (P24).
+        """
         if step >= self.target:
+            return False
+        if step in self.skips and not skipped:
+            self._release(worker, step)
             return False
         self.reach(step)
         for shard in shards:
@@ -162,23 +196,53 @@ class StepLeases:
             self._release(worker, step)
         return steps
 
-    def fail(self, worker: str, step: int, reason: str, *, skip: bool) -> str | None:
-        """Count a failed attempt; return why the step is given up, or None if it is leased again (P6).
+    def fail(self, worker: str, step: int, now_s: float, *, skip: bool) -> Failed | None:
+        """Count a failed attempt, and lease the step again after a pause (P6); None if it does not count.
 
         Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With
-        `skip`, a step given up is leased once more as an empty push, and None is returned.
+        `skip`, a step that is given up is leased again at once, as an empty push.
         """
         state = self._steps.get(step)
         if state is None or worker not in state.holders:
             return None
-        state.failures.append(reason)
-        given_up = len(state.failures) >= self._max_attempts
+        state.failures += 1
+        given_up = state.failures >= self._max_attempts
         if given_up and skip:
             self.skips.add(step)
+        pause_s = min(RETRY_PAUSE_MAX_S, self._retry_pause_s * 2.0 ** min(state.failures - 1, 30))
+        state.not_before_s = 0.0 if given_up else now_s + pause_s
         self._release(worker, step)
-        if given_up and not skip:
-            return f"step {step} failed {len(state.failures)} times, the last time: {reason}"
-        return None
+        return Failed(state.failures, given_up)
+
+    def suspect(self, steps: Iterable[int]) -> None:
+        """Have the next holders of steps announce that they compute them: a worker died that held them (P26)."""
+        for step in steps:
+            if step < self.target and step not in self.complete:
+                self._steps.setdefault(step, _Step()).suspect = True
+
+    def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
+        """Return the steps of `held` that count as acknowledged.
+
+        Of a step that is given up, a gradient that is only held does not: its empty push replaces it (P24).
+        """
+        trusted = held.copy()
+        for step in self.skips:
+            if step not in applied and step not in skipped:
+                trusted.discard(step)
+        return trusted
+
+    def confirm(self, shard: int, held: IntervalSet) -> list[int]:
+        """Take what a shard's known life says it has for receipts of steps that failed; return those complete now.
+
+        A worker may have died between a push and its report: such a step is not to be tried until it is given up (P24).
+        """
+        for step in self._paused:
+            if step in held:
+                self._acknowledged[shard].add(step)
+        confirmed = [step for step in self._paused if all(step in each for each in self._acknowledged)]
+        for step in confirmed:
+            self._complete(step)
+        return confirmed
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
         """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5).
@@ -239,6 +303,12 @@ class StepLeases:
         self._returned = IntervalSet(complete.missing(0, self._frontier))
         for step, _ in self._granted_s:
             self._returned.discard(step)
+        for step in self._paused:
+            self._returned.discard(step)
+        for step in self._paused:
+            self._returned.discard(step)
+        for step in self._paused:
+            self._returned.discard(step)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.
@@ -259,12 +329,22 @@ class StepLeases:
                 return step
         return None
 
+    def _grant_of(self, step: int) -> Grant:
+        skip = step in self.skips
+        return Grant(step, skip, announce=self._steps[step].suspect and not skip)
+
+    def _end_pauses(self, now_s: float) -> None:
+        for step in [step for step, not_before_s in self._paused.items() if not_before_s <= now_s]:
+            del self._paused[step]
+            self._returned.add(step)
+
     def _hold(self, worker: str, step: int, now_s: float) -> None:
         if step == self._frontier:  # as nearly all are: nobody has had it
             self._frontier += 1
         else:
             self.reach(step)
             self._returned.discard(step)
+            self._paused.pop(step, None)
         self._steps.setdefault(step, _Step()).holders.add(worker)
         self._granted_s[step, worker] = now_s
         self._held.setdefault(worker, set()).add(step)
@@ -277,9 +357,13 @@ class StepLeases:
             return
         state.holders.discard(worker)
         if not state.holders:
-            if step not in self.complete:
+            if step in self.complete:
+                pass
+            elif state.not_before_s:
+                self._paused[step] = state.not_before_s
+            else:
                 self._returned.add(step)
-            if not state.failures:
+            if not state.failures and not state.suspect:
                 del self._steps[step]
 
     def _complete(self, step: int) -> None:
@@ -290,6 +374,7 @@ class StepLeases:
             self.lowest_incomplete = self.complete.lowest_missing()
 
     def _forget(self, step: int) -> None:
+        self._paused.pop(step, None)
         for worker in self._steps.pop(step, _NOBODY).holders:
             self._held[worker].discard(step)
             del self._granted_s[step, worker]

@@ -26,6 +26,7 @@ class Worker:
     sequence: int = 0
     restarts: int = 0
     steps_complete: int = 0
+    computing: tuple[int, ...] = ()  # steps that it has announced to compute (P26)
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
 

@@ -48,6 +48,8 @@ class CoordinatorCollector(Collector):
         restarts = core.supervision.worker_restarts
         yield _counter("worker_restarts", "Workers that joined again under their name.", restarts)
         yield _counter("rollbacks", "Times that all shards returned to an earlier round.", core.rounds.rollbacks)
+        text = "Steps given up that some shards have as a gradient, and others empty."
+        yield _gauge("partly_skipped_steps", text, status.partly_skipped_steps)
         yield _counter("shard_restarts", "Shards that were started again.", core.shard_restarts)
         yield _counter("worker_exits", "Worker processes that the launcher saw end.", core.supervision.worker_exits)
         ends = CounterMetricFamily(

@@ -1,9 +1,10 @@
-"""Progress: throughput and training loss over time, and the warning when it rises. Pure: `now_s` is an argument."""
+"""Progress: throughput and training loss over time, and whether training diverges. Pure: `now_s` is an argument."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
+from dataclasses import dataclass
 
 from parashard.figures import metric
 
@@ -13,7 +14,18 @@ LOSS_SMOOTHING = 0.05  # weight of the newest step in the smoothed loss
 RUNAWAY_FACTOR = 4.0  # the smoothed loss is this far above its best
 RUNAWAY_SHARE = 0.5  # and at least this share of the first loss: far below it, four times next to nothing is nothing
 RUNAWAY_AFTER_STEPS = 20  # the first steps are not judged
+RECOVERED_STEPS = 20  # with a finite loss, one after the other, after one that was not
 WARNINGS_MAX = 5
+NOT_FINITE, RISES = "loss-not-finite", "loss-rises"  # problems' keys
+
+
+@dataclass(frozen=True)
+class Change:
+    """A problem that begins, with its text, or that is over, with what holds now."""
+
+    key: str
+    text: str
+    over: bool = False
 
 
 class Rate:
@@ -47,9 +59,16 @@ class Rate:
 
 
 class Progress:
-    """What the job has done and how its loss goes."""
+    """What the job has done and how its loss goes.
 
-    def __init__(self) -> None:
+    Parameters
+    ----------
+    against_divergence : str
+        What a warning advises.
+    """
+
+    def __init__(self, against_divergence: str = "lower optimizer.learning_rate") -> None:
+        self._advice = against_divergence
         self.examples = 0
         self.steps = 0
         self.loss = math.nan
@@ -58,7 +77,9 @@ class Progress:
         self._earlier_s = 0.0
         self._best_loss = math.inf
         self._first_loss = 0.0
-        self._warnings = 0
+        self._told = 0
+        self._finite_due = 0  # steps until the warning of a loss that was not finite is withdrawn; 0: there is none
+        self._recovered_below: float | None = None  # the loss at which the warning that it runs away is withdrawn
         self._rate = Rate()
         self._rate_by_worker: dict[str, Rate] = {}
 
@@ -66,28 +87,48 @@ class Progress:
         """Go on from what earlier coordinators counted; the time in which none lived is not in it."""
         self.examples, self._earlier_s = examples, training_s
 
-    def step_completed(self, worker: str, examples: int, loss: float | None, now_s: float) -> str | None:
-        """Count a step; return a warning when its loss is not finite or the smoothed loss rises far."""
+    def step_completed(self, worker: str, step: int, examples: int, loss: float | None, now_s: float) -> list[Change]:
+        """Count a step; return which problems its loss shows, and which are over."""
         self.examples += examples
         self.steps += 1
         self.last_step_s = now_s
         self._rate.add(examples, now_s)
         self._rate_by_worker.setdefault(worker, Rate()).add(examples, now_s)
         if loss is None:  # a skipped step has none
-            return None
+            return []
         if not math.isfinite(loss):
-            return self._warning("the training loss of a step is not finite")
+            stands = self._finite_due > 0
+            what = f"diverged: loss became {in_words(loss)} at step {step}"
+            changes = [] if stands else self._diverged(NOT_FINITE, what)
+            self._finite_due = RECOVERED_STEPS if stands or changes else 0
+            return changes
         if math.isnan(self.loss):
             self._first_loss = abs(loss)
         self.loss = loss if math.isnan(self.loss) else self.loss + LOSS_SMOOTHING * (loss - self.loss)
-        if self.loss < self._best_loss:
-            self._best_loss = self.loss
-        elif self.steps > RUNAWAY_AFTER_STEPS and self.loss > self._runaway_bound():
-            best = metric(self._best_loss)
-            warning = self._warning(f"the training loss rises: {metric(self.loss)} after a best of {best}")
-            self._best_loss = self.loss  # warn again only when it grows as much once more
-            return warning
-        return None
+        return self._not_finite_is_over(step) + self._rise(step)
+
+    def _not_finite_is_over(self, step: int) -> list[Change]:
+        if not self._finite_due:
+            return []
+        self._finite_due -= 1
+        recovered = f"the training loss has been finite for {RECOVERED_STEPS} steps, at step {step}"
+        return [] if self._finite_due else [Change(NOT_FINITE, recovered, over=True)]
+
+    def _rise(self, step: int) -> list[Change]:
+        if self._recovered_below is not None:
+            if self.loss > self._recovered_below:
+                return []
+            self._recovered_below = None
+            back = f"the training loss has come back to {metric(self.loss)}, at step {step}"
+            return [Change(RISES, back, over=True)]
+        self._best_loss = min(self._best_loss, self.loss)
+        bound = self._runaway_bound()
+        if self.steps <= RUNAWAY_AFTER_STEPS or self.loss <= bound:
+            return []
+        best = metric(self._best_loss)
+        changes = self._diverged(RISES, f"diverges: loss has risen to {metric(self.loss)} at step {step}, best {best}")
+        self._recovered_below = bound / 2 if changes else None
+        return changes
 
     def _runaway_bound(self) -> float:
         return max(RUNAWAY_FACTOR * abs(self._best_loss), RUNAWAY_SHARE * self._first_loss) + 0.1
@@ -109,6 +150,13 @@ class Progress:
             return self._earlier_s
         return self._earlier_s + self.last_step_s - self.first_lease_s
 
-    def _warning(self, text: str) -> str | None:
-        self._warnings += 1
-        return text if self._warnings <= WARNINGS_MAX else None
+    def _diverged(self, key: str, what: str) -> list[Change]:
+        if self._told >= WARNINGS_MAX:
+            return []
+        self._told += 1
+        return [Change(key, f"training {what}; {self._advice}")]
+
+
+def in_words(value: float) -> str:
+    """Return a number that is not finite as it is called."""
+    return "NaN" if math.isnan(value) else "infinite"

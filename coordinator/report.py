@@ -52,6 +52,8 @@ def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float
         "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
         "refused_pushes": sum(f.refused_pushes for f in figures),
         "skipped_steps": core.skipped_steps,
+        "partly_skipped": core.partly_skipped,
+        "problems": core.problems.texts,
         "speculative_leases": core.leases.speculative_leases,
         "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else 0.0,
         "wall_s": round(core.progress.elapsed_s(now_s), 3),

@@ -8,7 +8,7 @@ without rounds have a `NoRounds`.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from parashard.intervals import IntervalSet
@@ -26,10 +26,12 @@ class Standing:
         {0}
     )  # rounds that it has a checkpoint of, and the one that its plan began at
     incarnation: int = 0
+    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held ones, those whose push was empty
 
     def precedes(self, later: Standing) -> bool:
         """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
-        return (len(self.applied), len(self.held)) < (len(later.applied), len(later.held))
+        mine = (len(self.applied), len(self.held), len(self.skipped))
+        return mine < (len(later.applied), len(later.held), len(later.skipped))
 
 
 class RoundBook(Protocol):
@@ -146,7 +148,9 @@ class Rounds:
         """Decide whether all must return to an earlier round.
 
         They can go on if each has acknowledged every step that any has in its weights: it commits them with the next
-        request (P10). Else the newest common round is the target; all can return to where their plan began.
+        request (P10). Else the newest common round is the target; all can return to where their plan began. The same
+        where some have the gradient of a step in their weights that others have skipped (P24): then the target is no
+        later than that step's round.
 
         A return ends when every shard stands at its target, and not before: what one shard announces meanwhile may be
         older than an order that another carries out already. Only a target that some shard can no longer reach is
@@ -157,7 +161,8 @@ class Rounds:
             return False
         if before is None:
             needed = max(len(standing.applied) for standing in standings)
-            if not all(self._has(shard, needed, held(shard)) for shard in self._standings):
+            goes_on = all(self._has(shard, needed, held(shard)) for shard in self._standings)
+            if not goes_on or self._contested() is not None:
                 self.returning_to = self._newest_common()
                 self.rollbacks += 1
         elif all(self._round(standing) == before for standing in standings):
@@ -212,10 +217,26 @@ class Rounds:
         self._cut_step = None
 
     def _newest_common(self) -> int:
-        return max(frozenset.intersection(*(self._reachable(standing) for standing in self._standings.values())))
+        """Return the newest round that each shard stands at or has saved, from before what they disagree about."""
+        common = frozenset.intersection(*(self._reachable(standing) for standing in self._standings.values()))
+        contested = self._contested()
+        if contested is None:
+            return max(common)
+        return max((round_ for round_ in common if round_ <= contested // self._round_steps), default=min(common))
 
     def _reachable(self, standing: Standing) -> frozenset[int]:
         return standing.returnable | {self._round(standing)}
+
+    def _contested(self) -> int | None:
+        """Return the first step that some shard has skipped and another has in its weights with its gradient (P24)."""
+        found = [
+            step
+            for some in self._standings.values()
+            for other in self._standings.values()
+            for start, stop in some.skipped.intersection(other.applied).intervals()
+            for step, _ in other.skipped.missing(start, stop)
+        ]
+        return min(found, default=None)
 
     def _round(self, standing: Standing) -> int:
         return -(-len(standing.applied) // self._round_steps)

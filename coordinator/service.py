@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.calls import CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import CompletedStep, FailedStep, FailureKind, JobState, LeaseAnswer, LeaseCall
 from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.launchers import Exit, ProcessName
@@ -35,7 +35,7 @@ from parashard.rpc import SERVER_THREADS, Server
 from protos import coordinator_pb2 as pb
 from protos import coordinator_pb2_grpc
 
-REQUEST_BYTES_MAX = 1 << 20  # holds the most intervals below, of steps up to 2^35
+REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
 WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
@@ -224,6 +224,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 kill=_processes(orders.kill),
                 state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
                 reason=core.reason,
+                exit_code=core.exit_code,
             )
 
         return self.run(supervise)
@@ -248,7 +249,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     """Return a worker's call as the core takes it."""
-    for what in ("held", "completed", "failed", "evaluated", "held_evaluations"):
+    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing"):
         check_count(what, getattr(request, what), REPORTS_MAX)
     return LeaseCall(
         worker=request.worker,
@@ -259,12 +260,20 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         completed=[
             CompletedStep(c.step, list(c.incarnations), c.loss, c.examples, c.skipped) for c in request.completed
         ],
-        failed=[(f.step, readable(f.reason, REASON_BYTES_MAX)) for f in request.failed],
+        failed=[_failed(failed) for failed in request.failed],
         evaluated=[_evaluated(e) for e in request.evaluated],
         want=request.want,
         leaving=request.leaving,
+        computing=list(request.computing),
         phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
     )
+
+
+def _failed(failed: pb.FailedStep) -> FailedStep:
+    """Return a failure; of a kind that this version does not know, it is some other."""
+    known = failed.kind in pb.FailureKind.values()
+    kind = FailureKind(failed.kind) if known else FailureKind.OTHER
+    return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), kind)
 
 
 def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]:
@@ -277,7 +286,7 @@ def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
-        granted=[pb.Grant(step=grant.step, skip=grant.skip) for grant in answer.granted],
+        granted=[pb.Grant(step=g.step, skip=g.skip, announce=g.announce) for g in answer.granted],
         evaluations=[
             pb.EvaluationGrant(evaluation=e.number, for_round=e.round is not None, round=e.round or 0)
             for e in answer.evaluations

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import ValidationError
@@ -66,10 +66,13 @@ class SavedShard:
         Where it is, as a drained checkpoint names it.
     applied : IntervalSet
         The steps in it.
+    skipped : IntervalSet
+        Those of them whose push was empty.
     """
 
     part: Part
     applied: IntervalSet
+    skipped: IntervalSet = field(default_factory=IntervalSet)
 
 
 def announcement(request: pb.RegisterShardRequest) -> Announcement:
@@ -83,6 +86,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         If an address or an interval is none.
     """
     _check_counts(request)
+    check_count("skipped", request.skipped, INTERVALS_MAX)
     life = ShardLife(
         request.incarnation,
         checked_address(request.address, "address"),
@@ -94,6 +98,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         life,
         applied=intervals_from(request.applied),
         held=intervals_from(request.held or request.applied),
+        skipped=intervals_from(request.skipped),
         returnable=frozenset(request.checkpoint_rounds),
         restored=readable(request.restored, REASON_BYTES_MAX),
         first_incarnation=request.first_incarnation,
@@ -133,6 +138,7 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
         If no checkpoint is like that, or it is another shard's or plan's.
     """
     check_count("applied", reply.applied, INTERVALS_MAX)
+    check_count("skipped", reply.skipped, INTERVALS_MAX)
     try:
         part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
     except ValidationError as error:
@@ -140,7 +146,7 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
         raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
         raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")
-    return SavedShard(part, intervals_from(reply.applied))
+    return SavedShard(part, intervals_from(reply.applied), intervals_from(reply.skipped))
 
 
 def check_count(what: str, entries: Any, most: int) -> None:

@@ -83,6 +83,8 @@ class StatusView:
             http_address=self.http_address,
             rollbacks=core.rounds.rollbacks,
             problems=[*core.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
+            skipped_steps=core.skipped_steps,
+            partly_skipped_steps=core.partly_skipped,
         )
 
     def _worker(self, core: Course, worker: Worker, now_s: float) -> pb.WorkerStatus:

@@ -43,11 +43,16 @@ class Supervision:
         self._heard = max((self._heard, *(exit_.number for exit_ in new)))
         return new
 
-    def ended(self, exit_: Exit, workers_wanted: int, now_s: float, *, was_up: bool) -> str | None:
-        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop."""
+    def ended(
+        self, exit_: Exit, workers_wanted: int, now_s: float, *, was_up: bool, accounted: bool = False
+    ) -> str | None:
+        """Take note of an exit, of a process that has been in the job or never was; return why the job must stop.
+
+        One that is accounted for, as a failed attempt at a step, counts there and not against the launcher's budget.
+        """
         is_worker = exit_.process.role == "worker"
         self.worker_exits += is_worker
-        fatal = self._launcher.exited(exit_, now_s, was_up=was_up)
+        fatal = None if accounted else self._launcher.exited(exit_, now_s, was_up=was_up)
         if is_worker and not fatal:
             self._expected.add(str(exit_.process))
             self.worker_restarts += exit_.process.index < workers_wanted  # else it was scaled down

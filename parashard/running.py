@@ -126,9 +126,9 @@ class Running:
                 time.sleep(SUPERVISE_S)
                 continue
             self._heard_s = time.monotonic()
-            if orders.state == pb.JOB_STATE_FAILED and any(
-                child.exit_code == ExitCode.CONFIGURATION for child in unheard
-            ):
+            misconfigured = orders.exit_code == ExitCode.CONFIGURATION
+            misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in unheard)
+            if orders.state == pb.JOB_STATE_FAILED and misconfigured:
                 self.failure_code = ExitCode.CONFIGURATION
             unheard = []
             if time.monotonic() >= next_show_s:

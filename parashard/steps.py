@@ -16,6 +16,8 @@ from parashard.data.base import Indices
 from parashard.errors import ConfigurationError
 from parashard.permutation import MAX_LENGTH, Permutation
 
+EXAMPLES_SHOWN = 8
+
 
 @dataclass(frozen=True)
 class StepPlan:
@@ -91,6 +93,12 @@ class StepPlan:
         start = (step - epoch * self.steps_per_epoch) * self.batch_size
         stop = min(start + self.batch_size, self.examples)
         return _permutation(self.examples, self.seed, epoch)(np.arange(start, stop, dtype=np.int64))
+
+    def examples_in_words(self, step: int) -> str:
+        """Return a step's first examples in brackets and with a space before them, to follow a message about it."""
+        indices = self.indices(step)
+        shown = ", ".join(str(i) for i in indices[:EXAMPLES_SHOWN])
+        return f" (examples {shown}{', ...' if len(indices) > EXAMPLES_SHOWN else ''})"
 
 
 @lru_cache(maxsize=4)  # around an epoch's end the leases of two epochs alternate

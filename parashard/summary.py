@@ -32,6 +32,7 @@ def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:
 def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
     staleness, moved = report["staleness"], report["bytes"]
     rows = [
+        *(("problem", problem) for problem in report.get("problems", ())),
         ("steps", _steps(report["steps_total"], report["steps_applied"])),
         ("throughput", f"{rate(report['examples_per_s'])} examples/s over {duration(report['wall_s'])}"),
         *held_out_figures((name, value) for name, value in report["held_out"].items() if value is not None),
@@ -40,6 +41,8 @@ def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
         rows.append((TRAINING_LOSS, metric(report["training_loss"])))
     if report["skipped_steps"]:
         rows.append(("steps skipped", count(report["skipped_steps"])))
+    if report.get("partly_skipped"):
+        rows.append(("partly skipped", f"{count(report['partly_skipped'])}, on some of the shards only"))
     p50, p95, most = (count(staleness[name]) for name in ("p50", "p95", "max"))
     rows += [
         ("staleness", f"p50 {p50}, p95 {p95}, max {most} pushes"),

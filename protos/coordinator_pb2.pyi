@@ -8,6 +8,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_KIND_UNSPECIFIED: _ClassVar[FailureKind]
+    FAILURE_KIND_MODEL: _ClassVar[FailureKind]
+    FAILURE_KIND_WRONG_RESULT: _ClassVar[FailureKind]
+    FAILURE_KIND_NOT_FINITE: _ClassVar[FailureKind]
+
 class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
@@ -16,6 +23,10 @@ class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     JOB_STATE_DRAINING: _ClassVar[JobState]
     JOB_STATE_DONE: _ClassVar[JobState]
     JOB_STATE_FAILED: _ClassVar[JobState]
+FAILURE_KIND_UNSPECIFIED: FailureKind
+FAILURE_KIND_MODEL: FailureKind
+FAILURE_KIND_WRONG_RESULT: FailureKind
+FAILURE_KIND_NOT_FINITE: FailureKind
 JOB_STATE_UNSPECIFIED: JobState
 JOB_STATE_STARTING: JobState
 JOB_STATE_RUNNING: JobState
@@ -98,7 +109,7 @@ class PartitionSpec(_message.Message):
     def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
 
 class RegisterShardRequest(_message.Message):
-    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation")
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation", "skipped")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     SHARD_FIELD_NUMBER: _ClassVar[int]
@@ -112,6 +123,7 @@ class RegisterShardRequest(_message.Message):
     DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
     LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
     FIRST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     shard: int
@@ -125,7 +137,8 @@ class RegisterShardRequest(_message.Message):
     data_address: str
     local_path: str
     first_incarnation: int
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ..., skipped: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
 
 class RegisterShardReply(_message.Message):
     __slots__ = ("coordinator_incarnation", "cut_round", "state")
@@ -192,7 +205,7 @@ class ShardAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations")
+    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -206,6 +219,7 @@ class LeaseRequest(_message.Message):
     LEAVING_FIELD_NUMBER: _ClassVar[int]
     PHASES_FIELD_NUMBER: _ClassVar[int]
     HELD_EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: str
     incarnation: int
@@ -219,7 +233,8 @@ class LeaseRequest(_message.Message):
     leaving: bool
     phases: PhaseSeconds
     held_evaluations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ...) -> None: ...
+    computing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class CompletedStep(_message.Message):
     __slots__ = ("step", "incarnations", "loss", "examples", "skipped")
@@ -236,12 +251,14 @@ class CompletedStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
 
 class FailedStep(_message.Message):
-    __slots__ = ("step", "reason")
+    __slots__ = ("step", "reason", "kind")
     STEP_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
     step: int
     reason: str
-    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+    kind: FailureKind
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
     __slots__ = ("evaluation", "metrics", "error")
@@ -275,14 +292,16 @@ class PhaseSeconds(_message.Message):
     def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("step", "skip", "traceparent")
+    __slots__ = ("step", "skip", "traceparent", "announce")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
     step: int
     skip: bool
     traceparent: str
-    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    announce: bool
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
     __slots__ = ("evaluation", "for_round", "round")
@@ -319,7 +338,7 @@ class GetStatusRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ...) -> None: ...
 
 class GetStatusReply(_message.Message):
-    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems")
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps")
     class HeldOutEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -351,6 +370,8 @@ class GetStatusReply(_message.Message):
     EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
     ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
     PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PARTLY_SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job: str
     state: JobState
@@ -375,7 +396,9 @@ class GetStatusReply(_message.Message):
     events_total: int
     rollbacks: int
     problems: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ...) -> None: ...
+    skipped_steps: int
+    partly_skipped_steps: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
     __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")
@@ -466,18 +489,20 @@ class SuperviseRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., exits: _Optional[_Iterable[_Union[ProcessExit, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
 
 class SuperviseReply(_message.Message):
-    __slots__ = ("start", "stop", "state", "reason", "kill")
+    __slots__ = ("start", "stop", "state", "reason", "kill", "exit_code")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[ProcessName]
     stop: _containers.RepeatedCompositeFieldContainer[ProcessName]
     state: JobState
     reason: str
     kill: _containers.RepeatedCompositeFieldContainer[ProcessName]
-    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ...) -> None: ...
+    exit_code: int
+    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., exit_code: _Optional[int] = ...) -> None: ...
 
 class CreateCheckpointRequest(_message.Message):
     __slots__ = ("run_id", "request")

@@ -109,16 +109,18 @@ class TakeCheckpointRequest(_message.Message):
     def __init__(self, run_id: _Optional[str] = ..., incarnation: _Optional[int] = ..., coordinator_incarnation: _Optional[int] = ..., round: _Optional[int] = ..., ahead: _Optional[bool] = ..., shard: _Optional[int] = ..., damaged: _Optional[str] = ...) -> None: ...
 
 class TakeCheckpointReply(_message.Message):
-    __slots__ = ("folder", "manifest_bytes", "manifest_sha256", "applied")
+    __slots__ = ("folder", "manifest_bytes", "manifest_sha256", "applied", "skipped")
     FOLDER_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_BYTES_FIELD_NUMBER: _ClassVar[int]
     MANIFEST_SHA256_FIELD_NUMBER: _ClassVar[int]
     APPLIED_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
     folder: str
     manifest_bytes: int
     manifest_sha256: str
     applied: _containers.RepeatedCompositeFieldContainer[Interval]
-    def __init__(self, folder: _Optional[str] = ..., manifest_bytes: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
+    skipped: _containers.RepeatedCompositeFieldContainer[Interval]
+    def __init__(self, folder: _Optional[str] = ..., manifest_bytes: _Optional[int] = ..., manifest_sha256: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ..., skipped: _Optional[_Iterable[_Union[Interval, _Mapping]]] = ...) -> None: ...
 
 class RollbackRequest(_message.Message):
     __slots__ = ("run_id", "incarnation", "coordinator_incarnation", "round", "shard")

@@ -302,6 +302,7 @@ class _Announcer:
             http_address=self._http_address,
             applied=interval_messages(shard.ingest.applied),
             held=interval_messages(shard.ingest.held),
+            skipped=interval_messages(shard.ingest.skipped),
             checkpoint_rounds=self._lives.returnable(),
             restored=self._served.restored,
         )

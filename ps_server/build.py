@@ -115,6 +115,8 @@ class ShardBuilder:
         if state is not None:
             storage.restore_slots(state.slots)
         ingest = self._ingest(storage, state)
+        if state is not None:
+            ingest.skipped = state.skipped.copy()
         storage.begin_at(ingest.version)
         identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
         compensated = job.optimizer.delay_compensation > 0

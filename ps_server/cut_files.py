@@ -7,7 +7,7 @@ Knows no thread and no cadence, and waits for no owner: the cut's snapshot is co
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
@@ -35,12 +35,20 @@ class Stored:
     manifest_sha256: str
     applied: IntervalSet
     round: int | None
+    skipped: IntervalSet = field(default_factory=IntervalSet)
 
 
 def stored_as(manifest: ShardManifest) -> Stored:
     """Return a checkpoint that is in the store, by its manifest."""
     content = encode(manifest)
-    return Stored(CheckpointId.of(manifest), len(content), sha256_of(content), manifest.steps, manifest.round)
+    return Stored(
+        CheckpointId.of(manifest),
+        len(content),
+        sha256_of(content),
+        manifest.steps,
+        manifest.round,
+        manifest.skipped_steps,
+    )
 
 
 def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims: Claims) -> ShardManifest:
@@ -88,6 +96,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims:
             round=cut.round,
             version=cut.version,
             applied=tuple(cut.applied.intervals()),
+            skipped=tuple(cut.skipped.intervals()),
             slots=tuple(snapshot.slots),
             partitions=tuple(
                 (placed.partition.variable, placed.partition.row_start, placed.partition.row_stop)

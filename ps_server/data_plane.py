@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from parashard import failpoints
-from parashard.errors import NotReady
+from parashard.errors import NotReady, StaleIncarnation
 from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
 from ps_server.checkpointing import Checkpointer
+from ps_server.ingest import FoldedStep
 from ps_server.lives import Lives
 from ps_server.served import Served
 from ps_server.shard import Shard
@@ -75,7 +76,8 @@ class DataPlane:
         Raises
         ------
         ParashardError
-            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
+            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
+            `StaleIncarnation` where the round had to begin again (P24).
         """
         self._check_open()
         deadline_s = self._clock() + timeout_s
@@ -96,7 +98,11 @@ class DataPlane:
 
         if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
             failpoints.hit("shard.push.received")
-        receipt, position = self._served.owner.run(take, timeout_s)
+        try:
+            receipt, position = self._served.owner.run(take, timeout_s)
+        except FoldedStep as folded:
+            self._lives.begin_round_again(chunk.target.incarnation, chunk.step)
+            raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
         if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
             self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):

@@ -11,7 +11,7 @@ from typing import Protocol
 
 import numpy as np
 
-from parashard.errors import MalformedFrame, StaleRound
+from parashard.errors import MalformedFrame, ParashardError, StaleRound
 from parashard.intervals import IntervalSet
 from parashard.messages import PushResult
 from parashard.variables import Float32s
@@ -19,11 +19,17 @@ from ps_server.kernels import fused
 from ps_server.storage import Storage
 
 
+class FoldedStep(ParashardError):
+    """A step that is given up has been added to its round's sum: the round must begin again (P24)."""
+
+
 class Ingest(Protocol):
     """The seam between a shard and the arithmetic of its job's consistency."""
 
     applied: IntervalSet
     """Steps whose gradients are in the weights."""
+    skipped: IntervalSet
+    """Steps of `held` whose push was empty because the step was given up; the shard adds to it (P6)."""
 
     @property
     def round(self) -> int | None:
@@ -43,6 +49,20 @@ class Ingest(Protocol):
 
     def holds(self, step: int) -> bool:
         """Tell whether a step is in the weights or held (P1)."""
+
+    def replaceable(self, step: int) -> bool:
+        """Tell whether the empty push of a step given up replaces what is held of it (P24).
+
+        Raises
+        ------
+        FoldedStep
+            If its gradient is in the round's sum.
+        StaleRound
+            If its gradient is in the weights, and all shards must have the same.
+        """
+
+    def begin_again(self) -> None:
+        """Forget every step that is held and not in the weights."""
 
     def admit(self, step: int) -> None:
         """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it."""
@@ -79,6 +99,7 @@ class Immediate:
         self._storage = storage
         self._damping = damping
         self.applied = IntervalSet() if applied is None else applied
+        self.skipped = IntervalSet()
 
     @property
     def held(self) -> IntervalSet:
@@ -94,6 +115,13 @@ class Immediate:
 
     def holds(self, step: int) -> bool:
         return step in self.applied
+
+    def replaceable(self, step: int) -> bool:
+        """What is held is in the weights."""
+        return False
+
+    def begin_again(self) -> None:
+        """Nothing waits outside the weights."""
 
     def admit(self, step: int) -> None:
         """Admit any step, in any order."""
@@ -141,6 +169,7 @@ class Rounds:
         self.round = round_
         self._next_fold = self._first(round_)
         self.applied = IntervalSet([(0, self._next_fold)])
+        self.skipped = IntervalSet()
         self._sum: Float32s = np.zeros(storage.elements, np.float32)
         self._early: dict[int, Float32s] = {}
 
@@ -161,6 +190,25 @@ class Rounds:
 
     def holds(self, step: int) -> bool:
         return step < self._next_fold or step in self._early
+
+    def replaceable(self, step: int) -> bool:
+        """A gradient that waits for its turn is; one that is in the sum cannot be taken out of it again."""
+        if step in self.skipped or not self.holds(step):
+            return False
+        if step in self.applied:
+            raise StaleRound(
+                f"step {step} is in the weights of round {self.round} with its gradient, and cannot be skipped"
+            )
+        if step not in self._early:
+            raise FoldedStep(f"step {step} is in the sum of round {self.round}")
+        return True
+
+    def begin_again(self) -> None:
+        """Return to the start of the present round, whose weights are still here."""
+        self._next_fold = self._first(self.round)
+        self._sum[:] = 0.0
+        self._early.clear()
+        self.skipped = self.skipped.intersection(self.applied)
 
     def admit(self, step: int) -> None:
         """Refuse a step of any round but the one that its request may reach."""

@@ -16,7 +16,15 @@ import structlog
 from parashard import failpoints
 from parashard.checkpoints.retention import Held
 from parashard.claims import Claims, Return
-from parashard.errors import ConfigurationError, DamagedCheckpoint, StaleIncarnation, StaleRound
+from parashard.errors import (
+    ConfigurationError,
+    DamagedCheckpoint,
+    NotReady,
+    StaleIncarnation,
+    StaleRound,
+    StoreFailed,
+    Superseded,
+)
 from parashard.full_disk import when_there_is_room
 from parashard.job.tables import CheckpointOptions
 from parashard.store.base import Store
@@ -168,6 +176,32 @@ class Lives:
             self._served.replace(shard, f"returned to round {round_}", taking_over=take_over)
             log.info("returned", round=round_, incarnation=new)
             return new
+
+    def begin_round_again(self, incarnation: int, step: int) -> None:
+        """Begin another life in the present round, whose gradient of a step that is given up cannot be kept (P24).
+
+        Raises
+        ------
+        NotReady
+            If no incarnation can be claimed now; the life goes on as it was.
+        """
+        with self._returning:
+            if self._served.shard.identity.incarnation != incarnation:
+                return  # another request has done it
+            try:
+                new = self.claims.next()  # P3
+            except (StoreFailed, Superseded) as error:
+                raise NotReady(f"step {step} is to be skipped, and its round cannot begin again now: {error}") from None
+
+            def begin(shard: Shard) -> None:
+                position = shard.replay_from() or 0
+                shard.begin_round_again(new)
+                self._take_log_over(shard, position)
+                shard.skip(step)
+
+            round_ = self._served.shard.ingest.round
+            self._served.go_on(begin, f"began round {round_} again: step {step} is skipped")
+            log.info("round-begins-again", round=round_, step=step, incarnation=new)
 
     # --- the log ---
 

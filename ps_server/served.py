@@ -65,3 +65,13 @@ class Served:
 
         self.alone(swap)
         self.changed.set()
+
+    def go_on(self, begin: Callable[[Shard], None], restored: str) -> None:
+        """Let the shard go on as another life of its own, by `begin`, while nobody is served."""
+
+        def change(shard: Shard) -> None:
+            begin(shard)
+            self.restored = restored
+
+        self.alone(change)
+        self.changed.set()

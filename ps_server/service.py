@@ -106,6 +106,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             manifest_bytes=stored.manifest_bytes,
             manifest_sha256=stored.manifest_sha256,
             applied=interval_messages(stored.applied),
+            skipped=interval_messages(stored.skipped),
         )
 
     def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:

@@ -7,7 +7,7 @@ that raises has changed nothing but counters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from parashard.errors import (
@@ -23,7 +23,7 @@ from parashard.messages import PullRun, PushChunk, PushResult, Receipt, Slice, T
 from parashard.partition import ELEMENT_BYTES
 from parashard.variables import Float32s
 from ps_server.assembly import Assemblies
-from ps_server.ingest import Ingest
+from ps_server.ingest import FoldedStep, Ingest
 from ps_server.kernels import fused
 from ps_server.pulled_weights import PulledWeights
 from ps_server.record import Record
@@ -39,6 +39,7 @@ class Cut:
 
     identity: Target
     applied: IntervalSet
+    skipped: IntervalSet  # of the applied ones
     version: int
     round: int | None
     replay_from: int | None  # the first record of the journal that is not in it
@@ -119,6 +120,8 @@ class Shard:
             If it cannot be right; it never will be.
         StaleRound, UnknownAttempt, QueueFull
             If it comes too late, in the wrong order, or at a bad moment.
+        FoldedStep
+            If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip` (P24).
         """
         try:
             return self._push(chunk, now_s)
@@ -168,14 +171,32 @@ class Shard:
             If the step is of a round that this shard does not stand at.
         """
         if self.ingest.holds(step):
-            return False
+            try:
+                if not (skipped and self.ingest.replaceable(step)):
+                    return False
+            except FoldedStep:  # what the log lost would have said that the round began again before this
+                self.ingest.begin_again()
         self.ingest.admit(step)
         if gradient is None:
             gradient = self.storage.laid_out((), memoryview(b""))
         self._note(step, position)
         self.ingest.take(step, gradient, staleness)
-        self.record.skipped_steps += skipped
+        self._note_skip(step, skipped=skipped)
         return True
+
+    def begin_round_again(self, incarnation: int) -> None:
+        """Go on as another life that has the same weights, and of the present round nothing (P24)."""
+        self.identity = replace(self.identity, incarnation=incarnation)
+        self.ingest.begin_again()
+        self._noted.clear()
+
+    def skip(self, step: int) -> None:
+        """Take the empty push of a step that is given up, as if it came now."""
+        if self.journal is not None:
+            self._note(step, self.journal.append(step, None, staleness=None, skipped=True))
+        self.ingest.take(step, self.storage.laid_out((), memoryview(b"")), None)
+        self._note_skip(step, skipped=True)
+        self.record.buffered_pushes += 1
 
     def replay_from(self) -> int | None:
         """Return the position of the first journal record that the weights lack; None without a journal."""
@@ -190,6 +211,7 @@ class Shard:
         return Cut(
             self.identity,
             ingest.applied.copy(),
+            ingest.skipped.intersection(ingest.applied),
             ingest.version,
             ingest.round,
             self.replay_from(),
@@ -201,7 +223,8 @@ class Shard:
         if not 0 <= chunk.step < self.steps_total:
             raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
         self.record.push_bytes += len(chunk.payload)
-        if self.ingest.holds(chunk.step):  # P1; before an assembly opens (P4)
+        holds = self.ingest.holds(chunk.step)
+        if holds and not (chunk.skipped and self.ingest.replaceable(chunk.step)):  # P1, P24; before an assembly (P4)
             in_progress = self.assemblies.drop_step(chunk.step)
             if self._pulled is not None:
                 self._pulled.forget(chunk.step)
@@ -241,7 +264,7 @@ class Shard:
             self._pulled.forget(push.step)
         self.record.saw_staleness(staleness)
         self.record.step_lag_max = max(self.record.step_lag_max, lag)
-        self.record.skipped_steps += push.skipped
+        self._note_skip(push.step, skipped=push.skipped)
         if result is PushResult.APPLIED:
             self.record.applied_pushes += 1
         else:
@@ -254,6 +277,11 @@ class Shard:
         if len(self._noted) > NOTED_MAX:
             self._noted = {s: at for s, at in self._noted.items() if s not in self.ingest.applied}
         self._noted[step] = position
+
+    def _note_skip(self, step: int, *, skipped: bool) -> None:
+        if skipped:
+            self.ingest.skipped.add(step)
+            self.record.skipped_steps += 1
 
     def _compensated(self, push: Whole, gradient: Float32s) -> Float32s:
         assert self._pulled is not None

@@ -73,6 +73,11 @@ class LeasedWork:
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
         self._computing: tuple[Work, float] | None = None  # what the model is at, and since when
+        self._announcing: int | None = None  # a step that the coordinator is to know of before it is computed (P26)
+        self.announced = False
+        """It knows."""
+        self.retracting = False
+        """It has not answered yet a call that says that the model has returned."""
         self._completed: list[pb.CompletedStep] = []
         self._failed: list[pb.FailedStep] = []
         self._evaluated: list[pb.EvaluationResult] = []
@@ -122,19 +127,25 @@ class LeasedWork:
             self._evaluating.add(work.evaluation)
         return work
 
+    def announce(self, step: int) -> None:
+        """Tell of a step that is computed next, in the calls from now until the model has returned."""
+        self._announcing, self.announced = step, False
+
     def computing(self, work: Work | None, now_s: float) -> None:
         """Note what the model is at from now on; None: it has returned."""
         self._computing = None if work is None else (work, now_s)
+        if work is None and self._announcing is not None:
+            self._announcing, self.retracting = None, self.announced
 
     def completed(self, step: pb.CompletedStep, now_s: float) -> None:
         """Report a step that every shard acknowledged."""
         self._end_work(step.step, now_s)
         self._completed.append(step)
 
-    def failed(self, step: int, reason: str, now_s: float) -> None:
+    def failed(self, step: int, reason: str, now_s: float, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         self._end_work(step, now_s)
-        self._failed.append(pb.FailedStep(step=step, reason=reason[:500]))
+        self._failed.append(pb.FailedStep(step=step, reason=reason[:500], kind=kind))
 
     def dropped(self, step: int, now_s: float) -> None:
         """Give a step back: it is in already, or must be leased again."""
@@ -163,7 +174,7 @@ class LeasedWork:
         due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal (P5)
         if self._unanswered:
             due_s = self._called_s + RETRY_PAUSE_S
-        elif self._leaving or self._failed or self._evaluated:
+        elif self._leaving or self._failed or self._evaluated or self._must_announce:
             due_s = now_s
         elif len(self._queue) <= self._ahead:
             if self._completed or self._ask_again:
@@ -197,6 +208,7 @@ class LeasedWork:
             want=0 if self._leaving else max(0, self._wanted() - len(self._queue)),
             wait_s=min(IDLE_WAIT_S, self._joined.lease_ttl_s / 4) if self._idle and not self._leaving else 0.0,
             leaving=self._leaving,
+            computing=[] if self._leaving or self._announcing is None else [self._announcing],
             phases=pb.PhaseSeconds(**phases_s),
         )
 
@@ -207,6 +219,8 @@ class LeasedWork:
         del self._completed[: len(request.completed)]
         del self._failed[: len(request.failed)]
         del self._evaluated[: len(request.evaluated)]
+        self.announced |= self._announcing in request.computing
+        self.retracting &= bool(request.computing)
         if reply.revoked:
             gone = set(reply.revoked)
             self._queue = deque(w for w in self._queue if isinstance(w, pb.EvaluationGrant) or w.step not in gone)
@@ -243,12 +257,18 @@ class LeasedWork:
     def _idle(self) -> bool:
         return not self._queue and not self._working and not self._evaluating
 
+    @property
+    def _must_announce(self) -> bool:
+        return self.retracting or (self._announcing is not None and not self.announced)
+
     def _wanted(self) -> int:
         if self._step_s <= 0:
             return min(self._batch, self._ahead + 1)
         return max(self._ahead + 1, min(self._batch, round(BATCH_TARGET_S / self._step_s)))
 
     def _end_work(self, step: int, now_s: float) -> None:
+        if self._announcing == step:
+            self._announcing = None
         began_s = max(self._working.pop(step, now_s), self._last_done_s)  # what lay idle before is not the step's time
         took_s = now_s - began_s
         self._step_s = took_s if not self._step_s else self._step_s + SMOOTHING * (took_s - self._step_s)

@@ -75,6 +75,7 @@ class Leasing:
         self._client = client
         self._join = join
         self._on_hung = on_hung or end_process
+        self._patience_s = patience_s
         self._changed = threading.Condition()
         self._work = LeasedWork(
             joined,
@@ -131,7 +132,11 @@ class Leasing:
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
-        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called."""
+        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called.
+
+        If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
+        death is not the step's (P26).
+        """
         with self._changed:
             self._work.computing(work, time.monotonic())
         try:
@@ -139,6 +144,19 @@ class Leasing:
         finally:
             with self._changed:
                 self._work.computing(None, time.monotonic())
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._patience_s)
+
+    def announce(self, step: int) -> bool:
+        """Tell the coordinator that a step is computed now, and wait until it knows (P26); False: there is no work.
+
+        From here until `computing` is left, this process's death counts as a failed attempt at the step.
+        """
+        with self._changed:
+            self._work.announce(step)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._work.announced or self._work.over, self._patience_s)
+            return self._work.announced and not self._work.over
 
     def completed(self, step: pb.CompletedStep) -> None:
         """Report a step that every shard acknowledged."""
@@ -146,10 +164,10 @@ class Leasing:
             self._work.completed(step, time.monotonic())
             self._changed.notify_all()
 
-    def failed(self, step: int, reason: str) -> None:
+    def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
-            self._work.failed(step, reason, time.monotonic())
+            self._work.failed(step, reason, time.monotonic(), kind)
             self._changed.notify_all()
 
     def dropped(self, step: int) -> None:

@@ -23,6 +23,7 @@ from parashard.client import Pulled, ShardClient
 from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
+    NonFiniteGradient,
     NotReady,
     ParashardError,
     Redo,
@@ -34,7 +35,8 @@ from parashard.errors import (
 from parashard.transports.base import View
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
-from worker.computing import Task
+from worker.blame import described
+from worker.computing import Task, WrongResult
 from worker.leasing import Leasing
 
 POLL_S = 0.2
@@ -204,15 +206,22 @@ class StepLoop:
             return
         finally:
             self.phases_s["pull"] += time.perf_counter() - started_s
+        if grant.announce and not self._leasing.announce(grant.step):
+            self._leasing.dropped(grant.step)
+            return
         started_s = time.perf_counter()
         try:
             with self._leasing.computing(grant):
                 loss, examples, gradients = self._gradients(grant.step, pulled)
-        except ConfigurationError:
-            raise
-        except Exception as error:  # a model is somebody else's code: whatever it raises is the step's failure (P6)
+        except ConfigurationError as error:
+            if not isinstance(error, WrongResult):
+                raise
+            self._leasing.failed(grant.step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
+            return
+        except (Exception, SystemExit) as error:  # a model is somebody else's code: what it raises fails the step (P6)
             log.warning("step-failed", step=grant.step, exc_info=error)
-            self._leasing.failed(grant.step, f"{type(error).__name__}: {error}{self._task.examples_of(grant.step)}")
+            kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
+            self._leasing.failed(grant.step, described(error), kind)
             return
         finally:
             self.phases_s["compute"] += time.perf_counter() - started_s
@@ -265,7 +274,7 @@ class StepLoop:
     def _gave_up(self, step: int, error: ParashardError) -> None:
         """Report a step that did not go through, by what the error asks for."""
         if isinstance(error, InvalidRequest):
-            self._leasing.failed(step, f"{error}{self._task.examples_of(step)}")
+            self._leasing.failed(step, str(error))
         elif isinstance(error, Redo | RetryLater):
             # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
             log.info("step-dropped", step=step, error=str(error))
@@ -297,20 +306,21 @@ class StepLoop:
             log.info("no-view", error=str(error))  # whoever needs one asks again
 
     def _evaluate(self, grant: pb.EvaluationGrant) -> None:
+        round_ = grant.round if grant.for_round else None
         try:
-            round_ = grant.round if grant.for_round else None
             pulled = self._riding(lambda: self._client.pull(round_=round_))
-            metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
-            pulled.release()
-        except (Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
+        except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
             log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
             self._leasing.evaluation_dropped(grant.evaluation)
             self._refresh_view()
             return
-        except Exception as error:  # the model's code
+        try:
+            metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
+        except (Exception, SystemExit) as error:  # the model's code
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-            self._leasing.evaluated(grant.evaluation, {}, f"{type(error).__name__}: {error}")
+            self._leasing.evaluated(grant.evaluation, {}, described(error))
             return
+        pulled.release()
         self._leasing.evaluated(grant.evaluation, metrics)
 
     def _round(self, step: int) -> int | None:

@@ -94,8 +94,8 @@ class TracedLeasing(Leasing):
         super().completed(step)
         self._spans.end(step.step, "completed", loss=step.loss, examples=step.examples)
 
-    def failed(self, step: int, reason: str) -> None:
-        super().failed(step, reason)
+    def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
+        super().failed(step, reason, kind)
         self._spans.end(step, "failed", reason)
 
     def dropped(self, step: int) -> None:

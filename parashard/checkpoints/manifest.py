@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
 
 from parashard.checkpoints.encoding import Record, Table
 from parashard.errors import ConfigurationError, DamagedCheckpoint
@@ -41,7 +41,8 @@ class StoredFile(Table):
 class ShardManifest(Record):
     """One shard's state at one moment; the files that it names hold the arrays.
 
-    `applied` are half-open intervals of steps, `partitions` half-open row ranges in the order of the plan. `round` is
+    `applied` are half-open intervals of steps, `skipped` those of them whose push was empty since the step was given up
+    (not written where there are none), `partitions` half-open row ranges in the order of the plan. `round` is
     None except in `sync:N`. `log_position` is the first record of the push log that the state lacks; None: no log.
     `written_at` is in seconds since 1970, for people.
     """
@@ -62,13 +63,22 @@ class ShardManifest(Record):
     files: tuple[StoredFile, ...]
     log_position: Count | None
     written_at: float
+    skipped: tuple[tuple[Count, Count], ...] = ()
 
-    @field_validator("applied")
+    @field_validator("applied", "skipped")
     @classmethod
-    def _sorted(cls, applied: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        if tuple(IntervalSet(applied).intervals()) != applied:
+    def _sorted(cls, steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+        if tuple(IntervalSet(steps).intervals()) != steps:
             raise ValueError("intervals must be sorted, not empty, and must not touch")
-        return applied
+        return steps
+
+    @model_serializer(mode="wrap")
+    def _without_none_skipped(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """Leave an empty `skipped` out, so that the bytes of manifests from before there was one stay canonical."""
+        body: dict[str, Any] = serialize(self)
+        if not self.skipped:
+            body.pop("skipped", None)
+        return body
 
     @field_validator("partitions")
     @classmethod
@@ -94,6 +104,11 @@ class ShardManifest(Record):
     def steps(self) -> IntervalSet:
         """A new set of the applied steps."""
         return IntervalSet(self.applied)
+
+    @property
+    def skipped_steps(self) -> IntervalSet:
+        """A new set of the skipped steps."""
+        return IntervalSet(self.skipped)
 
     @property
     def held(self) -> tuple[Partition, ...]:

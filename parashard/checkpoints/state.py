@@ -7,7 +7,7 @@ and by `parashard checkpoint export`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -39,6 +39,8 @@ class ShardState:
         Optimizer state by the slot's name, in the shapes of `variables`. May be read-only.
     log_position : int or None
         The first record of the push log that is not in the values; None: no log.
+    skipped : IntervalSet
+        The applied steps whose push was empty, since the step was given up.
     """
 
     applied: IntervalSet
@@ -47,6 +49,7 @@ class ShardState:
     variables: Mapping[Partition, Float32s]
     slots: Mapping[str, Mapping[Partition, Float32s]]
     log_position: int | None
+    skipped: IntervalSet = field(default_factory=IntervalSet)
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
@@ -71,7 +74,15 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
                     f"{place_of(store, folder)}: slot {slot!r} of variable {p.variable!r} has shape {array.shape}, "
                     f"the variable's rows have {variables[p].shape}"
                 )
-    return ShardState(manifest.steps, manifest.version, manifest.round, variables, slots, manifest.log_position)
+    return ShardState(
+        manifest.steps,
+        manifest.version,
+        manifest.round,
+        variables,
+        slots,
+        manifest.log_position,
+        manifest.skipped_steps,
+    )
 
 
 def assemble(
@@ -96,7 +107,8 @@ def assemble(
     Returns
     -------
     ShardState
-        Its version is the greatest of the parts'; its arrays are the caller's.
+        Its version is the greatest of the parts', what one of them skipped counts as skipped; its arrays are the
+        caller's.
 
     Raises
     ------
@@ -127,7 +139,8 @@ def assemble(
             places = {slot_tensor(slot, p): (p, state[slot]) for slot in slots for p in manifest.held}
             _copy(iterate_tensors(store, folder, manifest, "slots"), places, old_plan.variables)
     version = max(manifest.version for manifest in parts)
-    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None)
+    skipped = IntervalSet(interval for manifest in parts for interval in manifest.skipped)
+    return ShardState(parts[0].steps, version, parts[0].round, variables, state, None, skipped)
 
 
 def first_values(

@@ -74,7 +74,10 @@ class JobOptions(Table):
     epochs: int = Field(ge=1, le=10**9, description="Number of times that every training example is used.")
     batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of one step.")
     max_attempts: int = Field(
-        default=5, ge=1, le=1000, description="Attempts at one step after which it counts as bad."
+        default=5,
+        ge=1,
+        le=1000,
+        description="Attempts at one step, with growing pauses between them, after which it counts as bad.",
     )
     on_bad_step: Literal["stop", "skip"] = Field(
         default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."

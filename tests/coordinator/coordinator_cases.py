@@ -16,7 +16,7 @@ from coordinator.rounds import NoRounds, RoundBook, Rounds
 from parashard.intervals import IntervalSet
 
 RUN, DIGEST = "run-1", "d" * 64
-OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2)
+OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
 
 
 def life(shard: int, incarnation: int = 1) -> ShardLife:
@@ -55,6 +55,7 @@ def announce(
     restored: str = "",
     process: int = 0,
     now_s: float = 0.0,
+    skipped: Iterable[int] = (),
 ) -> None:
     """Announce a life of a shard that has applied these intervals of steps and holds those beside them.
 
@@ -64,7 +65,8 @@ def announce(
     both = in_weights.copy()
     for start, stop in held:
         both.add_range(start, stop)
-    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored, process)
+    empty = IntervalSet((step, step + 1) for step in skipped)
+    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored, process, empty)
     core.announced(shard, says, now_s)
 
 
@@ -91,7 +93,7 @@ class Caller:
 
     def call(self, now_s: float = 0.0, *, lost: bool = False, **report: Any) -> LeaseAnswer:
         """Report, renew what is held and ask; with `lost` the reply never arrives."""
-        ended = {c.step for c in report.get("completed", ())} | {step for step, _ in report.get("failed", ())}
+        ended = {c.step for c in report.get("completed", ())} | {failed[0] for failed in report.get("failed", ())}
         self.held = [step for step in self.held if step not in ended]
         judged = {number for number, _, _ in report.get("evaluated", ())}
         self.evaluating = [number for number in self.evaluating if number not in judged]

@@ -58,6 +58,7 @@ def test_a_job_on_its_way() -> None:
         "worker_restarts_total": 1,
         "worker_exits_total": 0,
         "rollbacks_total": 0,
+        "partly_skipped_steps": 0,
         "pod_watch_errors_total": 0,
         "training_loss": 0.25,
         "step_lag_max": 0,

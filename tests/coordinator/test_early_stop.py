@@ -207,7 +207,7 @@ def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
         assert core.state is JobState.RUNNING
         judge.call(want=1, evaluated=judged(error="no memory"))
     assert core.state is JobState.FAILED
-    assert core.reason == f"the evaluation after step 4 failed {ATTEMPTS_MAX} times: no memory"
+    assert core.reason == f"no memory; the evaluation after step 4 failed {ATTEMPTS_MAX} times"
 
 
 def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:

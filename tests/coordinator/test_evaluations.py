@@ -83,7 +83,7 @@ def test_a_failed_one_is_tried_again_so_many_times() -> None:
         assert granted(evaluations) == [0]
         assert evaluations.fail(0, "no memory") is None
     assert granted(evaluations) == [0]
-    assert evaluations.fail(0, "no memory") == f"the evaluation after step 10 failed {ATTEMPTS_MAX} times: no memory"
+    assert evaluations.fail(0, "no memory") == f"no memory; the evaluation after step 10 failed {ATTEMPTS_MAX} times"
 
 
 def test_a_failure_after_the_result_does_not_count() -> None:

@@ -20,7 +20,6 @@ from coordinator.peer_texts import (
     EVENT_BYTES_MAX,
     METRICS_MAX,
     NAME_BYTES_MAX,
-    REASON_BYTES_MAX,
 )
 from coordinator.service import REPORTS_MAX, REQUEST_BYTES_MAX
 from coordinator.shard_says import INTERVALS_MAX, ROUNDS_MAX
@@ -85,13 +84,6 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
     told = [*status.events, status.reason, status.workers[0].device]
     assert all(text.isprintable() and len(text.encode()) <= EVENT_BYTES_MAX for text in told)
     assert sum(text[:20].encode("unicode_escape").decode() in event for event in status.events) == 6, "each was told"
-
-
-def test_what_waits_in_the_core_is_cut_too(it: Served) -> None:
-    start(it)
-    it.client.lease(lease_request(want=1))
-    it.client.lease(lease_request(sequence=2, failed=[pb.FailedStep(step=0, reason=LONG)]))
-    assert [len(reason) for reason in it.core.leases._steps[0].failures] == [REASON_BYTES_MAX]
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ class Pushing(Caller):
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
         self.receipts: dict[int, list[int]] = {}  # step -> by shard the life that acknowledged it; 0: none yet
+        self.skipping: set[int] = set()  # steps that it was told to push empty
         self.unreported: list[CompletedStep] = []
         self.failed: list[tuple[int, str]] = []
 
@@ -54,6 +55,8 @@ class Interleavings(RuleBasedStateMachine):
         self.registered = [1] * SHARDS
         self.believed: list[set[int]] = [set() for _ in range(SHARDS)]
         self.failures: dict[int, int] = {}
+        self.given_up: set[int] = set()
+        self.skipped: list[set[int]] = [set() for _ in range(SHARDS)]
         self.callers = {name: Pushing(self.core, name) for name in NAMES}
         self.zombies: list[Pushing] = []
 
@@ -81,6 +84,8 @@ class Interleavings(RuleBasedStateMachine):
         for step in dict.fromkeys(step for step, _ in failed):
             if step in leased and step not in self.complete():  # a report made again after a lost reply counts once
                 self.failures[step] = self.failures.get(step, 0) + 1
+                if self.failures[step] >= ATTEMPTS:
+                    self.given_up.add(step)
         ended = {step for step, _ in failed} | {step.step for step in reported}
         held = [step for step in caller.held if step not in ended]
         answer = caller.call(self.now_s, want=want, lost=lost, completed=reported, failed=failed)
@@ -92,7 +97,7 @@ class Interleavings(RuleBasedStateMachine):
             assert grant.step < limit, "P9, P10: nothing is leased at or past the limit"
             assert grant.step not in self.complete(), "a complete step is not leased again"
             assert grant.step not in held, "nobody gets a step that he holds"
-            assert grant.skip == (self.failures.get(grant.step, 0) >= ATTEMPTS), "P6"
+            assert grant.skip == (grant.step in self.given_up), "P6"
             holders = [other for other in NAMES if grant.step in self.core.leases.held_by(other)]
             assert name_of(caller) in holders
             assert len(holders) <= HOLDERS_MAX
@@ -100,9 +105,12 @@ class Interleavings(RuleBasedStateMachine):
             caller.unreported.clear()
             caller.failed.clear()
             caller.receipts = {step: caller.receipts.get(step, [0] * SHARDS) for step in caller.held}
+            caller.skipping |= {grant.step for grant in answer.granted if grant.skip}
 
     def _believe(self, reported: list[CompletedStep]) -> None:
         for step in reported:
+            if step.step in self.given_up and not step.skipped:
+                continue  # P24
             for shard, incarnation in enumerate(step.incarnations):
                 if incarnation == self.registered[shard]:
                     self.believed[shard].add(step.step)
@@ -117,10 +125,13 @@ class Interleavings(RuleBasedStateMachine):
 
     def _push(self, caller: Pushing, step: int, shard: int) -> None:
         self.applied[shard].add(step)
+        skipped = step in caller.skipping
+        if skipped:
+            self.skipped[shard].add(step)  # in place of what it holds
         receipts = caller.receipts[step]
         receipts[shard] = self.lives[shard]
         if all(receipts):
-            caller.unreported.append(CompletedStep(step, list(receipts), 0.5, 8))
+            caller.unreported.append(CompletedStep(step, list(receipts), 0.5, 8, skipped))
             del caller.receipts[step]
 
     @rule(name=workers, pick=st.integers(0, 20))
@@ -165,11 +176,16 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(shard=shards)
     def register_shard(self, shard: int) -> None:
-        announce(self.core, shard, self.lives[shard], held=[(step, step + 1) for step in self.applied[shard]])
+        held, empty = [(step, step + 1) for step in self.applied[shard]], self.skipped[shard] & self.applied[shard]
+        failed = set(self.core.leases._paused)
+        announce(self.core, shard, self.lives[shard], held=held, skipped=empty)
         if self.registered[shard] == self.lives[shard]:
+            self.believed[shard] |= failed & self.applied[shard]  # P24: one that failed may be in
+            for step in self.complete():
+                self.failures.pop(step, None)
             return  # it says that once a second, and receipts have told more
         self.registered[shard] = self.lives[shard]
-        self.believed[shard] = set(self.applied[shard])
+        self.believed[shard] = self.applied[shard] - (self.given_up - empty)
         for step in self.complete():
             self.failures.pop(step, None)
 

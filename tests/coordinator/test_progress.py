@@ -10,19 +10,22 @@ from hypothesis import strategies as st
 
 from coordinator.progress import (
     LOSS_SMOOTHING,
+    NOT_FINITE,
     RATE_BUCKET_S,
     RATE_WINDOW_S,
+    RECOVERED_STEPS,
+    RISES,
     RUNAWAY_AFTER_STEPS,
     WARNINGS_MAX,
+    Change,
     Progress,
     Rate,
 )
 
 
-def steps(progress: Progress, count: int, loss: float, now_s: float = 0.0) -> list[str]:
-    """Return the warnings of `count` steps with this loss."""
-    told = [progress.step_completed("a", 8, loss, now_s) for _ in range(count)]
-    return [warning for warning in told if warning]
+def steps(progress: Progress, count: int, loss: float, now_s: float = 0.0) -> list[Change]:
+    """Return what `count` steps with this loss tell."""
+    return [told for _ in range(count) for told in progress.step_completed("a", progress.steps, 8, loss, now_s)]
 
 
 def test_a_steady_rate_is_found() -> None:
@@ -59,8 +62,8 @@ def test_a_rate_takes_constant_memory(gaps: list[float]) -> None:
 
 def test_examples_are_counted_for_each_worker_and_for_all() -> None:
     progress = Progress()
-    progress.step_completed("a", 30, 1.0, 10.0)
-    progress.step_completed("b", 10, 1.0, 11.0)
+    progress.step_completed("a", 0, 30, 1.0, 10.0)
+    progress.step_completed("b", 1, 10, 1.0, 11.0)
     assert (progress.examples, progress.steps) == (40, 2)
     assert progress.examples_per_s(12.0) == 20.0
     assert progress.examples_per_s(12.0, "a") == 15.0
@@ -73,7 +76,7 @@ def test_times_count_from_the_first_lease() -> None:
     assert (progress.elapsed_s(99.0), progress.training_s()) == (0.0, 0.0)
     progress.first_lease_s = 10.0
     assert (progress.elapsed_s(12.0), progress.training_s()) == (2.0, 0.0)
-    progress.step_completed("a", 8, 1.0, 13.0)
+    progress.step_completed("a", 0, 8, 1.0, 13.0)
     assert (progress.elapsed_s(20.0), progress.training_s()) == (10.0, 3.0)
 
 
@@ -88,31 +91,57 @@ def test_the_loss_is_smoothed() -> None:
 
 def test_a_skipped_step_has_no_loss() -> None:
     progress = Progress()
-    assert progress.step_completed("a", 8, None, 0.0) is None
+    assert progress.step_completed("a", 0, 8, None, 0.0) == []
     assert math.isnan(progress.loss)
     assert progress.steps == 1
 
 
-@pytest.mark.parametrize("loss", [math.nan, math.inf, -math.inf])
-def test_a_loss_that_is_not_finite_is_warned_of_and_left_out(loss: float) -> None:
-    progress = Progress()
-    steps(progress, 1, 1.0)
-    assert steps(progress, 1, loss) == ["the training loss of a step is not finite"]
+ADVICE = "lower optimizer.learning_rate or set optimizer.clip_norm"
+
+
+@pytest.mark.parametrize(("loss", "named"), [(math.nan, "NaN"), (math.inf, "infinite"), (-math.inf, "infinite")])
+def test_a_loss_that_is_not_finite_is_named_as_a_divergence_and_left_out(loss: float, named: str) -> None:
+    progress = Progress(ADVICE)
+    steps(progress, 18, 1.0)
+    told = f"training diverged: loss became {named} at step 18; {ADVICE}"
+    assert steps(progress, 2, loss) == [Change(NOT_FINITE, told)]
     assert progress.loss == 1.0
 
 
-def test_warnings_end_at_some_point() -> None:
-    assert len(steps(Progress(), 100, math.nan)) == WARNINGS_MAX
-
-
-def test_a_loss_that_runs_away_is_warned_of_once_for_each_growth() -> None:
+def test_a_loss_that_was_not_finite_is_a_problem_no_more_once_others_are() -> None:
     progress = Progress()
+    steps(progress, 1, 1.0)
+    steps(progress, 2, math.nan)
+    assert steps(progress, RECOVERED_STEPS - 1, 1.0) == []
+    assert steps(progress, 1, math.nan) == [], "it still holds"
+    over = Change(NOT_FINITE, "the training loss has been finite for 20 steps, at step 42", over=True)
+    assert steps(progress, RECOVERED_STEPS + 1, 1.0) == [over]
+
+
+def test_warnings_end_at_some_point_and_none_is_taken_back_that_was_not_given() -> None:
+    progress = Progress()
+    told = [change for _ in range(20) for change in steps(progress, 1, math.nan) + steps(progress, 25, 1.0)]
+    assert [change.over for change in told] == [False, True] * WARNINGS_MAX
+
+
+def test_a_loss_that_runs_away_is_told_once_while_it_does() -> None:
+    progress = Progress(ADVICE)
     steps(progress, RUNAWAY_AFTER_STEPS, 1.0)
     assert steps(progress, 50, 1.0) == []
-    first, second = steps(progress, 200, 10.0), steps(progress, 200, 60.0)
-    assert [told.partition(":")[0] for told in (*first, *second)] == ["the training loss rises"] * 2
-    assert first[0].endswith("after a best of 1.0000")
-    assert steps(progress, 200, 60.0) == [], "it has grown no further"
+    [told] = steps(progress, 200, 10.0) + steps(progress, 200, 60.0)
+    assert (told.key, told.over) == (RISES, False)
+    assert told.text.startswith("training diverges: loss has risen to ")
+    assert told.text.endswith(f", best 1.0000; {ADVICE}")
+
+
+def test_a_loss_that_has_come_back_runs_away_no_more() -> None:
+    progress = Progress()
+    steps(progress, 40, 1.0)
+    assert len(steps(progress, 20, 10.0)) == 1
+    [told] = steps(progress, 200, 1.0)
+    assert (told.key, told.over) == (RISES, True)
+    assert told.text.startswith("the training loss has come back to 2.0")
+    assert len(steps(progress, 20, 10.0)) == 1, "and is told again"
 
 
 def test_the_first_steps_are_not_judged_but_count_as_a_beginning() -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from coordinator_cases import Caller, core_of, done
+from coordinator_cases import Caller, announce, core_of, done
 from safetensors import safe_open
 from shard_records import record_of
 
@@ -45,6 +45,8 @@ def ended() -> Core:
         caller.lease(1, now_s=1.0)
         core.leases.skips.update({3} if step == 3 else ())
         caller.call(3.0, completed=done(step, skipped=step == 3))
+    for shard in range(2):
+        announce(core, shard, applied=[(0, 4)], skipped=[3])
     caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
     caller.call(4.0, evaluated=[(0, {"accuracy": 0.75, "loss": 0.125}, "")])
     return core

@@ -20,12 +20,14 @@ def steps_until(round_: int) -> IntervalSet:
     return IntervalSet([(0, min(STEPS, round_ * N))])
 
 
-def standing(round_: int, held: Iterable[int] = (), returnable: Iterable[int] = ()) -> Standing:
+def standing(
+    round_: int, held: Iterable[int] = (), returnable: Iterable[int] = (), skipped: Iterable[int] = ()
+) -> Standing:
     """Return where a shard stands that holds some steps of its round, and can return to some besides the first."""
-    both = steps_until(round_)
+    both, empty = steps_until(round_), IntervalSet((step, step + 1) for step in skipped)
     for step in held:
         both.add(step)
-    return Standing(steps_until(round_), both, frozenset({0, *returnable}))
+    return Standing(steps_until(round_), both, frozenset({0, *returnable}), skipped=empty)
 
 
 class Book:
@@ -83,6 +85,25 @@ def test_receipts_count_that_came_after_a_shard_has_spoken_last() -> None:  # P5
         book.acknowledged[1].add(step)
     book.says(0, standing(3))  # it has committed the round; shard 1 speaks again only in a second
     assert (book.look(), book.rounds.returning_to) == (False, None)
+
+
+def test_shards_that_have_a_step_in_different_ways_return_to_before_it() -> None:  # P24
+    holds = Book(standing(3, returnable=[1, 3]), standing(2, held=range(8, 12), returnable=[1, 2], skipped=[9]))
+    holds.look()
+    assert holds.rounds.returning_to == 1, "round 2 was not saved by both, and round 3 is of two histories"
+    applied = Book(standing(3, returnable=[1, 3]), standing(3, returnable=[1, 3], skipped=[5, 9]))
+    applied.look()
+    assert (applied.rounds.returning_to, applied.rounds.strayed()) == (1, [(0, 1), (1, 1)])
+    applied.stands(0, standing(1))
+    applied.stands(1, standing(1))
+    assert (applied.look(), applied.rounds.returning_to) == (True, None)
+
+
+def test_what_all_have_skipped_and_what_is_only_held_elsewhere_is_no_disagreement() -> None:  # P24
+    for other in (standing(3, skipped=[9]), standing(2, held=[8, 9], skipped=[9]), standing(2, held=range(8, 12))):
+        book = Book(standing(2, held=range(8, 12), skipped=[9]), other)
+        book.look()
+        assert book.rounds.returning_to is None
 
 
 def test_nothing_is_decided_before_every_shard_has_spoken() -> None:  # P3

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from coordinator.leases import HOLDERS_MAX, SPECULATION_MIN_S, Grant, StepLeases
+from coordinator.leases import HOLDERS_MAX, SPECULATION_MIN_S, Failed, Grant, StepLeases
 from coordinator.policies import Async, LeasingPolicy, Ssp, Sync
 from parashard.intervals import IntervalSet
 
@@ -15,7 +15,7 @@ ALL = (0, 1)
 
 
 def leases_of(steps: int = 10, policy: LeasingPolicy | None = None, shards: int = 2, **options: float) -> StepLeases:
-    return StepLeases(steps, shards, policy or Async(), **options)  # type: ignore[arg-type]
+    return StepLeases(steps, shards, policy or Async(), **{"retry_pause_s": 0.0, **options})  # type: ignore[arg-type]
 
 
 def grant(leases: StepLeases, worker: str, want: int = 1, now_s: float = 0.0, limit: int = FREE) -> list[int]:
@@ -196,7 +196,7 @@ def test_after_any_history_what_is_not_complete_is_granted_and_nothing_else(hist
             case "acknowledge", worker, step, shards:
                 leases.acknowledge(worker, step, shards, 0.0)
             case "fail", worker, step:
-                leases.fail(worker, step, "so", skip=False)
+                leases.fail(worker, step, 0.0, skip=False)
             case "end", worker:
                 leases.end(worker)
             case "register", shard, applied:
@@ -361,31 +361,29 @@ def test_a_step_is_given_up_after_so_many_failures() -> None:  # P6
     leases = leases_of(1, max_attempts=3)
     for attempt in (1, 2):
         assert grant(leases, "a") == [0]
-        assert leases.fail("a", 0, f"trial {attempt}", skip=False) is None
+        assert leases.fail("a", 0, 0.0, skip=False) == Failed(attempt, given_up=False)
     assert grant(leases, "b") == [0]
-    assert leases.fail("b", 0, "NaN in the gradient", skip=False) == (
-        "step 0 failed 3 times, the last time: NaN in the gradient"
-    )
+    assert leases.fail("b", 0, 0.0, skip=False) == Failed(3, given_up=True)
 
 
 def test_a_bad_step_is_leased_once_more_as_an_empty_push() -> None:  # P6
     leases = leases_of(2, max_attempts=2)
-    for _ in range(2):
+    for attempt in (1, 2):
         assert leases.grant("a", 1, 1, 0.0, FREE) == [Grant(0)]
-        assert leases.fail("a", 0, "NaN", skip=True) is None
+        assert leases.fail("a", 0, 0.0, skip=True) == Failed(attempt, given_up=attempt == 2)
     assert leases.grant("a", 1, 1, 0.0, FREE) == [Grant(0, skip=True)]
     assert leases.grant("b", 1, 1, 0.0, FREE) == [Grant(1)], "only the bad one"
     leases.end("a")
     assert leases.grant("b", 1, 1, 0.0, FREE) == [Grant(0, skip=True)], "it stays so"
-    assert leases.acknowledge("b", 0, ALL, 1.0)
+    assert leases.acknowledge("b", 0, ALL, 1.0, skipped=True)
 
 
 def test_failures_of_a_step_that_is_complete_or_unknown_do_not_count() -> None:
     leases = leases_of(2, max_attempts=1)
     grant(leases, "a")
     leases.acknowledge("a", 0, ALL, 1.0)
-    assert leases.fail("b", 0, "late", skip=False) is None
-    assert leases.fail("b", 1, "never leased", skip=False) is None
+    assert leases.fail("b", 0, 0.0, skip=False) is None
+    assert leases.fail("b", 1, 0.0, skip=False) is None
     assert grant(leases, "a") == [1]
 
 
@@ -417,10 +415,10 @@ def test_an_early_stop_never_raises_the_target() -> None:
 
 
 def test_a_step_given_up_is_an_empty_push_for_every_shard_whenever_it_is_leased() -> None:  # P6
-    leases = StepLeases(4, 2, Async(), max_attempts=1)
+    leases = leases_of(4, max_attempts=1)
     leases.grant("a", 1, 1, 0.0, 4)
-    leases.fail("a", 0, "NaN", skip=True)
+    leases.fail("a", 0, 0.0, skip=True)
     assert leases.grant("a", 1, 1, 0.0, 4) == [Grant(0, skip=True)]
-    leases.acknowledge("a", 0, [0, 1], 0.0)
+    leases.acknowledge("a", 0, [0, 1], 0.0, skipped=True)
     leases.shard_registered(1, IntervalSet())
     assert leases.grant("b", 1, 1, 0.0, 4) == [Grant(0, skip=True)], "the other shard has the empty push"

@@ -5,14 +5,14 @@ Used by `broken_rules` alone; the product has no switches.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from coordinator.calls import Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import Launcher
 from coordinator.leases import StepLeases
-from coordinator.membership import Shards
+from coordinator.membership import Shards, Worker
 from coordinator.policies import LeasingPolicy
 from coordinator.rounds import ANY_STEP, RoundBook, Rounds
 from parashard.intervals import IntervalSet
@@ -103,11 +103,37 @@ class HastyCore(Core):
         return self.draining.target is not None and self.shards.all_registered and not self.over
 
 
+class CountingLeases(StepLeases):
+    """P24 off, with `KeepingRounds`: any receipt of a step that is given up counts."""
+
+    def acknowledge(
+        self, worker: str, step: int, shards: Iterable[int], now_s: float, *, skipped: bool = False
+    ) -> bool:
+        return super().acknowledge(worker, step, shards, now_s, skipped=True)
+
+    def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
+        return held
+
+
+class UncountedCore(Core):
+    """P26 off: the death of a worker says nothing about the step that it computed."""
+
+    def _died(self, worker: Worker, why: str, now_s: float) -> bool:
+        return False
+
+
 class UnboundedLeases(StepLeases):
     """P9 off: the step lag has no limit."""
 
     def limit(self) -> int:
         return min(self.target, ANY_STEP)
+
+
+class BlindRounds(Rounds):
+    """P24 off, with `KeepingRounds`: nobody returns because shards disagree about what is skipped."""
+
+    def _contested(self) -> int | None:
+        return None
 
 
 class NoRollback(Rounds):

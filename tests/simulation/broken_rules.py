@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from broken_coordinators import (
+    BlindRounds,
+    CountingLeases,
     CreditingCore,
     HastyCore,
     LosingLeases,
@@ -18,6 +20,7 @@ from broken_coordinators import (
     PausingCore,
     TrustingLeases,
     UnboundedLeases,
+    UncountedCore,
     core_with,
 )
 from broken_shards import (
@@ -27,6 +30,7 @@ from broken_shards import (
     HastyShard,
     HastyStorage,
     HospitableShard,
+    KeepingRounds,
     LateSet,
     LogsFromStart,
     ReplayingAll,
@@ -94,6 +98,18 @@ SHARDS_AND_COORDINATORS = (
 )
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
+SKIPS = {
+    "crash": 0.03,
+    "until_s": 20.0,
+    "shards": 4,
+    "workers": 3,
+    "depth": 1,
+    "bad_step": 9,
+    "bad_step_fails": 0.7,
+    "poison": 0.0,
+    "stops_early": False,
+}
+
 BROKEN_RULES: Mapping[str, BrokenRule] = {
     "P1-forgotten-step": BrokenRule(
         replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 2, 11), "receipt: duplicate"
@@ -159,7 +175,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         (5, 3, 2),
         "skipped",
-        {"bad_step": 5, "shards": 3, "poison": 0.0},
+        {"bad_step": 5, "bad_step_fails": 1.0, "bad_step_kills": False, "shards": 3, "poison": 0.0},
     ),
     "P7-no-checkpoint": BrokenRule(
         _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "receipt: applied"
@@ -226,5 +242,23 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (0, 5, 2),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
+    ),
+    "P24-skip-after-a-partial-push": BrokenRule(
+        replace(REAL, rounds=KeepingRounds, core=core_with(CountingLeases), book=BlindRounds),
+        "ledger",
+        "sync:4",
+        "skip",
+        (17, 28, 34),
+        "skip after a partial push",
+        SKIPS,
+    ),
+    "P26-uncounted-deaths": BrokenRule(
+        replace(REAL, core=UncountedCore),
+        "ledger",
+        "async",
+        "progress",
+        (47, 48, 49),
+        "killed by its model",
+        {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
     ),
 }

@@ -102,6 +102,13 @@ class UnnamedRounds(Rounds):
             self.commit()
 
 
+class KeepingRounds(Rounds):
+    """P24 off: what a shard holds of a step that is given up stays, though others get its empty push."""
+
+    def replaceable(self, step: int) -> bool:
+        return False
+
+
 class ArrivalOrder(Rounds):
     """P13 off: gradients of a round are added as they arrive."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -23,7 +23,7 @@ from parashard.models.ledger import Ledger
 from parashard.models.mlp import MlpOptions, MultilayerPerceptron
 from parashard.models.torn import Torn, TornOptions
 from parashard.optimizers import SGD, Adam, OptimizerSpec
-from parashard.partition import Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
+from parashard.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
 from parashard.steps import StepPlan
 from parashard.variables import Float32s, Variable
 
@@ -76,11 +76,14 @@ class Job:
             return self.model.drawn(variables, rng)
         return dict(self.model.loss_and_gradients(variables, self.batches[step], np)[1])
 
-    def audit(self, variables: Mapping[str, Float32s], steps: Collection[int]) -> list[str]:
-        """Return what the final weights violate, by themselves, if exactly these steps are in them."""
+    def audit(
+        self, variables: Mapping[str, Float32s], steps: Collection[int], partitions: Sequence[Partition]
+    ) -> list[str]:
+        """Return what a shard's part of the final weights violates, by itself, if exactly these steps are in it."""
         if isinstance(self.model, Ledger):  # a sum of gradients that are the same for any weights
             due = np.sum([self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps], 0)
-            wrong = int((variables["ledger"] != due).any(axis=1).sum())
+            unequal = (variables["ledger"] != due).any(axis=1)
+            wrong = sum(int(unequal[p.row_start : p.row_stop].sum()) for p in partitions)
             return [f"{wrong} rows are not what the steps add up to"] if wrong else []
         if not isinstance(self.model, Audited):
             return []

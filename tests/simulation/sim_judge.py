@@ -21,13 +21,14 @@ from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_model
 from parashard.claims import newest_claim
 from parashard.errors import StoreFailed
+from parashard.intervals import IntervalSet
 from parashard.job.policy import Policy
 from parashard.partition import Partition, Plan
 from parashard.variables import Float32s
 
 
 @lru_cache
-def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS) -> str:
+def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS, skipped: tuple[int, ...] = ()) -> str:
     """Return the digest of the weights after so many steps, one after the other, computed without any process."""
     job_ = job(oracle, policy)
     plan, round_steps = job_.plan(1), job_.round_steps
@@ -36,8 +37,8 @@ def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS) -> str:
         shard.ingest.admit(step)
         pulled = joined(plan, [shard.storage.weights])
         gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
-        vector = shard.storage.weights.copy()
-        for placed in plan.layouts[0]:
+        vector = np.zeros_like(shard.storage.weights)
+        for placed in plan.layouts[0] if step not in skipped else ():
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
         shard.ingest.take(step, vector, None)
     if round_steps is not None:
@@ -52,6 +53,7 @@ def violations(
     shards: Sequence[ShardProcess],
     store: MemoryStore,
     stops: Collection[int],
+    plan: Plan,
 ) -> list[str]:
     """Return what is wrong with a run whose job is over; each line begins with the oracle's name."""
     core, final = coordinator.core, coordinator.final
@@ -67,8 +69,9 @@ def violations(
     reported = judged.metrics["weights"] if judged is not None and judged.metrics is not None else None
     if setting.evaluate_every_epochs and reported != fingerprint(final):
         found.append("report: its metrics are not those of the final weights")
-    due = [step for step in range(target) if step != setting.bad_step]
-    found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due)]
+    skipped = _skipped(store)
+    found += _skips(setting, coordinator, skipped)
+    found += _audits(setting, job_, final, range(target), plan, skipped)
     found += _checkpoints(store)
     for process in shards:
         shard = process.shard
@@ -87,7 +90,8 @@ def violations(
             found.append(f"exactly once: the weights of {process.name} moved after the job was done")
     found += _pace(setting, coordinator, shards)
     if setting.oracle == "digest":
-        expected = faultless_digest("digest", setting.policy, target)
+        everywhere = tuple(step for step in range(target) if step in skipped[0])
+        expected = faultless_digest("digest", setting.policy, target, everywhere)
         if digest(final) != expected:
             found.append(f"digest: {digest(final)[:12]} is not the faultless {expected[:12]}")
     return found
@@ -107,6 +111,52 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
     if coordinator.core.rounds.rollbacks and not lost:
         found.append("rollback: shards returned to an earlier round, and none had lost anything")
     return found
+
+
+def _skipped(store: MemoryStore) -> list[IntervalSet]:
+    """Return which steps each shard says were skipped, in its part of the last drained checkpoint."""
+    catalogue = Catalogue(store)
+    last = catalogue.newest_job_manifest()
+    assert last is not None
+    return [catalogue.part_manifest(last, shard).skipped_steps for shard in range(len(last.parts))]
+
+
+def _audits(
+    setting: Setting,
+    job_: Job,
+    final: Mapping[str, Float32s],
+    steps: Sequence[int],
+    plan: Plan,
+    skipped: Sequence[IntervalSet],
+) -> list[str]:
+    """Check each shard's part of the final weights for the steps that it has not skipped."""
+    never = setting.bad_step if setting.bad_step_fails == 1.0 else None  # P6: no attempt at it reaches any shard
+    found = []
+    for shard, partitions in enumerate(plan.shards):
+        due = [step for step in steps if step not in skipped[shard] and step != never]
+        found += [f"{setting.oracle}: {text}" for text in job_.audit(final, due, partitions)]
+    return found
+
+
+def _skips(setting: Setting, coordinator: CoordinatorProcess, skipped: Sequence[IntervalSet]) -> list[str]:
+    """Check that skips are the same everywhere in rounds, and that the coordinator knows of all of them (P24)."""
+    core, found = coordinator.core, []
+    each = [set(_members(one)) for one in skipped]
+    everywhere, anywhere = set.intersection(*each), set.union(*each)
+    if setting.policy.kind == "sync" and everywhere != anywhere:
+        found.append(f"skip: shards have skipped {each}")
+    if not anywhere <= core.leases.skips:
+        found.append(f"skip: nobody has decided to skip {sorted(anywhere - core.leases.skips)}")
+    if setting.bad_step is None and anywhere:
+        found.append(f"skip: {sorted(anywhere)} were skipped, and none of them was bad")
+    told = (core.skipped_steps, core.partly_skipped)
+    if told != (len(everywhere), len(anywhere - everywhere)):
+        found.append(f"report: {told} steps were skipped everywhere and partly, of {each}")
+    return found
+
+
+def _members(steps: IntervalSet) -> list[int]:
+    return [step for start, stop in steps.intervals() for step in range(start, stop)]
 
 
 def rows_of(variables: Mapping[str, Float32s], p: Partition) -> Float32s:

@@ -110,6 +110,8 @@ class Builder:
                 mean=job.mean,
                 round_=0 if state is None else state.round or 0,
             )
+        if state is not None:
+            ingest.skipped = state.skipped.copy()
         storage.begin_at(ingest.version)
         target = identity(self.index, incarnation)
         return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self.push_memory))

@@ -110,7 +110,8 @@ class _Run:
             weights = "" if coordinator.final is None else digest(coordinator.final)
             world.faults = CALM
             world.work_on(lambda: not self._network.under_way)  # what dead workers have sent must not matter
-            found += violations(setting, self._job, coordinator, self._shards, self._store.sound, self._ending.stops)
+            store, stops = self._store.sound, self._ending.stops
+            found += violations(setting, self._job, coordinator, self._shards, store, stops, self._plan)
         world.note(weights)
         cores = [coordinator.core for coordinator in self._coordinators]
         world.fired["speculative lease"] += sum(core.leases.speculative_leases for core in cores)
@@ -162,6 +163,8 @@ class _Run:
             checks_finite="P6-unchecked" not in self._parts.habits,
             stops_early=setting.stops_early,
             bad_step=setting.bad_step,
+            bad_step_fails=setting.bad_step_fails,
+            bad_step_kills=setting.bad_step_kills,
         )
         worker = WorkerProcess(self._world, name, self._network, self._job, habits)
         worker.client = self._client(worker)

@@ -42,7 +42,9 @@ class Setting:
     retry_budget_s: float = 30.0
     evaluate_every_epochs: float = 0.0  # 0: never
     stops_early: bool = False  # some evaluation reaches the target
-    bad_step: int | None = None  # its gradient is never finite; it is given up, and skipped everywhere (P6)
+    bad_step: int | None = None  # its gradient is not finite; it is given up, and skipped everywhere (P6)
+    bad_step_fails: float = 1.0  # share of the attempts at it that fail; others leave their push on some shards (P24)
+    bad_step_kills: bool = False  # an attempt that fails ends the worker (P26)
     checkpoint_every_s: float = 0.0
     checkpoint_every_steps: int = 0
     checkpoints_kept: int = 2
@@ -85,6 +87,9 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         log_damaged=0.2,
         until_s=rng.uniform(1.0, 5.0),
     )
+    late = random.Random(f"{oracle} {policy} {seed} late")  # draws of its own: the others stay as they were
+    if (oracle, policy) == ("digest", "sync:4") and late.random() < 0.25:
+        bad_step, faults = late.randrange(STEPS), replace(faults, poison=0.0)
     setting = Setting(
         oracle,
         Policy.parse(policy),
@@ -98,6 +103,8 @@ def drawn_setting(seed: int, oracle: str, policy: str, *, environment: bool = Tr
         evaluate_every_epochs=evaluate,
         stops_early=bool(evaluate) and rng.random() < 0.3,
         bad_step=bad_step,
+        bad_step_fails=late.choice((1.0, 0.6)),
+        bad_step_kills=late.random() < 0.3,
         checkpoint_every_s=rng.choice((0.0, 0.2, 0.5)),
         checkpoint_every_steps=rng.choice((0, 0, 3, 8)),
         checkpoints_kept=rng.choice((1, 2, 3)),

@@ -161,11 +161,17 @@ class ShardProcess(Process):
                 world.fired["log_damaged"] += 1
 
     def _push(self, frame: bytes) -> bytes | Promise[bytes]:
+        before = self.shard.ingest.held.copy()
+        skipped = len(self.shard.ingest.skipped)
         try:
             receipt = self.service.push(frame, _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
+        finally:
+            gave_way = len(self.shard.ingest.skipped) > skipped and len(self.shard.ingest.held) <= len(before)
+            self.world.fired["skip after a partial push"] += gave_way
+            self.world.fired["round began again"] += gave_way and self.shard.ingest.held != before
         result = wire.decode_receipt(receipt).result.name
         self.world.note(f"{self.name} {result}")
         self.world.fired[f"receipt: {result.lower()}"] += 1
@@ -216,6 +222,7 @@ class ShardProcess(Process):
             address=self.address,
             applied=interval_messages(ingest.applied),
             held=interval_messages(ingest.held),
+            skipped=interval_messages(ingest.skipped),
             checkpoint_rounds=self.lives.returnable(),
             restored=self.served.restored,
         )

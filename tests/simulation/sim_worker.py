@@ -54,7 +54,9 @@ class Habits:
     lease_batch: int
     checks_finite: bool = True  # P6
     stops_early: bool = False  # some evaluations reach the job's target
-    bad_step: int | None = None  # its gradient is never finite
+    bad_step: int | None = None  # its gradient is not finite
+    bad_step_fails: float = 1.0
+    bad_step_kills: bool = False
 
 
 class WorkerProcess(Process):
@@ -93,6 +95,7 @@ class WorkerProcess(Process):
         self._work: LeasedWork
         self._stopping = False
         self._lanes = habits.depth + 1
+        self._announcing = False  # a lane computes a step that it has announced; a real worker computes one at a time
         self._listening: list[Promise[None]] = []
 
     def start(self) -> None:
@@ -171,10 +174,7 @@ class WorkerProcess(Process):
         try:
             if not grant.skip:
                 pulled = await self._riding(lambda: self.client.pull(step, self._round(step)))
-                await self.world.sleep(rng.uniform(*COMPUTE_S))
-                gradients = self._job.gradients(step, pulled.variables, rng)
-                if step == self._habits.bad_step:
-                    _poison(gradients, rng)
+                gradients = await self._computed(grant, pulled)
                 if self._habits.checks_finite and not all(np.isfinite(g).all() for g in gradients.values()):
                     raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
                 if self.world.strikes("poison"):
@@ -194,6 +194,41 @@ class WorkerProcess(Process):
             done = pb.CompletedStep(step=step, incarnations=incarnations, examples=1, skipped=grant.skip)
             self._work.completed(done, self.world.now_s)
         self._notify()
+
+    async def _computed(self, grant: pb.Grant, pulled: Pulled) -> dict[str, Float32s]:
+        """Return a step's gradients; one at which a worker died is announced before, and may end this one too (P26)."""
+        step, rng, habits = grant.step, self.world.rng, self._habits
+        if grant.announce:
+            while self._announcing:
+                await self._changed(POLL_S)
+            self._announcing = True
+        try:
+            if grant.announce:
+                self._work.announce(step)
+                self._notify()
+                while not (self._work.announced or self._work.over):
+                    await self._changed(POLL_S)
+                if not self._work.announced:
+                    raise NotReady("there is no more work")
+            await self.world.sleep(rng.uniform(*COMPUTE_S))
+            bad = step == habits.bad_step and rng.random() < habits.bad_step_fails
+            if bad and habits.bad_step_kills:
+                self.world.fired["killed by its model"] += 1
+                self.crashing()
+                self.end("killed by its model")
+                await self.moment()
+            gradients = self._job.gradients(step, pulled.variables, rng)
+            if bad:
+                _poison(gradients, rng)
+            if grant.announce:
+                self._work.computing(None, self.world.now_s)
+                self._notify()
+                while self._work.retracting and not self._work.over:
+                    await self._changed(POLL_S)
+            return gradients
+        finally:
+            if grant.announce:
+                self._announcing = False
 
     async def _evaluate(self, work: pb.EvaluationGrant) -> None:
         round_ = work.round if work.for_round else None

@@ -75,6 +75,9 @@ class ScriptedLeasing:
     work: deque[Work] = field(default_factory=deque)
     completions: list[pb.CompletedStep] = field(default_factory=list)
     failures: dict[int, str] = field(default_factory=dict)
+    kinds: dict[int, pb.FailureKind] = field(default_factory=dict)
+    announced: list[int] = field(default_factory=list)
+    known: bool = True  # the coordinator answers announcements
     drops: list[int] = field(default_factory=list)
     dropped_evaluations: list[int] = field(default_factory=list)
     evaluations: dict[int, tuple[dict[str, float], str]] = field(default_factory=dict)
@@ -94,8 +97,12 @@ class ScriptedLeasing:
     def completed(self, step: pb.CompletedStep) -> None:
         self.completions.append(step)
 
-    def failed(self, step: int, reason: str) -> None:
-        self.failures[step] = reason
+    def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
+        self.failures[step], self.kinds[step] = reason, kind
+
+    def announce(self, step: int) -> bool:
+        self.announced.append(step)
+        return self.known
 
     def dropped(self, step: int) -> None:
         self.drops.append(step)

@@ -205,3 +205,55 @@ def test_no_step_is_forgotten_or_told_twice(data: st.DataObject, ahead: int) -> 
                 worker.work.dropped(in_works.pop(), worker.now_s)
     assert len(told) == len(set(told))
     assert set(told) <= granted
+
+
+# --- announcements (P26) ---
+
+
+def test_a_step_is_announced_at_once_and_counts_as_announced_when_a_call_with_it_is_answered() -> None:
+    it = Worker().granted(4, 5)
+    it.answer(it.call())
+    it.take()
+    under_way = it.call()
+    it.work.announce(4)
+    assert list(under_way.computing) == []
+    it.answer(under_way)
+    assert (it.work.announced, it.due_in_s) == (False, 0.0)
+    announcing = it.call()
+    assert list(announcing.computing) == [4]
+    it.answer(announcing)
+    assert it.work.announced
+
+
+def test_renewals_name_what_is_computed_until_the_model_has_returned() -> None:
+    it = Worker().granted(4)
+    it.answer(it.call())
+    step = it.take()
+    it.work.announce(step)
+    it.answer(it.call())
+    it.work.computing(pb.Grant(step=step), it.now_s)
+    assert list(it.call().computing) == [4]
+    assert not it.work.retracting
+    it.work.computing(None, it.now_s)
+    assert (it.work.retracting, it.due_in_s) == (True, 0.0), "a death after this is not the step's"
+    retraction = it.call()
+    assert list(retraction.computing) == []
+    it.answer(retraction)
+    assert not it.work.retracting
+
+
+@pytest.mark.parametrize("how", ["failed", "dropped"])
+def test_a_step_that_is_given_back_is_computed_no_more(how: str) -> None:
+    it = Worker().granted(4)
+    it.answer(it.call())
+    it.work.announce(it.take())
+    it.work.failed(4, "so", it.now_s) if how == "failed" else it.work.dropped(4, it.now_s)
+    assert list(it.call().computing) == []
+
+
+def test_whoever_leaves_computes_nothing() -> None:
+    it = Worker().granted(4)
+    it.answer(it.call())
+    it.work.announce(it.take())
+    it.work.leave()
+    assert list(it.call().computing) == []

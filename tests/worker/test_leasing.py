@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -218,3 +219,44 @@ def test_without_work_and_without_patience_nothing_is_taken(
     coordinator.call()
     assert leasing.take(0.0) is None
     assert leasing.take(0.001) is None
+
+
+def test_an_announcement_waits_until_the_coordinator_has_answered_a_call_with_it(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:  # P26
+    leasing = start()
+    coordinator.call()
+    coordinator.answer(0)
+    step = take_step(leasing)
+    with ThreadPoolExecutor(1) as pool:
+        announced = pool.submit(leasing.announce, step)
+        while not (request := coordinator.call()).computing:
+            coordinator.answer()
+        assert (list(request.computing), announced.done()) == ([0], False)
+        coordinator.answer()
+        assert announced.result(DEADLINE_S)
+
+        def compute() -> bool:
+            with leasing.computing(pb.Grant(step=step)):
+                return True
+
+        computed = pool.submit(compute)
+        while (request := coordinator.call()).computing:
+            coordinator.answer()
+        assert not computed.done()
+        coordinator.answer()
+        assert computed.result(DEADLINE_S)
+
+
+def test_an_announcement_waits_no_longer_than_there_is_work(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
+) -> None:
+    leasing = start()
+    coordinator.call()
+    coordinator.answer(0)
+    step = take_step(leasing)
+    with ThreadPoolExecutor(1) as pool:
+        announced = pool.submit(leasing.announce, step)
+        coordinator.call()
+        coordinator.refuse(Superseded("another life"))
+        assert not announced.result(DEADLINE_S)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import loop_cases
 import numpy as np
 import pytest
-from loop_cases import Job
+from loop_cases import Counting, Job, Numbered
 
 from parashard.data.base import Batch
 from parashard.errors import (
@@ -27,6 +28,8 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.messages import PullRun, PushChunk
+from protos import coordinator_pb2 as pb
+from worker.blame import shown
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
@@ -35,7 +38,7 @@ def at_step(step: int, spoil: Callable[[dict[str, Any]], None]) -> Callable[[Bat
     return lambda batch, gradients: spoil(gradients) if batch.step == step else None
 
 
-def refusing(kind: type[object], step: int, error: ParashardError) -> Callable[[str, Any], None]:
+def refusing(kind: type[object], step: int | None, error: ParashardError) -> Callable[[str, Any], None]:
     """Return what makes shard 1 refuse a step's pulls or pushes, once."""
     left = [error]
 
@@ -46,20 +49,18 @@ def refusing(kind: type[object], step: int, error: ParashardError) -> Callable[[
     return before
 
 
-def named_examples(job: Job, step: int) -> str:
-    return f" (examples {', '.join(str(i) for i in job.steps.indices(step))})"
-
-
 @DEPTHS
 def test_a_model_that_raises_fails_its_step_and_no_other(depth: int) -> None:  # P6
     def broken(batch: Batch) -> None:
         if batch.step == 2:
-            raise ZeroDivisionError("no such digit")
+            raise ZeroDivisionError("no such digit\nnor any other")
 
     job = Job(*range(5), depth=depth)
     job.model.before = broken
     job.run()
-    assert job.leasing.failures == {2: f"ZeroDivisionError: no such digit{named_examples(job, 2)}"}
+    line = broken.__code__.co_firstlineno + 2
+    assert job.leasing.failures == {2: f"{shown(__file__)}:{line}: ZeroDivisionError: no such digit"}
+    assert job.leasing.kinds == {2: pb.FAILURE_KIND_MODEL}
     assert job.completed == [0, 1, 3, 4]
     assert job.applied == [[(0, 2), (3, 5)]] * 2
 
@@ -75,8 +76,9 @@ def test_a_gradient_that_is_not_finite_is_sent_to_no_shard(bad: list[float]) -> 
     job.model.spoil = at_step(1, lambda gradients: gradients.update(bias=np.array(bad)))
     job.run()
     assert {push.step for push in job.cluster.pushes} == {0, 2}
-    assert "NonFiniteGradient: step 1: the gradient has a value that is not finite" in job.leasing.failures[1]
-    assert job.leasing.failures[1].endswith(named_examples(job, 1))
+    assert "the gradient of 'bias' became " in job.leasing.failures[1]
+    assert job.leasing.failures[1].endswith(" at step 1, with a loss of 4.5")
+    assert job.leasing.kinds == {1: pb.FAILURE_KIND_NOT_FINITE}
     assert job.applied == [[(0, 1), (2, 3)]] * 2
 
 
@@ -96,21 +98,103 @@ def test_the_greatest_finite_gradient_is_finite() -> None:
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [
-        (lambda g: g.update(other=np.zeros(2)), "a gradient for 'other', which is none of its variables"),
-        (lambda g: g.update(bias=np.zeros(3)), r"gradient for 'bias' has shape \(3,\), the variable has \(2,\)"),
-        (lambda g: g.update(weight=np.zeros((3, 4))), r"gradient for 'weight' has shape \(3, 4\)"),
-        (lambda g: g.update(still=np.zeros(4)), r"gradient for 'still' has shape \(4,\)"),  # frozen ones, too
+        (
+            lambda g: g.update(other=np.zeros(2)),
+            "a gradient for 'other', which is none of its variables: bias, still, ",
+        ),
+        (lambda g: g.update(bias=np.zeros(3)), "a gradient for 'bias' of shape (3,); the variable has (2,)"),
+        (
+            lambda g: g.update(weight=np.zeros((3, 4))),
+            "a gradient for 'weight' of shape (3, 4); the variable has (4, 3)",
+        ),
+        (lambda g: g.update(still=np.zeros(4)), "a gradient for 'still' of shape (4,)"),  # frozen ones, too
+        (lambda g: g.update(bias=[0.0, 0.0]), "a list for 'bias'; due is an array"),
     ],
 )
 @DEPTHS
-def test_a_model_that_does_not_fit_its_variables_ends_the_worker(
+def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_mend(
     spoil: Callable[[dict[str, Any]], None], message: str, depth: int
 ) -> None:
-    job = Job(0, 1, depth=depth)
+    job = Job(0, depth=depth)
     job.model.spoil = at_step(0, spoil)
-    with pytest.raises(ConfigurationError, match=message):
-        job.run()
+    job.run()
+    place = f"{shown(loop_cases.__file__)}:{Counting.loss_and_gradients.__code__.co_firstlineno}: "
+    assert job.leasing.failures[0].startswith(f"{place}loss_and_gradients returned {message}")
+    assert job.leasing.kinds == {0: pb.FAILURE_KIND_WRONG_RESULT}
     assert job.cluster.pushes == []
+
+
+@pytest.mark.parametrize(
+    ("result", "found"),
+    [
+        (0.5, "a float; due is a loss and a mapping"),
+        ((0.5, [1.0]), "a loss and a list; due is"),
+        ((np.zeros(4), {}), "a loss of shape (4,); due is the mean over the batch"),
+    ],
+)
+def test_a_result_of_another_form_is_told_likewise(result: Any, found: str) -> None:
+    job = Job(0)
+    job.model.loss_and_gradients = lambda *_: result  # type: ignore[method-assign]
+    job.run()
+    assert f"loss_and_gradients returned {found}" in job.leasing.failures[0]
+    assert job.leasing.kinds == {0: pb.FAILURE_KIND_WRONG_RESULT}
+
+
+@pytest.mark.parametrize(("loss", "named"), [(np.nan, "NaN"), (-np.inf, "infinite")])
+def test_a_loss_that_is_not_finite_is_named(loss: float, named: str) -> None:
+    job = Job(0)
+    job.model.loss_and_gradients = lambda *_: (loss, {"bias": np.full(2, np.nan)})  # type: ignore[method-assign]
+    job.run()
+    assert (job.leasing.failures, job.leasing.kinds) == (
+        {0: f"loss became {named} at step 0"},
+        {0: pb.FAILURE_KIND_NOT_FINITE},
+    )
+
+
+def test_an_example_that_is_not_finite_is_named_in_place_of_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    examples = Numbered.examples
+
+    def damaged(self: Numbered, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        inputs, targets = examples(self, indices)
+        inputs[2] = np.nan
+        return inputs, targets
+
+    monkeypatch.setattr(Numbered, "examples", damaged)
+    job = Job(0)
+    job.model.spoil = at_step(0, lambda gradients: gradients.update(bias=np.full(2, np.nan)))
+    job.run()
+    third = job.steps.indices(0)[2]
+    assert job.leasing.failures == {0: f"example {third} of the data has a value that is not finite"}
+    assert job.leasing.kinds == {0: pb.FAILURE_KIND_MODEL}
+
+
+def test_a_model_that_ends_the_process_by_an_exception_fails_its_step() -> None:
+    def leaves(batch: Batch) -> None:
+        raise SystemExit(0)
+
+    job = Job(0)
+    job.model.before = leaves
+    job.run()
+    assert job.leasing.failures[0].endswith("SystemExit: 0")
+
+
+# --- a step at which a worker died ---
+
+
+@DEPTHS
+def test_a_step_is_announced_before_it_is_computed_where_its_lease_asks_for_that(depth: int) -> None:  # P26
+    job = Job(pb.Grant(step=0), pb.Grant(step=1, announce=True), pb.Grant(step=2, skip=True), depth=depth)
+    job.model.before = lambda batch: seen.update({batch.step: list(job.leasing.announced)})
+    seen: dict[int, list[int]] = {}
+    job.run()
+    assert (seen, job.completed) == ({0: [], 1: [1]}, [0, 1, 2])
+
+
+def test_a_step_whose_announcement_is_not_answered_is_given_back() -> None:
+    job = Job(pb.Grant(step=0, announce=True), 1)
+    job.leasing.known = False
+    job.run()
+    assert (job.leasing.drops, job.completed, job.model.computed) == ([0], [1], [1])
 
 
 def test_a_gradient_left_out_is_zero() -> None:  # P15
@@ -180,7 +264,8 @@ def test_a_push_that_a_shard_refuses_has_failed(error: ParashardError) -> None: 
     job = Job(*range(3))
     job.cluster.before = refusing(PushChunk, 1, error)
     job.run()
-    assert job.leasing.failures == {1: f"{error}{named_examples(job, 1)}"}
+    assert job.leasing.failures == {1: str(error)}
+    assert job.leasing.kinds == {1: pb.FAILURE_KIND_UNSPECIFIED}
     assert (job.leasing.drops, job.completed) == ([], [0, 2])
 
 
@@ -195,3 +280,20 @@ def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: Par
     with pytest.raises(type(error)):
         job.run()
     assert job.completed == [0]
+
+
+@pytest.mark.parametrize("error", [MalformedFrame("begins with b'PSS1'"), StaleRound("over")], ids=lambda e: e.code)
+def test_an_evaluation_that_a_shard_refuses_is_given_back_and_is_no_failure_of_the_model(error: ParashardError) -> None:
+    job = Job(pb.EvaluationGrant(evaluation=5), 0)
+    job.cluster.before = refusing(PullRun, None, error)
+    job.run()
+    assert (job.leasing.dropped_evaluations, job.leasing.evaluations, job.completed) == ([5], {}, [0])
+
+
+@pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
+def test_an_evaluation_s_pull_that_nothing_can_mend_ends_the_worker(error: ParashardError) -> None:
+    job = Job(pb.EvaluationGrant(evaluation=5))
+    job.cluster.before = refusing(PullRun, None, error)
+    with pytest.raises(type(error)):
+        job.run()
+    assert job.leasing.evaluations == {}
