@@ -82,7 +82,7 @@ class Course:
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
         self.stopped = False  # by its user
-        self.supervision = Supervision(launcher, options.silence_s)
+        self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s)
         self.shard_restarts = 0
         self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)

@@ -120,9 +120,7 @@ class WorkerProcess(Process):
             now_s=self.world.now_s,
             patience_s=PATIENCE_S,
         )
-        self.client.use(await self._patiently(self._view))
-        for _ in range(self._lanes):
-            self.spawn(self._lane)
+        self.spawn(self._begin)
         while True:
             while (pause_s := self._work.due_in_s(self.world.now_s)) > 0:
                 await self._changed(pause_s)
@@ -144,6 +142,12 @@ class WorkerProcess(Process):
         self.end(f"left: {self._work.failure or self._work.reason}")
 
     # --- work ---
+
+    async def _begin(self) -> None:
+        """Work as soon as the shards are there; leases are asked for meanwhile (P22)."""
+        self.client.use(await self._patiently(self._view))
+        for _ in range(self._lanes):
+            self.spawn(self._lane)
 
     async def _lane(self) -> None:
         while not (self._stopping or self._work.over):

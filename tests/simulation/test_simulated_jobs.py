@@ -138,7 +138,7 @@ def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str,
     """P1-P14, P18: what is rare elsewhere."""
     setting = Setting(oracle, policy, shards=3, workers=3, depth=1, chunks=3, faults=OFTEN)
     runs = []
-    for seed in range(24):
+    for seed in range(32):
         durability: Literal["checkpoint", "log"] = "log" if seed % 4 < 2 else "checkpoint"
         every_steps = 3 if seed % 8 < 4 else 8
         varied = replace(setting, supervised=bool(seed % 2), durability=durability, checkpoint_every_steps=every_steps)
