@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from coordinator.calls import Announcement, CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import Announcement, CompletedStep, EvaluationResult, JobState, LeaseAnswer, LeaseCall
 from coordinator.course import Course
 from coordinator.draining import Answer
 from coordinator.evaluations import Evaluation
@@ -65,7 +65,8 @@ class Core(Course):
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
         self.leases.committed(self.rounds.committed())
         if is_new and self.state is not JobState.STARTING:
-            for again in self.evaluations.reopen(self.leases.lowest_incomplete):
+            for again in self.evaluations.shard_returned(self.leases.lowest_incomplete):  # P25
+                self.decisions += 1  # or a successor would take the result for one of the weights that there are
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
@@ -113,8 +114,8 @@ class Core(Course):
             self._completed(worker, step, now_s)
         for number, reason in call.failed:
             self._failed(worker, number, reason)
-        for number, metrics, error in call.evaluated:
-            self._evaluated(number, metrics, error)
+        for result in call.evaluated:
+            self._evaluated(result)
         self.evaluations.renew(call.worker, list(call.held_evaluations))
         revoked = self.leases.renew(call.worker, call.held, now_s)
         if call.leaving:
@@ -130,7 +131,7 @@ class Core(Course):
             return self._answer([], [], revoked, self.reason)
         evaluations: list[Evaluation] = []
         if self.rounds.returning_to is None:
-            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete)
+            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, self.shards.incarnations())
         if evaluations:
             return self._answer([], evaluations, revoked, "")
         granted = self.leases.grant(
@@ -252,22 +253,22 @@ class Core(Course):
         if given_up:
             self.fail(given_up)
 
-    def _evaluated(self, number: int, metrics: Mapping[str, float], error: str) -> None:
-        if error:
-            given_up = self.evaluations.fail(number, error)
-            self._event(f"an evaluation failed: {error}")
+    def _evaluated(self, result: EvaluationResult) -> None:
+        after_step, metrics = result.after_step, result.metrics
+        if tuple(result.incarnations) != self.shards.incarnations():  # P25
+            self._event(f"a result of the evaluation after step {after_step} is void: a shard has another life by now")
+        elif result.error:
+            given_up = self.evaluations.fail(after_step, result.error)
+            self._event(f"an evaluation failed: {result.error}")
             if given_up:
                 self.fail(given_up)
-            return
-        result = self.evaluations.finish(number, metrics)
-        if result is None:
-            return
-        self.decisions += 1
-        for one in self.evaluations.untold():
-            metrics_then = sorted((one.metrics or {}).items())
-            shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-            self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
-        self._check_targets(metrics)
+        elif self.evaluations.finish(after_step, metrics):
+            self.decisions += 1
+            for one in self.evaluations.untold():
+                metrics_then = sorted((one.metrics or {}).items())
+                shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
+                self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+            self._check_targets(metrics)
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
         reached = ""

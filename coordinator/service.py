@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import structlog
 
-from coordinator.calls import CompletedStep, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import CompletedStep, EvaluationResult, JobState, LeaseAnswer, LeaseCall
 from coordinator.core import Core
 from coordinator.draining import Answer
 from coordinator.launchers import Exit, ProcessName
@@ -267,11 +267,12 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
     )
 
 
-def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]:
+def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
     """Return an evaluation's result; metrics that nobody could show make it one that failed."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
-    return result.evaluation, metrics, readable(result.error or fault, REASON_BYTES_MAX)
+    error = readable(result.error or fault, REASON_BYTES_MAX)
+    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error)
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
@@ -279,7 +280,12 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     return pb.LeaseReply(
         granted=[pb.Grant(step=grant.step, skip=grant.skip) for grant in answer.granted],
         evaluations=[
-            pb.EvaluationGrant(evaluation=e.number, for_round=e.round is not None, round=e.round or 0)
+            pb.EvaluationGrant(
+                evaluation=e.after_step,
+                for_round=e.round is not None,
+                round=e.round or 0,
+                incarnations=e.incarnations,
+            )
             for e in answer.evaluations
         ],
         revoked=answer.revoked,

@@ -300,6 +300,8 @@ class StepLoop:
         try:
             round_ = grant.round if grant.for_round else None
             pulled = self._riding(lambda: self._client.pull(round_=round_))
+            if pulled.incarnations != tuple(grant.incarnations):  # P25
+                raise StaleIncarnation("a shard has another life than the one whose weights are to be judged")
             metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
             pulled.release()
         except (Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
@@ -309,9 +311,9 @@ class StepLoop:
             return
         except Exception as error:  # the model's code
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-            self._leasing.evaluated(grant.evaluation, {}, f"{type(error).__name__}: {error}")
+            self._leasing.evaluated(grant, {}, f"{type(error).__name__}: {error}")
             return
-        self._leasing.evaluated(grant.evaluation, metrics)
+        self._leasing.evaluated(grant, metrics)
 
     def _round(self, step: int) -> int | None:
         return step // self._task.round_steps if self._task.round_steps else None

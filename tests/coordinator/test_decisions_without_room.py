@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoint_cases import DIGEST, RUN
-from coordinator_cases import Caller, core_of
+from coordinator_cases import Caller, core_of, judged
 from small_job import SMALL_JOB
 from store_fakes import MemoryStore
 
@@ -52,7 +52,7 @@ def test_a_result_acts_at_once_and_is_stored_once_that_is_possible(tmp_path: Pat
     caller.lease(1)
     caller.complete_all(want=1)
     fault = job.store.fail("replace", "coordinator/", times=2)
-    job.call(caller, evaluated=[(0, {"loss": 0.5}, "")])
+    job.call(caller, evaluated=judged(1, loss=0.5))
     assert job.core.evaluations.finished
     job.coordination._save_if_changed()
     assert (fault.fired, job.stored()) == (2, "")

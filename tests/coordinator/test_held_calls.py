@@ -85,7 +85,7 @@ def test_a_waiting_worker_is_woken_when_an_evaluation_is_due() -> None:
         reply = ask()
         it.wait_until_somebody_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
-        assert [e.evaluation for e in reply.result(DEADLINE_S).evaluations] == [0]
+        assert [e.evaluation for e in reply.result(DEADLINE_S).evaluations] == [1]
 
 
 def test_a_waiting_worker_is_woken_when_the_job_ends(it: Served) -> None:

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from coordinator_cases import Caller, core_of, done
+from coordinator_cases import Caller, core_of, done, judged
 from safetensors import safe_open
 from shard_records import record_of
 
@@ -46,7 +46,7 @@ def ended() -> Core:
         core.leases.skips.update({3} if step == 3 else ())
         caller.call(3.0, completed=done(step, skipped=step == 3))
     caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
-    caller.call(4.0, evaluated=[(0, {"accuracy": 0.75, "loss": 0.125}, "")])
+    caller.call(4.0, evaluated=judged(4, accuracy=0.75, loss=0.125))
     return core
 
 

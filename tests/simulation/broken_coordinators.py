@@ -6,8 +6,9 @@ Used by `broken_rules` alone; the product has no switches.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
-from coordinator.calls import Options
+from coordinator.calls import EvaluationResult, Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import Launcher
@@ -108,6 +109,13 @@ class UnboundedLeases(StepLeases):
 
     def limit(self) -> int:
         return min(self.target, ANY_STEP)
+
+
+class KeptEvaluations(Core):
+    """P25 off: a result counts, whichever lives' weights it judged."""
+
+    def _evaluated(self, result: EvaluationResult) -> None:
+        super()._evaluated(replace(result, incarnations=self.shards.incarnations()))
 
 
 class NoRollback(Rounds):

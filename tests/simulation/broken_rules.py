@@ -12,6 +12,7 @@ from typing import Any
 from broken_coordinators import (
     CreditingCore,
     HastyCore,
+    KeptEvaluations,
     LosingLeases,
     MergingLeases,
     NoRollback,
@@ -81,6 +82,14 @@ STOPS = {
 }
 LOG = {"durability": "log", "shard_crash": 0.01}
 DRAINS = {"drained_checkpoints": 3, "crash": 0.01}
+JUDGED = {
+    "evaluate_every_epochs": 3.0,
+    "shard_crash": 0.005,
+    "durability": "checkpoint",
+    "checkpoint_every_s": 0.0,
+    "checkpoint_every_steps": 8,
+    "until_s": 30.0,
+}
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
@@ -215,5 +224,8 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (0, 5, 2),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
+    ),
+    "P25-held-evaluations-kept": BrokenRule(
+        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (108, 25, 80), "void evaluation", JUDGED
     ),
 }

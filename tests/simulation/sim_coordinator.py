@@ -187,6 +187,7 @@ class CoordinatorProcess(Process):
         for event in list(self.core.events)[-new:] if new else ():
             self.world.note(event)
             self.world.fired["silent worker"] += " was silent " in event
+            self.world.fired["void evaluation"] += " is void: " in event
             self.world.fired["early stop"] += event.startswith("draining")
 
     async def _command_shards(self) -> None:

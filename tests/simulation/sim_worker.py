@@ -39,6 +39,7 @@ from worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
 COMPUTE_S = (0.002, 0.02)
+EVALUATE_S = (0.002, 2.0)  # over in no time, or long enough for a shard to die and come back meanwhile
 STEP_TIMEOUT_S = 120.0
 RIDING_PAUSE_S = (0.01, 0.3)
 PATIENCE_S = 60.0
@@ -207,10 +208,16 @@ class WorkerProcess(Process):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
         else:
-            weights = fingerprint(pulled.variables)
+            metrics = {"weights": fingerprint(pulled.variables)}
+            incarnations = pulled.incarnations
             pulled.release()
+            if incarnations != tuple(work.incarnations):
+                self._work.evaluation_dropped(work.evaluation)
+                await self._refresh()
+                return
+            await self.world.sleep(self.world.rng.uniform(*EVALUATE_S))
             best = self._habits.stops_early and self.world.rng.random() < 0.4
-            self._work.evaluated(work.evaluation, {"accuracy": float(best), "weights": weights})
+            self._work.evaluated(work, metrics | {"accuracy": float(best)})
         self._notify()
 
     def _round(self, step: int) -> int | None:
