@@ -64,7 +64,7 @@ class Core(Course):
             else:
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
         self.leases.committed(self.rounds.committed())
-        if is_new and self.state is not JobState.STARTING:
+        if is_new and self.state is not JobState.STARTING and self.ending is None:
             for again in self.evaluations.shard_returned(self.leases.lowest_incomplete):  # P25
                 self.decisions += 1  # or a successor would take the result for one of the weights that there are
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
@@ -129,6 +129,8 @@ class Core(Course):
             return self._answer([], [], revoked, "not every shard is up")
         if self.over or not want:
             return self._answer([], [], revoked, self.reason)
+        if self.ending is not None:
+            return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if self.rounds.returning_to is None:
             evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, self.shards.incarnations())

@@ -99,14 +99,14 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
     it.client.lease(lease_request(want=1))
     request = pb.CreateCheckpointRequest(run_id=RUN, request=1 << 63)
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(steps=1)
-    it.service.run(lambda core, _: core.checkpoint_ended(Answer(checkpoint="j1", steps=1)))
+    it.exclusive.run_exclusive(lambda core, _: core.checkpoint_ended(Answer(checkpoint="j1", steps=1)))
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(checkpoint="j1", steps=1)
 
 
 def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
     start(it)
     stored: list[dict[str, dict[str, float | None]]] = []
-    it.service._on_decision = lambda core: stored.append(core.saved().evaluations)
+    it.exclusive.on_decision = lambda core: stored.append(core.saved().evaluations)
     it.client.lease(lease_request(want=1))
     it.client.lease(lease_request(sequence=2, held=[0]))
     assert stored == [], "nothing was decided"

@@ -9,6 +9,7 @@ from small_job import SMALL_JOB
 from waiting import eventually
 
 from coordinator.__main__ import build_core
+from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.service import CoordinatorService
 from coordinator.status import StatusView
@@ -22,7 +23,7 @@ RUN = "run-1"
 
 def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
     resolved = resolve(job_from_toml(SMALL_JOB), None)
-    core = build_core(resolved, RUN, 1)  # of which no shard ever registers
+    core = ExclusiveCore(build_core(resolved, RUN, 1))  # of which no shard ever registers
     job = pb.GetJobReply(
         run_id=RUN,
         job_digest=resolved.digest,
@@ -39,7 +40,7 @@ def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
     try:
 
         def calls() -> int:
-            known = service.run(lambda core, now_s: core.workers.by_name.get("worker-0"))
+            known = core.run_exclusive(lambda core, now_s: core.workers.by_name.get("worker-0"))
             return 0 if known is None else known.sequence
 
         eventually(lambda: calls() > 1, "it asks for leases, again and again")
