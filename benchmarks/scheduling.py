@@ -13,7 +13,6 @@ import logging
 import statistics
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import structlog
@@ -22,6 +21,7 @@ from benchmarks.machine import described
 from coordinator.calls import Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
+from coordinator.exclusive import ExclusiveCore
 from coordinator.launchers import ExternalLauncher
 from coordinator.policies import Async
 from coordinator.rounds import NoRounds
@@ -41,21 +41,20 @@ DEADLINE_S = 120.0
 def measure(workers: int, batch: int, steps: int) -> float:
     """Return empty steps per second, from the first lease to the last completion."""
     options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
-    core = Core(options, Async(), Evaluations([], Async(), steps), ExternalLauncher(), NoRounds())
+    core = ExclusiveCore(Core(options, Async(), Evaluations([], Async(), steps), ExternalLauncher(), NoRounds()))
     service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async", 0))
     server = Server("127.0.0.1:0")
     service.add_to(server)
     server.start()
     command = [sys.executable, "-m", "benchmarks.scheduling", "--work-for", server.address, "--batch", str(batch)]
     processes = [subprocess.Popen(command) for _ in range(workers)]
-    deadline_s = time.monotonic() + DEADLINE_S
     try:
-        with service.changed:
-            service.changed.wait_for(lambda: core.leases.finished, deadline_s - time.monotonic())
-            assert len(core.leases.complete) == steps, f"only {len(core.leases.complete)} of {steps} steps are complete"
-            rate = steps / core.progress.training_s()
-            core.done()
-            service.changed.notify_all()
+        complete = core.run_until(
+            lambda core, _: len(core.leases.complete), lambda complete: complete == steps, DEADLINE_S
+        )
+        assert complete == steps, f"only {complete} of {steps} steps are complete"
+        rate = steps / core.run_exclusive(lambda core, _: core.progress.training_s())
+        core.run_exclusive(lambda core, _: core.done())
         for process in processes:
             assert process.wait(timeout=TTL_S) == 0
     finally:

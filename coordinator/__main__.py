@@ -23,6 +23,7 @@ from coordinator.calls import JobState, Options
 from coordinator.coordination import Coordination
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations, evaluation_steps
+from coordinator.exclusive import ExclusiveCore
 from coordinator.launchers import ExternalLauncher, Launcher, LocalLauncher
 from coordinator.pods.cluster import Cluster, open_cluster
 from coordinator.pods.watching import PodWatch, Wanted
@@ -102,13 +103,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
-    core = build_core(resolved, run_id, incarnation)
-    core.opened(resolved.summary(), resolved.spec.warnings)
-    saved = run_store.load_saved()
-    if saved is not None:
-        core.resume(saved)
-        if arguments.resume:
-            core.started_anew()
+    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, resume=arguments.resume))
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -134,17 +129,18 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     write_address(run_dir / ADDRESS_FILE, where, stop.event)
     failpoints.hit("coordinator.boot.serving")
     if cluster is not None:
-        watch_pods(cluster, coordination.service, job.cluster.workers).start()
+        watch_pods(cluster, core, job.cluster.workers).start()
     log.info("serving", address=address, http=http.address, run_id=run_id, incarnation=incarnation)
     try:
-        coordination.run(stop)
+        state = coordination.run(stop)
         stay_until_s = math.inf if arguments.linger_s is None else time.monotonic() + arguments.linger_s
         while time.monotonic() < stay_until_s and not stop.wait(min(LINGER_S, stay_until_s - time.monotonic())):
             coordination.linger()
     finally:
         server.stop(grace_s=0.2)
         http.stop()
-    return ExitCode(core.exit_code) if core.state is JobState.FAILED else ExitCode.DONE
+    exit_code = core.run_exclusive(lambda core, _: core.exit_code)
+    return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
 
 
 def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
@@ -189,14 +185,14 @@ def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:
     return partial(TracedService, tracer)
 
 
-def watch_pods(cluster: Cluster, service: CoordinatorService, workers: int) -> PodWatch:
+def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
     """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
     return PodWatch(
         cluster,
-        on_end=lambda end: service.run(lambda core, _: core.pod_ended(end)),
-        wanted=lambda: service.run(lambda core, _: Wanted(core.workers_wanted, core.scale_requests)),
-        on_scaled=lambda what: service.run(lambda core, _: core.scaled(what)),
-        on_error=lambda: service.run(lambda core, _: core.pods_unwatched()),
+        on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
+        wanted=lambda: core.run_exclusive(lambda core, _: Wanted(core.workers_wanted, core.scale_requests)),
+        on_scaled=lambda what: core.run_exclusive(lambda core, _: core.scaled(what)),
+        on_error=lambda: core.run_exclusive(lambda core, _: core.pods_unwatched()),
         workers=workers,
     )
 
@@ -208,6 +204,18 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
     if not kubernetes_job:
         raise ConfigurationError('cluster.launcher = "kubernetes" needs --kubernetes-job: the workers\' Job')
     return open_cluster(kubernetes_job)
+
+
+def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, *, resume: bool) -> Core:
+    """Return the core of a job, with what an earlier coordinator has stored."""
+    core = build_core(resolved, run_id, run_store.incarnation)
+    core.opened(resolved.summary(), resolved.spec.warnings)
+    saved = run_store.load_saved()
+    if saved is not None:
+        core.resume(saved)
+        if resume:
+            core.started_anew()
+    return core
 
 
 def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:

@@ -87,6 +87,16 @@ class FailedStep(NamedTuple):
 
 
 @dataclass(frozen=True)
+class EvaluationResult:
+    """What came of an evaluation of the weights that these lives of the shards had (by shard)."""
+
+    after_step: int
+    incarnations: Sequence[int]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class LeaseCall:
     """A worker's report, renewal and request."""
 
@@ -97,7 +107,7 @@ class LeaseCall:
     held_evaluations: Sequence[int] = ()
     completed: Sequence[CompletedStep] = ()
     failed: Sequence[FailedStep | tuple[int, str]] = ()
-    evaluated: Sequence[tuple[int, Mapping[str, float], str]] = ()
+    evaluated: Sequence[EvaluationResult] = ()
     want: int = 0
     leaving: bool = False
     computing: Sequence[int] = ()

@@ -1,7 +1,8 @@
 """Coordination: the shell around the core of one job: its clock, its store, its look at the shards, its end.
 
 Every decision is the core's. This ticks, carries out what the core wants of shards (return to a round, save one, save
-all of them drained), stores what must outlive the process, and writes the weights and the report at the end.
+all of them drained), stores what must outlive the process, and writes the weights and the report at the end. What it
+acts on it reads at once, under the core's lock; meanwhile other threads change the core.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import structlog
 
 from coordinator.calls import JobState
 from coordinator.commands import ShardCommands
 from coordinator.core import Core
+from coordinator.course import DueCheckpoint
 from coordinator.draining import Answer, LastReads
+from coordinator.exclusive import ExclusiveCore
 from coordinator.history import History
+from coordinator.membership import ShardLife
 from coordinator.metrics import CoordinatorCollector
 from coordinator.page import status_page
 from coordinator.report import audited, report, save_preprocessing, save_report, save_weights
@@ -34,7 +39,6 @@ from coordinator.troubles import ShardTroubles
 from coordinator.watch import ShardWatch
 from parashard import failpoints
 from parashard.backoff import retry_pause_s
-from parashard.claims import newest_claim
 from parashard.errors import (
     DamagedCheckpoint,
     Fenced,
@@ -70,13 +74,53 @@ NONSENSE_PATIENCE_S = 60.0  # how long a shard may answer nonsense before the la
 log = structlog.get_logger("coordinator")
 
 
+@dataclass(frozen=True)
+class _Moment:
+    """How the job stands at one moment, for the main loop."""
+
+    state: JobState
+    over: bool
+    all_registered: bool
+    view: int
+
+
+def _moment(core: Core, now_s: float) -> _Moment:
+    return _Moment(core.state, core.over, core.shards.all_registered, core.shards.view)
+
+
+def _ticked(core: Core, now_s: float) -> _Moment:
+    core.tick(now_s)
+    return _moment(core, now_s)
+
+
+def _not_ready(core: Core, now_s: float) -> str:
+    return "" if core.shards.all_registered else core.reason
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """What to tell which lives: to return to a round (by shard), and a round to save."""
+
+    lives: list[ShardLife]
+    returns: dict[int, tuple[ShardLife, int]]
+    cut_round: int | None
+
+
+def _commands(core: Core, now_s: float) -> _Commands | None:
+    if not core.shards.all_registered:
+        return None
+    lives = core.shards.lives()
+    returns = {shard: (lives[shard], round_) for shard, round_ in core.rounds.strayed()}
+    return _Commands(lives, returns, core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+
+
 class Coordination:
     """One job in progress.
 
     Parameters
     ----------
-    core : Core
-        Its decisions.
+    core : ExclusiveCore
+        Its decisions; they are stored from now on before anybody hears of them.
     resolved : ResolvedJob
         What it is.
     plan : Plan
@@ -95,7 +139,7 @@ class Coordination:
 
     def __init__(
         self,
-        core: Core,
+        core: ExclusiveCore,
         resolved: ResolvedJob,
         plan: Plan,
         job: pb.GetJobReply,
@@ -104,15 +148,19 @@ class Coordination:
         credentials: Credentials | None = None,
         make_service: Callable[..., CoordinatorService] = CoordinatorService,
     ) -> None:
-        self.core = core
+        self._core = core
+        core.on_decision = self._save_decision
         self._resolved = resolved
         self._plan = plan
         self._run_id = job.run_id
         self._run_dir = run_dir
         self._run_store = run_store
         settings = resolved.job
-        self._status = StatusView(settings.job.name, str(settings.consistency.policy), core.options.shards)
-        self.service = make_service(core, job, self._status, on_decision=self._save_decision)
+        shards, skips, fingerprint = core.run_exclusive(
+            lambda core, _: (core.options.shards, frozenset(core.leases.skips), core.workers.fingerprint)
+        )
+        self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
+        self.service = make_service(core, job, self._status)
         self._credentials = credentials
         stubs = ShardStubs(credentials)
         self._watch = ShardWatch(self._run_id, stubs)
@@ -123,13 +171,10 @@ class Coordination:
         self._again_s = 0.0  # when to try again what waits for a shard
         self._return_s = 0.0  # when to send shards back again
         self._damaged_returns = 0
-        self._checkpoint = ""
-        self._checkpoint_view = 0  # of the shards whose state that is
         self._parts: dict[int, str] = {}  # folders of the parts of the checkpoint that was taken last, by shard
         self._last_reads = LastReads()
         self._saved: Saved | None = None
-        self._stored_skips = frozenset(core.leases.skips)
-        self._stored_fingerprint = core.workers.fingerprint
+        self._stored_skips, self._stored_fingerprint = skips, fingerprint
         self._save_s = 0.0  # when to try again what a later coordinator needs
         self._history = History(run_dir, self._note_of("history"))
         self._records = SideEffect("the coordinator's records", self._note_of("records"), STEADY_S)
@@ -140,42 +185,44 @@ class Coordination:
         """Return the port that serves metrics, probes and the status page."""
         registry = new_registry("coordinator", self._credentials)
         registry.register(refused)
-        registry.register(CoordinatorCollector(self.core, self._present_status))
+        registry.register(CoordinatorCollector(self._core, self._status))
         page = {"/": lambda: (200, "text/html; charset=utf-8", status_page(self._present_status()))}
-        http = HttpPort(host, port, registry, lambda: "" if self.core.shards.all_registered else self.core.reason, page)
+        http = HttpPort(host, port, registry, lambda: self._core.run_exclusive(_not_ready), page)
         self._status.http_address = http.address
         return http
 
-    def run(self, stop: Stop) -> None:
-        """Lease until the job is over or a stop is asked for; then save what a later coordinator needs."""
+    def run(self, stop: Stop) -> JobState:
+        """Lease until the job is over or a stop is asked for; then save what a later coordinator needs.
+
+        Return how the job stands.
+        """
         history = self._history
         next_look_s = 0.0
-        view = saved_view = self.core.shards.view
-        while not self.core.over and not stop.wait(TICK_S):
-            self.service.run(lambda core, now_s: core.tick(now_s))
+        moment = self._core.run_exclusive(_moment)
+        view = saved_view = moment.view
+        while not moment.over and not stop.wait(TICK_S):
+            moment = self._core.run_exclusive(_ticked)
             now_s = time.monotonic()
-            if self.core.shards.all_registered and (now_s >= next_look_s or view != self.core.shards.view):
-                view, next_look_s = self.core.shards.view, now_s + LOOK_S
+            if moment.all_registered and (now_s >= next_look_s or view != moment.view):
+                view, next_look_s = moment.view, now_s + LOOK_S
                 self._look()
                 history.add(self._present_status())
-            if now_s >= self._save_s or saved_view != self.core.shards.view:  # a life that is forgotten is not counted
-                saved_view = self.core.shards.view
+            if now_s >= self._save_s or saved_view != moment.view:  # a life that is forgotten is not counted
+                saved_view = moment.view
                 self._save_if_changed()
                 self._save_s = now_s + max(SAVE_S, retry_pause_s(self._records.failures))
             self._command_shards()
-            if now_s < self._again_s:
-                continue
-            if self.core.drained:
-                self._save_drained()
-            if self.core.complete:
-                self._finish()
-            self._again_s = now_s + max(AGAIN_S, retry_pause_s(self._end_failures))
-        if self.core.shards.all_registered:
+            if now_s >= self._again_s:
+                self._save_what_is_due()
+                self._again_s = now_s + max(AGAIN_S, retry_pause_s(self._end_failures))
+            moment = self._core.run_exclusive(_moment)
+        if moment.all_registered:
             self._look()
         history.add(self._present_status())
         self._save_if_changed()
-        if self.core.state is JobState.FAILED:
+        if moment.state is JobState.FAILED:
             self._failed_report.attempt(self._save_failed_report)
+        return moment.state
 
     def linger(self) -> None:
         """Try again to write a failed job's report, where that did not go well."""
@@ -183,14 +230,14 @@ class Coordination:
             self._failed_report.attempt(self._save_failed_report)
 
     def _save_failed_report(self) -> None:
-        save_report(self._run_dir, report(self.core, self._resolved, self._status, time.monotonic()))
+        save_report(self._run_dir, self._report(None))
         self._run_store.keep_results(self._run_dir)
 
     def _note_of(self, key: str) -> Callable[[str, bool], None]:
         """Return what shows people that something cannot be written, or can again."""
 
         def note(text: str, over: bool) -> None:
-            self.service.run(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
+            self._core.run_exclusive(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
 
         return note
 
@@ -198,7 +245,8 @@ class Coordination:
 
     def _look(self) -> bool:
         """Ask every shard for its record; return whether all of them answered."""
-        silent = self._watch.look(self.core.shards.lives(), self._status.saw, time.monotonic())
+        lives = self._core.run_exclusive(lambda core, _: core.shards.lives())
+        silent = self._watch.look(lives, self._status.saw, time.monotonic())
         changed = [
             change
             for shard, record in self._status.records().items()
@@ -213,17 +261,16 @@ class Coordination:
             for shard, silence in silent.items():
                 core.shard_silent(shard, silence.silent_s, str(silence.error))
 
-        self.service.run(note)
+        self._core.run_exclusive(note)
         return not silent
 
     def _command_shards(self) -> None:
         """Send shards back that have to return (P12), and name the round that all save next."""
-        if not self.core.shards.all_registered:
+        commands = self._core.run_exclusive(_commands)
+        if commands is None:
             return
-        lives = self.core.shards.lives()
-        strayed = {shard: (lives[shard], round_) for shard, round_ in self.core.rounds.strayed()}
-        if strayed and time.monotonic() >= self._return_s:
-            for shard, error in self._commands.roll_back(strayed).items():
+        if commands.returns and time.monotonic() >= self._return_s:
+            for shard, error in self._commands.roll_back(commands.returns).items():
                 self._returns_failed += isinstance(error, StoreFailed)
                 log.warning("not-returned", shard=shard, error=str(error))
                 self._check_newest(error)
@@ -232,76 +279,78 @@ class Coordination:
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
-                self.service.run(lambda core, _: core.fail(reason))
-        round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
-        if round_ is not None:
-            for shard, error in self._commands.name_round(lives, round_).items():
-                log.warning("round-not-named", shard=shard, round=round_, error=str(error))
-            self.service.run(lambda core, _: core.rounds.cut_named())
+                self._core.run_exclusive(lambda core, _: core.fail(reason))
+        if commands.cut_round is not None:
+            for shard, error in self._commands.name_round(commands.lives, commands.cut_round).items():
+                log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
+            self._core.run_exclusive(lambda core, _: core.rounds.cut_named())
 
-    def _save_drained(self) -> None:
+    def _save_what_is_due(self) -> None:
+        due = self._core.run_exclusive(lambda core, _: core.due_checkpoint())
+        if due is not None and not due.final:
+            self._save_drained(due)
+        elif due is not None:
+            self._finish(due)
+
+    def _save_drained(self, due: DueCheckpoint) -> None:
         """Take the drained checkpoint that somebody waits for."""
-        target = self.core.drain_target or 0
         try:
-            id_ = self._checkpoint_of_all(target, final=False)
+            id_ = self._checkpoint_of_all(due)
         except (RetryLater, Redo, Fenced) as error:  # a shard is away; leasing stays paused until it is back
             self._check_newest(error)
             why = str(error)
             log.info("drained-checkpoint-waits", error=why)
-            given_up = self.service.run(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            given_up = self._core.run_exclusive(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
             if given_up is None:
                 return
             answer = given_up
         except ParashardError as error:
-            answer = Answer(error=str(error), steps=target)
+            answer = Answer(error=str(error), steps=due.steps)
         else:
             if not id_:
                 return
-            answer = Answer(checkpoint=id_, steps=target)
-        self.service.run(lambda core, _: core.checkpoint_ended(answer))
+            answer = Answer(checkpoint=id_, steps=due.steps)
+        self._core.run_exclusive(lambda core, _: core.checkpoint_ended(answer))
 
-    def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
+    def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
-        core = self.core
-        saved = self._commands.save(core.shards.lives(), core.policy.round_of(steps), self._last_reads.damaged)
+        steps = due.steps
+        saved = self._commands.save(due.lives, due.round, self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
-        self.service.run(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
+        self._core.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
         whole = IntervalSet([(0, steps)])
         if any(shard.applied != whole for shard in saved):
             furthest = max(shard.applied.stop() for shard in saved)
             if furthest <= steps:
                 lacking = "a shard's own record lacks steps that it acknowledged"
-                self.service.run(lambda core, _: core.fail(lacking))
+                self._core.run_exclusive(lambda core, _: core.fail(lacking))
                 return ""
             # A lease of an earlier coordinator reached further than this one knew.
-            self.service.run(lambda core, _: core.drain_further(furthest))
+            self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
             return ""
         failpoints.hit("coordinator.checkpoint.parts")
         id_ = self._run_store.add_job_manifest(
-            self._run_id, self._resolved.digest, self._plan, steps, [shard.part for shard in saved], final=final
+            self._run_id, self._resolved.digest, self._plan, steps, [shard.part for shard in saved], final=due.final
         )
         failpoints.hit("coordinator.checkpoint.manifest")
         return id_
 
     # --- the end ---
 
-    def _finish(self) -> None:
+    def _finish(self, due: DueCheckpoint) -> None:
         """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
 
         The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
         stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
         waited for (P21).
         """
-        variables = self._final_variables()
+        due, variables = self._final_variables(due)
         if variables is None:
             return
-        core, resolved = self.core, self._resolved
+        resolved = self._resolved
         self._look()
-        figures = report(core, resolved, self._status, time.monotonic())
-        figures.update(audited(resolved, variables), state="done", reason=core.early_stop or "every step is in")
-        # What each part of the checkpoint was checked to have; a record may be older, or the shard just away.
-        figures["steps_applied"] = [core.leases.target] * core.options.shards
-        figures["checkpoint"] = self._checkpoint
+        figures = self._report(due) | audited(resolved, variables)
+        figures["checkpoint"] = due.stored
         try:
             save_weights(self._run_dir, variables, self._run_id)
             save_preprocessing(self._run_dir, resolved.spec.preprocessing)
@@ -315,29 +364,31 @@ class Coordination:
             self._end_waits(f"weights and report cannot be stored: {error}")
             return
         self._end_failures = 0
-        self.service.run(lambda core, _: core.done())
+        self._core.run_exclusive(lambda core, _: core.done())
 
-    def _final_variables(self) -> dict[str, Float32s] | None:
-        """Return the last checkpoint's weights, once there is one; None to try again."""
-        core = self.core
+    def _report(self, final: DueCheckpoint | None) -> dict[str, Any]:
+        return self._core.run_exclusive(lambda core, now_s: report(core, self._resolved, self._status, now_s, final))
+
+    def _final_variables(self, due: DueCheckpoint) -> tuple[DueCheckpoint, dict[str, Float32s] | None]:
+        """Return the last checkpoint, and its weights once there is one; without weights it is tried again."""
         self._save_if_changed()
         if self._records.error:  # a stop that a successor did not hear of would be undone
             self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
-            return None
+            return due, None
         try:
-            view = core.shards.view
-            if view != self._checkpoint_view:  # steps may have been computed again since, and evaluated (P25)
-                self._checkpoint, self._checkpoint_view = "", view
-            self._checkpoint = self._checkpoint or self._checkpoint_of_all(core.leases.target, final=True)
-            if not self._checkpoint:
-                return None
-            return self._run_store.weights(self._checkpoint)
+            if not due.stored:
+                due = replace(due, stored=self._checkpoint_of_all(due))
+                if not due.stored:
+                    return due, None
+                last = due
+                self._core.run_exclusive(lambda core, _: core.ends_with(last))
+            return due, self._run_store.weights(due.stored)
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
-            self._checkpoint = ""  # another one is taken
+            self._core.run_exclusive(lambda core, _: core.last_damaged())  # another one is taken
             given_up = self._last_reads.failed(self._parts, str(error))
             if given_up:
-                self.service.run(lambda core, _: core.fail(given_up))
+                self._core.run_exclusive(lambda core, _: core.fail(given_up))
         except StoreFailed as error:
             self._end_waits(f"the last checkpoint cannot be stored: {error}")
         except (InvalidRequest, PeerFailed, Fenced) as error:
@@ -346,28 +397,26 @@ class Coordination:
         except ParashardError as error:
             self._nonsense_since_s = None
             log.info("end-waits", error=str(error))
-        return None
+        return due, None
 
     def _check_newest(self, refusal: ParashardError) -> None:
-        """Raise a shard's refusal where a later coordinator has claimed the run (P23): else the shard is superseded."""
+        """Raise `Superseded` after a refusal if a later coordinator has claimed the run (P23); else the shard is."""
         if isinstance(refusal, Fenced):
             with suppress(StoreFailed):  # nobody knows now; the next refusal asks again
-                newest = newest_claim(self._run_store.store, "coordinator")
-                if newest > self._run_store.incarnation:
-                    raise refusal
+                self._run_store.check_newest()
 
     def _end_waits(self, reason: str) -> None:
         """Wait, for as long as it takes, for a store or a disk that fails; people see why (P21)."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
-        self.service.run(lambda core, _: core.waits(f"the job waits: {reason}"))
+        self._core.run_exclusive(lambda core, _: core.waits(f"the job waits: {reason}"))
 
     def _nonsense(self, reason: str) -> None:
         """Go on to the next try, unless a shard has answered nonsense for long: that ends the job."""
         log.warning("end-not-stored", reason=reason)
         self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
         if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
-            self.service.run(lambda core, _: core.fail(reason))
+            self._core.run_exclusive(lambda core, _: core.fail(reason))
 
     # --- what outlives this process ---
 
@@ -379,7 +428,7 @@ class Coordination:
             if saved != self._saved:
                 self._save(saved)
 
-        self.service.run(save)
+        self._core.run_exclusive(save)
 
     def _save(self, saved: Saved) -> bool:
         if not self._records.attempt(lambda: self._run_store.save(saved)):

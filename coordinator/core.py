@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from coordinator.calls import (
     Announcement,
     CompletedStep,
+    EvaluationResult,
     FailedStep,
     FailureKind,
     JobState,
@@ -79,8 +80,9 @@ class Core(Course):
             else:
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
         self.leases.committed(self.rounds.committed())
-        if is_new and self.state is not JobState.STARTING:
-            for again in self.evaluations.reopen(self.leases.lowest_incomplete):
+        if is_new and self.state is not JobState.STARTING and self.ending is None:
+            for again in self.evaluations.shard_returned(self.leases.lowest_incomplete):  # P25
+                self.decisions += 1  # or a successor would take the result for one of the weights that there are
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
@@ -131,8 +133,8 @@ class Core(Course):
             self._completed(worker, step, now_s)
         for failed in call.failed:
             self._failed(worker, FailedStep(*failed), now_s)
-        for number, metrics, error in call.evaluated:
-            self._evaluated(number, metrics, error)
+        for result in call.evaluated:
+            self._evaluated(result)
         self.evaluations.renew(call.worker, list(call.held_evaluations))
         revoked = self.leases.renew(call.worker, call.held, now_s)
         worker.computing = tuple(call.computing)
@@ -147,9 +149,11 @@ class Core(Course):
             return self._answer([], [], revoked, "not every shard is up")
         if self.over or not want:
             return self._answer([], [], revoked, self.reason)
+        if self.ending is not None:
+            return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if self.rounds.returning_to is None:
-            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete)
+            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, self.shards.incarnations())
         if evaluations:
             return self._answer([], evaluations, revoked, "")
         granted = self.leases.grant(
@@ -199,7 +203,8 @@ class Core(Course):
             return Orders()
         orders = self.supervision.orders(running, self.workers_wanted, now_s, self._seen_s, self._awake_since_s)
         for process in orders.kill:
-            self._event(f"{process} lives and has given no sign of it for {self.options.silence_s:.0f} s: it is killed")
+            silence_s = self.supervision.silence_s(process)
+            self._event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
         return orders
 
     def pod_ended(self, end: PodEnd) -> None:
@@ -314,22 +319,22 @@ class Core(Course):
         for shard, (applied, skipped) in enumerate(parts):
             self._has_skipped(shard, applied, skipped)
 
-    def _evaluated(self, number: int, metrics: Mapping[str, float], error: str) -> None:
-        if error:
-            given_up = self.evaluations.fail(number, error)
-            self._event(f"an evaluation failed: {error}")
+    def _evaluated(self, result: EvaluationResult) -> None:
+        after_step, metrics = result.after_step, result.metrics
+        if tuple(result.incarnations) != self.shards.incarnations():  # P25
+            self._event(f"a result of the evaluation after step {after_step} is void: a shard has another life by now")
+        elif result.error:
+            given_up = self.evaluations.fail(after_step, result.error)
+            self._event(f"an evaluation failed: {result.error}")
             if given_up:
                 self.fail(given_up, must_be_fixed=True)
-            return
-        result = self.evaluations.finish(number, metrics)
-        if result is None:
-            return
-        self.decisions += 1
-        for one in self.evaluations.untold():
-            metrics_then = sorted((one.metrics or {}).items())
-            shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-            self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
-        self._check_targets(metrics)
+        elif self.evaluations.finish(after_step, metrics):
+            self.decisions += 1
+            for one in self.evaluations.untold():
+                metrics_then = sorted((one.metrics or {}).items())
+                shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
+                self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+            self._check_targets(metrics)
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
         reached = ""

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from coordinator.calls import JobState, Options
 from coordinator.draining import Draining
@@ -16,7 +17,7 @@ from coordinator.evaluations import Evaluations
 from coordinator.failures import Failures
 from coordinator.launchers import CONFIGURATION, FAILED, Launcher
 from coordinator.leases import StepLeases
-from coordinator.membership import Shards, Workers
+from coordinator.membership import ShardLife, Shards, Workers
 from coordinator.peer_texts import EVENT_BYTES_MAX, readable
 from coordinator.policies import LeasingPolicy
 from coordinator.problems import Problems
@@ -30,6 +31,22 @@ from parashard.errors import WrongRun
 EVENTS_KEPT = 50
 END_WAITS = "end-waits"  # a problem's key
 DATA_WARNINGS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class DueCheckpoint:
+    """A checkpoint of all shards that can be taken: of these lives, which have exactly the first `steps` steps.
+
+    `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.
+    `stored` is its id once it is taken and is the final one: the job ends with it, whatever becomes of the shards.
+    """
+
+    steps: int
+    round: int | None
+    lives: tuple[ShardLife, ...]
+    final: bool
+    metrics: Mapping[str, float] | None
+    stored: str = ""
 
 
 class Course:
@@ -90,8 +107,9 @@ class Course:
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
+        self.ending: DueCheckpoint | None = None  # what the job ends with, once that is stored
         self.stopped = False  # by its user
-        self.supervision = Supervision(launcher, options.silence_s)
+        self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s)
         self.shard_restarts = 0
         self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
@@ -137,6 +155,18 @@ class Course:
         steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
         return target is not None and steady and self.leases.lowest_incomplete >= target
 
+    def due_checkpoint(self) -> DueCheckpoint | None:
+        """Return the checkpoint of all shards that can be taken now: the one that somebody waits for, or the last."""
+        if self.ending is not None and not self.over:
+            return self.ending
+        target = self.drain_target if self.drained else None
+        final = target is None
+        if final and not self.complete:
+            return None
+        steps = self.leases.target if target is None else target
+        metrics = self.evaluations.results().get(steps) if final else None  # P25
+        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.lives()), final, metrics)
+
     @property
     def skipped_steps(self) -> int:
         """Steps given up that every shard has as an empty push (P6)."""
@@ -155,6 +185,21 @@ class Course:
     def shard_live(self, shard: int) -> bool:
         """Tell whether a shard has registered and is not known to be silent."""
         return self.shards.life(shard) is not None and shard not in self._silent_shards
+
+    def ends_with(self, last: DueCheckpoint) -> None:
+        """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
+
+        Its manifest is the decision, which a successor finds.
+        """
+        self.ending = last
+        if last.metrics is not None:  # which a shard's return may have made void meanwhile
+            self.evaluations.known(last.steps, last.metrics)
+
+    def last_damaged(self) -> None:
+        """Go on: the checkpoint that the job was to end with is damaged, and another one is taken."""
+        self.ending = None
+        self.decisions += 1
+        self.evaluations.shard_returned(self.leases.lowest_incomplete)
 
     def done(self) -> None:
         """Record that the report is written."""

@@ -1,7 +1,8 @@
-"""Evaluations: when the held-out examples are judged, and what the last result means for the job.
+"""Evaluations: when the held-out examples are judged, and of which weights the results are.
 
-Pure. An evaluation is leased to a worker like a step. In `sync:N` it names the round whose starting weights it judges,
-and no later round is leased until its result is in: the weights would be gone (P7, P11).
+Pure. An evaluation is leased to a worker like a step, and names the weights that it judges: those that the shards'
+lives had after so many steps (P25). In `sync:N` it names the round that starts from them, and no later round is leased
+until its result is in: the weights would be gone (P7, P11).
 """
 
 from __future__ import annotations
@@ -17,12 +18,15 @@ ATTEMPTS_MAX = 5
 
 @dataclass
 class Evaluation:
-    """One evaluation: due when `after_step` steps are complete."""
+    """One evaluation: due when `after_step` steps are complete, which is its name.
 
-    number: int
+    `incarnations` are the shards' lives whose weights the holder judges.
+    """
+
     after_step: int
     round: int | None
     holder: str | None = None
+    incarnations: tuple[int, ...] = ()
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, float] | None = None
 
@@ -43,11 +47,10 @@ class Evaluations:
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
         self._policy = policy
         bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
-        self._open = [Evaluation(i, step, policy.round_of(step)) for i, step in enumerate(bounds)]  # without a result
+        self._open = [Evaluation(step, policy.round_of(step)) for step in bounds]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
         self._done: dict[int, Evaluation] = {}  # by the steps before them
         self._untold: set[int] = set()  # of these, the ones whose result nobody has been told
-        self._numbers = len(bounds)
 
     @property
     def latest(self) -> Evaluation | None:
@@ -65,30 +68,30 @@ class Evaluations:
             return 1 << 62
         return self._open[0].after_step
 
-    def grant(self, worker: str, lowest_incomplete: int) -> list[Evaluation]:
-        """Lease the first evaluation that is due and that nobody holds."""
+    def grant(self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...]) -> list[Evaluation]:
+        """Lease the first evaluation that is due and that nobody holds, of the weights that these lives have."""
         for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
             if evaluation.holder is None:
-                evaluation.holder = worker
-                self._held[evaluation.number] = evaluation
+                evaluation.holder, evaluation.incarnations = worker, incarnations
+                self._held[evaluation.after_step] = evaluation
                 return [evaluation]
         return []
 
     def renew(self, worker: str, held: list[int]) -> None:
         """Free what a worker does not list."""
-        for evaluation in [e for e in self._held.values() if e.holder == worker and e.number not in held]:
+        for evaluation in [e for e in self._held.values() if e.holder == worker and e.after_step not in held]:
             self._free(evaluation)
 
-    def finish(self, number: int, metrics: Mapping[str, float]) -> Evaluation | None:
-        """Record a result; return the evaluation if it is the first one for it."""
-        evaluation = self._find(number)
+    def finish(self, after_step: int, metrics: Mapping[str, float]) -> bool:
+        """Record a result of the weights that there are; return whether it is the first one for them."""
+        evaluation = self._find(after_step)
         if evaluation is None:
-            return None
+            return False
         self._end(evaluation, metrics)
-        self._untold.add(evaluation.after_step)
-        return evaluation
+        self._untold.add(after_step)
+        return True
 
     def untold(self) -> list[Evaluation]:
         """Return, once, the results that people have not been told, in order: none before an earlier one is in."""
@@ -99,25 +102,28 @@ class Evaluations:
 
     def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
-        for evaluation in [e for e in self._open if e.after_step == after_step]:
+        evaluation = self._find(after_step)
+        if evaluation is not None:
             self._end(evaluation, metrics)
 
-    def reopen(self, lowest_incomplete: int) -> list[Evaluation]:
-        """Judge again what was judged after more steps than the shards have now, and return it.
+    def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
+        """Void what was judged after more steps than the shards have now, and return it: it is judged again (P25).
 
-        In rounds the same weights come again, bit for bit; else those that were judged never do.
+        Whatever somebody is at is void too, since a shard has another life, and is free for others.
         """
-        gone = [e for e in self._done.values() if e.round is None and e.after_step > lowest_incomplete]
+        for evaluation in list(self._held.values()):
+            self._free(evaluation)
+        gone = [e for e in self._done.values() if e.after_step > lowest_incomplete]
         for evaluation in gone:
             del self._done[evaluation.after_step]
             self._untold.discard(evaluation.after_step)
-            self._add(evaluation.after_step)  # under another number: a result under way is of the weights that are gone
+            self._add(evaluation.after_step)
         self._open.sort(key=lambda e: e.after_step)
         return gone
 
-    def fail(self, number: int, reason: str) -> str | None:
+    def fail(self, after_step: int, reason: str) -> str | None:
         """Count a failed attempt; return why the job must stop, or None."""
-        evaluation = self._find(number)
+        evaluation = self._find(after_step)
         if evaluation is None:
             return None
         self._free(evaluation)
@@ -140,14 +146,14 @@ class Evaluations:
 
     def stop_at(self, target: int) -> None:
         """Drop what lies beyond an early stop's target, and judge the final weights there."""
-        self._open = [e for e in self._open if e.after_step <= target]
-        last = self._open[-1] if self._open else self.latest
-        if last is None or last.after_step != target:
+        for evaluation in [e for e in self._open if e.after_step > target]:
+            self._free(evaluation)
+            self._open.remove(evaluation)
+        if target not in self._done and self._find(target) is None:
             self._add(target)
 
     def _add(self, after_step: int) -> None:
-        self._open.append(Evaluation(self._numbers, after_step, self._policy.round_of(after_step)))
-        self._numbers += 1
+        self._open.append(Evaluation(after_step, self._policy.round_of(after_step)))
 
     def _end(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
         self._free(evaluation)
@@ -155,11 +161,11 @@ class Evaluations:
         evaluation.metrics = dict(metrics)
         self._done[evaluation.after_step] = evaluation
 
-    def _find(self, number: int) -> Evaluation | None:
-        return next((e for e in self._open if e.number == number), None)
+    def _find(self, after_step: int) -> Evaluation | None:
+        return next((e for e in self._open if e.after_step == after_step), None)
 
     def _free(self, evaluation: Evaluation) -> None:
-        self._held.pop(evaluation.number, None)
+        self._held.pop(evaluation.after_step, None)
         evaluation.holder = None
 
 

@@ -218,6 +218,10 @@ class Shards:
         self.view += present != life
         return present is None or present.incarnation != life.incarnation
 
+    def incarnations(self) -> tuple[int, ...]:
+        """Return the registered lives by shard; 0: none."""
+        return tuple(0 if life is None else life.incarnation for life in self._lives)
+
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         """Return the shards whose registered life gave a receipt; others do not count (P3)."""
         return [

@@ -13,7 +13,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
-from coordinator.course import Course
+from coordinator.course import Course, DueCheckpoint
 from coordinator.resolve import ResolvedJob
 from coordinator.staleness import quantile
 from coordinator.status import StatusView
@@ -27,28 +27,41 @@ from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
 
 
-def report(core: Course, resolved: ResolvedJob, status: StatusView, now_s: float) -> dict[str, Any]:
-    """Return the figures of a job as far as it has come; NaN becomes None, as JSON wants it."""
+def report(
+    core: Course, resolved: ResolvedJob, status: StatusView, now_s: float, final: DueCheckpoint | None = None
+) -> dict[str, Any]:
+    """Return the figures of a job; NaN becomes None, as JSON wants it.
+
+    Parameters
+    ----------
+    final : DueCheckpoint, optional
+        What the last checkpoint is of, with which the job is done. None: the job as far as it has come.
+    """
     records = status.records()
     staleness = status.staleness()
     training_s = core.progress.training_s()
     latest = core.evaluations.latest
-    metrics = (latest.metrics or {}) if latest else {}
+    metrics: Mapping[str, float] = (latest.metrics or {}) if latest else {}
+    state, reason, steps = core.state_name, core.reason, core.leases.target
+    steps_applied = [records[shard].steps_applied if shard in records else 0 for shard in range(core.options.shards)]
+    if final is not None:
+        metrics = final.metrics or {}
+        state, reason, steps = "done", core.early_stop or "every step is in", final.steps
+        # What each part of the checkpoint was checked to have; a record may be older, or the shard just away.
+        steps_applied = [final.steps] * core.options.shards
     overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
     figures = [record.figures for record in records.values()]
     moved = Bytes.of(figures)
     return {
         "job": resolved.job.job.name,
         "run_id": core.options.run_id,
-        "state": core.state_name,
-        "reason": core.reason,
+        "state": state,
+        "reason": reason,
         "consistency": str(resolved.job.consistency.policy),
         "shards": core.options.shards,
         "workers": core.workers_wanted,
-        "steps_total": core.leases.target,
-        "steps_applied": [
-            records[shard].steps_applied if shard in records else 0 for shard in range(core.options.shards)
-        ],
+        "steps_total": steps,
+        "steps_applied": steps_applied,
         "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
         "refused_pushes": sum(f.refused_pushes for f in figures),
         "skipped_steps": core.skipped_steps,

@@ -296,7 +296,7 @@ class RunStore:
         Superseded
             If a later coordinator has claimed the run: it will not see this, so this one must stop (P3).
         """
-        self._check_newest()
+        self.check_newest()
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(saved))
         failpoints.hit("coordinator.state.saved")
 
@@ -314,12 +314,13 @@ class RunStore:
         """
         if self.store.local_path(REPORT_FILE) is not None:
             return
-        self._check_newest()
+        self.check_newest()
         for name in (HISTORY_FILE, WEIGHTS_FILE, REPORT_FILE):
             if (run_dir / name).exists():
                 self.store.replace(name, (run_dir / name).read_bytes())
 
-    def _check_newest(self) -> None:
+    def check_newest(self) -> None:
+        """Raise `Superseded` if a later coordinator has claimed the run (P3)."""
         if newest_claim(self.store, "coordinator") > self.incarnation:
             raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
 

@@ -1,4 +1,4 @@
-"""The coordinator's gRPC service: decode, delegate to the core under one lock, encode. No decision of its own.
+"""The coordinator's gRPC service: decode, run a call on the core, encode. No decision of its own.
 
 A worker that gets nothing may wait here until something changes, for a bounded time and only so many at once.
 """
@@ -6,16 +6,22 @@ A worker that gets nothing may wait here until something changes, for a bounded 
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any
 
-import structlog
-
-from coordinator.calls import CompletedStep, FailedStep, FailureKind, JobState, LeaseAnswer, LeaseCall
+from coordinator.calls import (
+    CompletedStep,
+    EvaluationResult,
+    FailedStep,
+    FailureKind,
+    JobState,
+    LeaseAnswer,
+    LeaseCall,
+)
 from coordinator.core import Core
 from coordinator.draining import Answer
+from coordinator.exclusive import ExclusiveCore
 from coordinator.launchers import Exit, ProcessName
 from coordinator.membership import PHASES
 from coordinator.peer_texts import (
@@ -41,58 +47,30 @@ WAITERS_MAX = SERVER_THREADS // 2
 WAIT_MAX_S = 10.0
 CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
 
-_Result = TypeVar("_Result")
-
-log = structlog.get_logger("coordinator")
-
 
 class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
     """Serves one job.
 
     Parameters
     ----------
-    core : Core
-        The pure core; touched only under `changed`.
+    core : ExclusiveCore
+        Decides.
     job : GetJobReply
         What every process of the job is told.
     status : StatusView
         Renders the core for people.
-    clock : callable
-        Monotonic seconds.
-    on_decision : callable
-        Stores the core's decisions before anybody hears of them (P7).
     """
 
-    def __init__(
-        self,
-        core: Core,
-        job: pb.GetJobReply,
-        status: StatusView,
-        clock: Callable[[], float] = time.monotonic,
-        on_decision: Callable[[Core], None] = lambda core: None,
-    ) -> None:
-        self.changed = threading.Condition()
+    def __init__(self, core: ExclusiveCore, job: pb.GetJobReply, status: StatusView) -> None:
         self._core = core
         self._job = job
         self._status = status
-        self._clock = clock
-        self._on_decision = on_decision
         self._waiters = 0
+        self._counting = threading.Lock()
 
     def add_to(self, server: Server) -> None:
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
-
-    def run(self, call: Callable[[Core, float], _Result]) -> _Result:
-        """Run a call on the core alone, then store and log what it decided and wake who waits."""
-        with self.changed:
-            decisions = self._core.decisions
-            try:
-                return call(self._core, self._clock())
-            finally:
-                if self._core.decisions != decisions:
-                    self._on_decision(self._core)
-                self._announce()
 
     # --- everybody ---
 
@@ -102,10 +80,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
         """Tell how the job goes."""
-        with self.changed:
+
+        def tell(core: Core, now_s: float) -> pb.GetStatusReply:
             if request.run_id:
-                self._core.check_run(request.run_id)
-            return self._status.message(self._core, self._clock())
+                core.check_run(request.run_id)
+            return self._status.message(core, now_s)
+
+        return self._core.run_exclusive(tell)
 
     # --- shards ---
 
@@ -122,7 +103,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
             )
 
-        reply = self.run(register)
+        reply = self._core.run_exclusive(register)
         failpoints.hit("coordinator.register_shard")
         return reply
 
@@ -141,12 +122,13 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
             )
 
-        return self.run(register)
+        return self._core.run_exclusive(register)
 
     def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewReply:
         """Give the shards' addresses."""
-        with self.changed:
-            self._core.check_run(request.run_id)
+
+        def tell(core: Core, now_s: float) -> pb.GetViewReply:
+            core.check_run(request.run_id)
             shards = [
                 pb.ShardAddress(
                     address=life.address,
@@ -154,9 +136,11 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                     data_address=life.data_address,
                     local_path=life.local_path,
                 )
-                for life in self._core.shards.lives()
+                for life in core.shards.lives()
             ]
-            return pb.GetViewReply(view=self._core.shards.view, shards=shards)
+            return pb.GetViewReply(view=core.shards.view, shards=shards)
+
+        return self._core.run_exclusive(tell)
 
     def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
         """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
@@ -166,31 +150,30 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             core.check_run(request.run_id)
             return core.lease(call, now_s)
 
-        answer = self.run(first)
+        answer = self._core.run_exclusive(first)
         if request.want and request.wait_s > 0 and _nothing(answer):
             answer = self._wait_for_work(request, answer)
         failpoints.hit("coordinator.lease.decided")
         return lease_reply(answer)
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
-        with self.changed:
+        def again(core: Core, now_s: float) -> LeaseAnswer | None:
+            if not core.workers.waits(request.worker, request.incarnation, request.sequence):
+                return None
+            return core.grant(core.workers.by_name[request.worker], request.want, now_s, answer.revoked)
+
+        with self._counting:
             if self._waiters >= WAITERS_MAX:
                 return replace(answer, retry_after_s=CROWDED_RETRY_AFTER_S)
             self._waiters += 1
-            deadline_s = self._clock() + min(request.wait_s, WAIT_MAX_S)
-            try:
-                while True:  # asks before it waits: something may have changed since the first answer
-                    if not self._core.workers.waits(request.worker, request.incarnation, request.sequence):
-                        break
-                    worker = self._core.workers.by_name[request.worker]
-                    answer = self._core.grant(worker, request.want, self._clock(), answer.revoked)
-                    left_s = deadline_s - self._clock()
-                    if left_s <= 0 or not _nothing(answer):
-                        break
-                    self.changed.wait(left_s)
-            finally:
+        try:
+            later = self._core.run_until(
+                again, lambda found: found is None or not _nothing(found), min(request.wait_s, WAIT_MAX_S)
+            )
+        finally:
+            with self._counting:
                 self._waiters -= 1
-            return answer
+        return later or answer
 
     # --- people and the launcher ---
 
@@ -202,7 +185,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 core.check_run(request.run_id)
             core.scale(request.workers)
 
-        self.run(scale)
+        self._core.run_exclusive(scale)
         return pb.ScaleReply(workers_wanted=request.workers)
 
     def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
@@ -227,7 +210,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 exit_code=core.exit_code,
             )
 
-        return self.run(supervise)
+        return self._core.run_exclusive(supervise)
 
     def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
         """Take a request for a drained checkpoint, or say how far it is."""
@@ -237,14 +220,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 core.check_run(request.run_id)
             return core.create_checkpoint(request.request)
 
-        answer = self.run(ask)
+        answer = self._core.run_exclusive(ask)
         return pb.CreateCheckpointReply(checkpoint=answer.checkpoint, error=answer.error, steps=answer.steps)
-
-    def _announce(self) -> None:
-        for event in self._core.new_events:
-            log.info(event)
-        self._core.new_events.clear()
-        self.changed.notify_all()
 
 
 def lease_call(request: pb.LeaseRequest) -> LeaseCall:
@@ -276,11 +253,12 @@ def _failed(failed: pb.FailedStep) -> FailedStep:
     return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), kind)
 
 
-def _evaluated(result: pb.EvaluationResult) -> tuple[int, dict[str, float], str]:
+def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
     """Return an evaluation's result; metrics that nobody could show make it one that failed."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
-    return result.evaluation, metrics, readable(result.error or fault, REASON_BYTES_MAX)
+    error = readable(result.error or fault, REASON_BYTES_MAX)
+    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error)
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
@@ -288,7 +266,12 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     return pb.LeaseReply(
         granted=[pb.Grant(step=g.step, skip=g.skip, announce=g.announce) for g in answer.granted],
         evaluations=[
-            pb.EvaluationGrant(evaluation=e.number, for_round=e.round is not None, round=e.round or 0)
+            pb.EvaluationGrant(
+                evaluation=e.after_step,
+                for_round=e.round is not None,
+                round=e.round or 0,
+                incarnations=e.incarnations,
+            )
             for e in answer.evaluations
         ],
         revoked=answer.revoked,

@@ -22,17 +22,19 @@ class Supervision:
     launcher : Launcher
         Says which processes are to run.
     silence_s : float
-        A process that gave signs of life since its start, and then none for longer, is to be killed.
+        A process that gives no sign of life for longer is to be killed.
+    lease_ttl_s : float
+        A worker may be silent for as long as its leases last: it promises no more than to renew them.
     """
 
-    def __init__(self, launcher: Launcher, silence_s: float) -> None:
+    def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float) -> None:
         self.worker_restarts = 0
         self.worker_exits = 0
         self.pod_ends: Counter[tuple[str, str]] = Counter()
         """By role and reason, as the launcher `kubernetes` saw them."""
         self.pod_watch_errors = 0
         self._launcher = launcher
-        self._silence_s = silence_s
+        self._silence_s = {"shard": silence_s, "worker": max(silence_s, lease_ttl_s)}
         self._started_s: dict[ProcessName, float] = {}
         self._heard = 0
         self._expected: set[str] = set()  # workers whose end was seen: their next life is no surprise
@@ -74,6 +76,10 @@ class Supervision:
         """Take note of progress: back-off and budgets begin anew."""
         self._launcher.step_completed()
 
+    def silence_s(self, process: ProcessName) -> float:
+        """Return for how long a process may be silent."""
+        return self._silence_s[process.role]
+
     def orders(
         self,
         running: Sequence[ProcessName],
@@ -94,6 +100,9 @@ class Supervision:
         return replace(orders, kill=silent)
 
     def _is_silent(self, process: ProcessName, seen_s: float | None, awake_since_s: float, now_s: float) -> bool:
-        if seen_s is None or seen_s < self._started_s.get(process, seen_s):
-            return False  # it is starting, which may take long
-        return now_s - max(seen_s, awake_since_s) > self._silence_s
+        """Tell whether a process is silent for too long; one never heard, since this coordinator woke (P22)."""
+        started_s = self._started_s.get(process)
+        if started_s is not None and (seen_s is None or seen_s < started_s):
+            return False  # this coordinator had it started, and a start may take long
+        heard_s = awake_since_s if seen_s is None else max(seen_s, awake_since_s)
+        return now_s - heard_s > self.silence_s(process)

@@ -261,7 +261,7 @@ class FailedStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("evaluation", "metrics", "error")
+    __slots__ = ("evaluation", "metrics", "error", "incarnations")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -272,10 +272,12 @@ class EvaluationResult(_message.Message):
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     metrics: _containers.ScalarMap[str, float]
     error: str
-    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ...) -> None: ...
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
     __slots__ = ("lease", "pull", "compute", "push", "transfer")
@@ -304,14 +306,16 @@ class Grant(_message.Message):
     def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
-    __slots__ = ("evaluation", "for_round", "round")
+    __slots__ = ("evaluation", "for_round", "round", "incarnations")
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     for_round: bool
     round: int
-    def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ...) -> None: ...
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason")

@@ -17,6 +17,7 @@ from prometheus_client.metrics_core import Metric
 from coordinator.calls import Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
+from coordinator.exclusive import ExclusiveCore
 from coordinator.launchers import ExternalLauncher
 from coordinator.metrics import CoordinatorCollector
 from coordinator.policies import Async
@@ -60,7 +61,7 @@ def _coordinator() -> CollectorRegistry:
     core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds())
     view = StatusView("job", "async", 1)
     registry = new_registry("coordinator", CREDENTIALS)
-    registry.register(CoordinatorCollector(core, lambda: view.message(core, 0.0)))
+    registry.register(CoordinatorCollector(ExclusiveCore(core), view))
     registry.register(RefusedPeers({"calls": lambda: 0}))
     return registry
 

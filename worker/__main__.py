@@ -149,7 +149,6 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         giving_up=stop.event,
         connect=connect_by(cluster.transport, credentials),
     )
-    client.use(coordinator.patiently(refresh))
     loop = StepLoop(
         task,
         client,
@@ -160,9 +159,10 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         giving_up=stop.event,
     )
     registry.register(WorkerCollector(loop, member.name))
-    leasing.start()
+    leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent (P22)
     threading.Thread(target=_leave_in_time, args=(stop, leasing, cluster.grace_s), name="leaving", daemon=True).start()
     try:
+        client.use(coordinator.patiently(refresh))
         loop.run(lambda: stop.asked)
     finally:
         leasing.leave(LEAVE_S)

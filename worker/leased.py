@@ -151,10 +151,13 @@ class LeasedWork:
         """Give a step back: it is in already, or must be leased again."""
         self._end_work(step, now_s)
 
-    def evaluated(self, number: int, metrics: Mapping[str, float], error: str = "") -> None:
-        """Report an evaluation's outcome."""
+    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+        """Report the outcome of an evaluation of the weights that its grant names."""
+        number, judged = grant.evaluation, grant.incarnations
         self._evaluating.discard(number)
-        self._evaluated.append(pb.EvaluationResult(evaluation=number, metrics=dict(metrics), error=error[:500]))
+        self._evaluated.append(
+            pb.EvaluationResult(evaluation=number, incarnations=judged, metrics=dict(metrics), error=error[:500])
+        )
         self._ask_again = True
 
     def evaluation_dropped(self, number: int) -> None:
@@ -292,5 +295,5 @@ class LeasedWork:
             self.failed(work.step, self.hung, now_s)
         else:
             self.hung = f"an evaluation {too_long}"
-            self.evaluated(work.evaluation, {}, self.hung)
+            self.evaluated(work, {}, self.hung)
         self._leaving = True

@@ -176,10 +176,10 @@ class Leasing:
             self._work.dropped(step, time.monotonic())
             self._changed.notify_all()
 
-    def evaluated(self, number: int, metrics: Mapping[str, float], error: str = "") -> None:
-        """Report an evaluation's outcome."""
+    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+        """Report the outcome of an evaluation of the weights that its grant names."""
         with self._changed:
-            self._work.evaluated(number, metrics, error)
+            self._work.evaluated(grant, metrics, error)
             self._changed.notify_all()
 
     def evaluation_dropped(self, number: int) -> None:

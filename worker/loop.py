@@ -309,6 +309,8 @@ class StepLoop:
         round_ = grant.round if grant.for_round else None
         try:
             pulled = self._riding(lambda: self._client.pull(round_=round_))
+            if pulled.incarnations != tuple(grant.incarnations):  # P25
+                raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
         except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
             log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
             self._leasing.evaluation_dropped(grant.evaluation)
@@ -318,10 +320,10 @@ class StepLoop:
             metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
         except (Exception, SystemExit) as error:  # the model's code
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-            self._leasing.evaluated(grant.evaluation, {}, described(error))
+            self._leasing.evaluated(grant, {}, described(error))
             return
         pulled.release()
-        self._leasing.evaluated(grant.evaluation, metrics)
+        self._leasing.evaluated(grant, metrics)
 
     def _round(self, step: int) -> int | None:
         return step // self._task.round_steps if self._task.round_steps else None

@@ -226,7 +226,8 @@ class ClusterOptions(Table):
         default=30.0,
         ge=1,
         le=86400,
-        description="Seconds without a sign of life after which a running process is killed and started again.",
+        description="Seconds without a sign of life after which a running process is killed and started again; a "
+        "worker not before its leases end.",
     )
     retry_budget_s: float = Field(
         default=60.0,

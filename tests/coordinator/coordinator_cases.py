@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from coordinator.calls import Announcement, CompletedStep, LeaseAnswer, LeaseCall, Options
+from coordinator.calls import Announcement, CompletedStep, EvaluationResult, LeaseAnswer, LeaseCall, Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import ExternalLauncher, Launcher
@@ -75,6 +75,11 @@ def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, s
     return [CompletedStep(step, list(incarnations), loss, 8, skipped) for step in steps]
 
 
+def judged(after_step: int, incarnations: Sequence[int] = (1, 1), error: str = "", **metrics: float) -> Any:
+    """Return the result of an evaluation of the weights that these lives of the shards had."""
+    return [EvaluationResult(after_step, incarnations, metrics, error)]
+
+
 class Caller:
     """One life of a worker: numbers its calls and remembers what it holds."""
 
@@ -95,15 +100,15 @@ class Caller:
         """Report, renew what is held and ask; with `lost` the reply never arrives."""
         ended = {c.step for c in report.get("completed", ())} | {failed[0] for failed in report.get("failed", ())}
         self.held = [step for step in self.held if step not in ended]
-        judged = {number for number, _, _ in report.get("evaluated", ())}
-        self.evaluating = [number for number in self.evaluating if number not in judged]
+        told = {result.after_step for result in report.get("evaluated", ())}
+        self.evaluating = [after_step for after_step in self.evaluating if after_step not in told]
         self.sequence += 1
         asked = {"held": self.held, "held_evaluations": self.evaluating, **report}
         answer = self.core.lease(LeaseCall(self.name, self.worker.incarnation, self.sequence, **asked), now_s)
         if not lost:
             self.held = [step for step in self.held if step not in answer.revoked]
             self.held += [grant.step for grant in answer.granted]
-            self.evaluating += [evaluation.number for evaluation in answer.evaluations]
+            self.evaluating += [evaluation.after_step for evaluation in answer.evaluations]
         return answer
 
     def lease(self, want: int, now_s: float = 0.0, **report: Any) -> list[int]:

@@ -23,7 +23,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from coordinator_cases import Caller, announce, core_of, done
+from coordinator_cases import Caller, announce, core_of, done, judged
 
 from coordinator.calls import LeaseAnswer
 from coordinator.core import Core
@@ -121,7 +121,7 @@ class Scenario:
 
     def _worker_judges(self, name: str, words: list[str]) -> list[str]:
         metrics = {key: float(value) for key, _, value in (word.partition("=") for word in words[1:])}
-        self.callers[name].call(self.now_s, evaluated=[(int(words[0]), metrics, "")])
+        self.callers[name].call(self.now_s, evaluated=judged(int(words[0]), self.lives, **metrics))
         return []
 
     def _worker_dies(self, name: str, words: list[str]) -> list[str]:
@@ -134,7 +134,8 @@ class Scenario:
 def _told(answer: LeaseAnswer) -> list[str]:
     told = [f"drops {step}: it is complete" for step in answer.revoked]
     told += [
-        f"gets evaluation {e.number}" + ("" if e.round is None else f" of round {e.round}") for e in answer.evaluations
+        f"gets evaluation after {e.after_step}" + ("" if e.round is None else f" of round {e.round}")
+        for e in answer.evaluations
     ]
     if answer.granted:
         told.append("gets " + " ".join(f"{g.step}{' (to skip)' if g.skip else ''}" for g in answer.granted))

@@ -10,6 +10,7 @@ from typing import Any
 from coordinator_cases import DIGEST, RUN
 
 from coordinator.core import Core
+from coordinator.exclusive import ExclusiveCore
 from coordinator.service import REQUEST_BYTES_MAX, CoordinatorService
 from coordinator.status import StatusView
 from parashard.coordinator_client import CoordinatorClient
@@ -38,14 +39,17 @@ class Served:
 
     def __init__(self, core: Core) -> None:
         self.core = core
-        self.service = CoordinatorService(
-            core, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), StatusView("digits", "async", core.options.shards)
-        )
-        self.condition = WatchedCondition()
-        self.service.changed = self.condition
+        self.exclusive = ExclusiveCore(core)
+        self.watch(WatchedCondition())
+        self.status = StatusView("digits", "async", core.options.shards)
+        self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), self.status)
         self.server = Server("127.0.0.1:0", request_bytes_max=REQUEST_BYTES_MAX)
         self.service.add_to(self.server)
         self.client = CoordinatorClient(self.server.address, retry_budget_s=0.0)
+
+    def watch(self, condition: WatchedCondition) -> None:
+        """Have the core's lock be this one."""
+        self.condition = self.exclusive._changed = condition
 
     def wait_until_somebody_waits(self) -> None:
         assert self.condition.began.acquire(timeout=DEADLINE_S)

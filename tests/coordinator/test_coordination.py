@@ -12,6 +12,7 @@ from store_fakes import MemoryStore
 
 from coordinator import coordination as module
 from coordinator.coordination import Coordination
+from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
@@ -29,7 +30,7 @@ def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest
     resolved = resolve(job_from_toml(SMALL_JOB), None)
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     coordination = Coordination(
-        core, resolved, resolved.plan, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), tmp_path, run_store
+        ExclusiveCore(core), resolved, resolved.plan, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), tmp_path, run_store
     )
     ticks, saved_at = [0], []
 

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from coordinator.core import Core
+from coordinator.exclusive import ExclusiveCore
 from coordinator.metrics import CoordinatorCollector
 from coordinator.pods.ledger import REASONS, ROLES
 from coordinator.status import StatusView
@@ -19,7 +20,7 @@ from coordinator.status import StatusView
 def scraped(core: Core) -> dict[str, float]:
     """Return what a scrape shows, by name; a metric with a label fails, but for the ends of pods."""
     registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(core, lambda: StatusView("digits", "async", 2).message(core, 2.0)))
+    registry.register(CoordinatorCollector(ExclusiveCore(core, lambda: 2.0), StatusView("digits", "async", 2)))
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation.endswith(".")

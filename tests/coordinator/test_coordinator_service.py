@@ -99,18 +99,18 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
     it.client.lease(lease_request(want=1))
     request = pb.CreateCheckpointRequest(run_id=RUN, request=1 << 63)
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(steps=1)
-    it.service.run(lambda core, _: core.checkpoint_ended(Answer(checkpoint="j1", steps=1)))
+    it.exclusive.run_exclusive(lambda core, _: core.checkpoint_ended(Answer(checkpoint="j1", steps=1)))
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(checkpoint="j1", steps=1)
 
 
 def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
     start(it)
     stored: list[dict[str, dict[str, float | None]]] = []
-    it.service._on_decision = lambda core: stored.append(core.saved().evaluations)
+    it.exclusive.on_decision = lambda core: stored.append(core.saved().evaluations)
     it.client.lease(lease_request(want=1))
     it.client.lease(lease_request(sequence=2, held=[0]))
     assert stored == [], "nothing was decided"
-    result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
+    result = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics={"accuracy": 0.5})
     it.client.lease(lease_request(sequence=3, held=[0], evaluated=[result]))
     assert stored == [{"1": {"accuracy": 0.5}}], "by the steps before it"
 
@@ -182,15 +182,15 @@ def test_a_lease_there_and_back(it: Served) -> None:
     assert reply.retry_after_s > 0
     phases = pb.PhaseSeconds(lease=1.0, pull=2.0, compute=3.0, push=4.0, transfer=5.0)
     reply = it.client.lease(lease_request(sequence=2, completed=[completed(0)], want=1, phases=phases))
-    assert [(e.evaluation, e.for_round, e.round) for e in reply.evaluations] == [(0, False, 0)]
+    assert [(e.evaluation, e.for_round, list(e.incarnations)) for e in reply.evaluations] == [(1, False, [1, 1])]
     expected = {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0, "transfer": 5.0}
     assert it.core.workers.by_name["worker-0"].phases_s == expected
-    result = pb.EvaluationResult(evaluation=0, metrics={"accuracy": 0.5})
+    result = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics={"accuracy": 0.5})
     reply = it.client.lease(lease_request(sequence=3, held=[0, 1], evaluated=[result], want=1))
     assert list(reply.revoked) == [0]
     assert [grant.step for grant in reply.granted] == [2]
     failed = [pb.FailedStep(step=1, reason="NaN")]
-    it.client.lease(lease_request(sequence=4, held=[2], failed=failed, held_evaluations=[0]))
+    it.client.lease(lease_request(sequence=4, held=[2], failed=failed, held_evaluations=[1]))
     assert "worker-0 failed at step 1: NaN" in it.core.events
     it.client.lease(lease_request(sequence=5, held=[2], leaving=True))
     assert it.core.leases.leased == 0

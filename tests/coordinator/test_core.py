@@ -160,11 +160,11 @@ def test_a_leaving_worker_gives_everything_back() -> None:
     leaver, other = Caller(core), Caller(core)
     leaver.lease(1)
     assert leaver.complete_all(want=1) == []
-    assert leaver.evaluating == [0]
+    assert leaver.evaluating == [1]
     answer = leaver.call(want=5, leaving=True, held=[], held_evaluations=[])
     assert (answer.granted, answer.reason) == ([], "the worker leaves")
     assert not leaver.worker.live
-    assert [e.number for e in other.call(want=1).evaluations] == [0]
+    assert [e.after_step for e in other.call(want=1).evaluations] == [1]
 
 
 def test_who_wants_nothing_gets_nothing() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from coordinator_cases import Caller, announce, core_of, done
+from coordinator_cases import Caller, announce, core_of, done, judged
 
 from coordinator.calls import JobState
 from coordinator.core import Core
@@ -267,22 +267,22 @@ def test_the_first_worker_s_arithmetic_binds_over_coordinators() -> None:  # P13
     Caller(core, "worker-0")
 
 
-def judged(core: Core, number: int, **metrics: float) -> None:
-    Caller(core, "worker-0").call(evaluated=[(number, metrics, "")])
+def tell(core: Core, after_step: int, **metrics: float) -> None:
+    Caller(core, "worker-0").call(evaluated=judged(after_step, **metrics))
 
 
 def test_results_are_not_judged_anew_not_even_those_that_are_no_numbers() -> None:  # P7
     earlier = core_of(evaluate_after=[10, 20, 40])
-    judged(earlier, 0, loss=0.5)
+    tell(earlier, 10, loss=0.5)
     before = earlier.decisions
-    judged(earlier, 1, loss=math.nan, accuracy=math.inf)
+    tell(earlier, 20, loss=math.nan, accuracy=math.inf)
     assert earlier.decisions == before + 1, "stored before it acts (P7)"
     core = core_after(earlier, evaluate_after=[10, 20, 40])
     announce_all(core, [(0, 40)], [(0, 40)])
     assert core.evaluations.latest is not None
     assert core.evaluations.latest.metrics is not None
     assert math.isnan(core.evaluations.latest.metrics["loss"])
-    assert [e.number for e in Caller(core).call(want=1).evaluations] == [2]
+    assert [e.after_step for e in Caller(core).call(want=1).evaluations] == [40]
 
 
 def stopped_early(policy: LeasingPolicy) -> Core:
@@ -292,7 +292,7 @@ def stopped_early(policy: LeasingPolicy) -> Core:
         caller.lease(1)
         caller.complete_all()
     before = core.decisions
-    judged(core, 0, accuracy=0.95)
+    tell(core, 4, accuracy=0.95)
     assert (core.state, core.decisions) == (JobState.DRAINING, before + 2)
     return core
 
@@ -309,7 +309,7 @@ def test_an_early_stop_stays_decided(policy: LeasingPolicy) -> None:  # P7
         assert caller.lease(4) == [3]
         caller.complete_all()
         [again] = caller.call(want=1).evaluations  # of weights that are there: those judged before were lost
-        caller.call(evaluated=[(again.number, {"accuracy": 0.5}, "")])
+        caller.call(evaluated=judged(again.after_step, again.incarnations, accuracy=0.5))
         assert (core.complete, caller.lease(4)) == (True, [])
     core.done()
     assert core.reason == core.early_stop
@@ -341,3 +341,74 @@ def test_an_evaluation_whose_round_has_passed_is_given_up_and_told() -> None:  #
     announce_all(core, [(0, 8)], [(0, 8)])
     assert "warning: the evaluation after step 4 was missed: its weights are gone" in core.events
     assert Caller(core).lease(1) == [8]
+
+
+# --- evaluations of weights that are gone ---
+
+
+def at_its_evaluation(core: Core, steps: int) -> Caller:
+    """Return a worker that completed so many steps, after which an evaluation is due, and is at it."""
+    caller = Caller(core, "worker-0")
+    while core.leases.lowest_incomplete < steps:
+        caller.lease(1)
+        caller.complete_all()
+    assert caller.lease(1) == []
+    assert caller.evaluating == [steps]
+    return caller
+
+
+def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_told() -> None:  # P25
+    core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
+    caller = at_its_evaluation(core, 4)
+    announce(core, 0, 2, [(0, 1)])
+    caller.call(evaluated=judged(4, accuracy=0.95))
+    assert (core.state, core.early_stop, core.evaluations.results()) == (JobState.RUNNING, "", {})
+    assert core.events[-1] == "a result of the evaluation after step 4 is void: a shard has another life by now"
+
+
+def test_a_late_result_is_void_where_the_steps_have_come_again_too() -> None:  # P25
+    core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
+    late = at_its_evaluation(core, 4)
+    announce(core, 0, 2, [(0, 1)])
+    late.lease(3)
+    for step in (1, 2, 3):
+        core.leases.acknowledge("worker-0", step, [0, 1], 0.0)
+    late.call(evaluated=judged(4, (1, 1), accuracy=0.95))
+    assert core.evaluations.results() == {}
+    [again] = late.call(want=1).evaluations
+    assert (again.after_step, again.incarnations) == (4, (2, 1))
+    late.call(evaluated=judged(4, (2, 1), accuracy=0.5))
+    assert core.evaluations.results() == {4: {"accuracy": 0.5}}
+
+
+def test_the_metrics_told_at_the_end_are_those_of_the_final_weights() -> None:  # P25
+    core = core_of(evaluate_after=[40])
+    caller = at_its_evaluation(core, 40)
+    announce(core, 0, 2, [(0, 39)])
+    caller.call(evaluated=judged(40, accuracy=0.95))
+    caller.lease(1, completed=done(39, incarnations=(2, 1)))
+    assert (core.leases.finished, core.complete) == (True, False)
+    caller.evaluating = []
+    assert [e.incarnations for e in caller.call(want=1).evaluations] == [(2, 1)]
+    caller.call(evaluated=judged(40, (2, 1), accuracy=0.5))
+    assert core.complete
+    assert core.evaluations.results() == {40: {"accuracy": 0.5}}
+
+
+def test_a_result_that_reaches_the_next_coordinator_is_of_the_lives_that_it_names() -> None:  # P25
+    late = at_its_evaluation(core_of(evaluate_after=[4, 40], target_accuracy=0.9), 4)
+    core = core_after(late.core, evaluate_after=[4, 40], target_accuracy=0.9)
+    announce(core, 0, 2, [(0, 1)])
+    announce(core, 1, 1, [(0, 4)])
+    late.join(core, "worker-0")
+    late.call(evaluated=judged(4, accuracy=0.95))
+    assert (core.evaluations.results(), core.early_stop) == ({}, "")
+
+
+def test_that_a_result_is_void_is_stored_before_it_acts() -> None:  # P7, P25: or a successor would take it over
+    core = core_of(evaluate_after=[4, 40])
+    caller = at_its_evaluation(core, 4)
+    caller.call(evaluated=judged(4, accuracy=0.5))
+    before = core.decisions
+    announce(core, 0, 2, [(0, 1)])
+    assert (core.decisions, core.saved().evaluations) == (before + 1, {})

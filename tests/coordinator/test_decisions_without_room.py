@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from checkpoint_cases import DIGEST, RUN
-from coordinator_cases import Caller, core_of
+from coordinator_cases import Caller, core_of, judged
 from small_job import SMALL_JOB
 from store_fakes import MemoryStore
 
@@ -15,6 +15,7 @@ from coordinator import coordination as module
 from coordinator.calls import LeaseCall
 from coordinator.coordination import Coordination
 from coordinator.core import Core
+from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
@@ -26,21 +27,22 @@ FULL = "memory://test: no space left on device"
 
 
 class Job:
-    """A coordination whose store can be told to fail; calls go through its service's lock, as from the wire."""
+    """A coordination whose store can be told to fail; calls go through its lock, as from the wire."""
 
     def __init__(self, folder: Path, **options: Any) -> None:
         self.store = MemoryStore()
         self.core = core_of(**options)
+        self.exclusive = ExclusiveCore(self.core)
         resolved = resolve(job_from_toml(SMALL_JOB), None)
         run_store = RunStore(self.store, claim_incarnation(self.store, "coordinator"))
         job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-        self.coordination = Coordination(self.core, resolved, resolved.plan, job, folder, run_store)
+        self.coordination = Coordination(self.exclusive, resolved, resolved.plan, job, folder, run_store)
 
     def call(self, caller: Caller, **report: Any) -> Any:
         def lease(core: Core, now_s: float) -> Any:
             return caller.call(now_s, **report)
 
-        return self.coordination.service.run(lease)
+        return self.exclusive.run_exclusive(lease)
 
     def stored(self) -> str:
         return self.store.contents.get("coordinator/i00000001.json", b"").decode()
@@ -52,7 +54,7 @@ def test_a_result_acts_at_once_and_is_stored_once_that_is_possible(tmp_path: Pat
     caller.lease(1)
     caller.complete_all(want=1)
     fault = job.store.fail("replace", "coordinator/", times=2)
-    job.call(caller, evaluated=[(0, {"loss": 0.5}, "")])
+    job.call(caller, evaluated=judged(1, loss=0.5))
     assert job.core.evaluations.finished
     job.coordination._save_if_changed()
     assert (fault.fired, job.stored()) == (2, "")
@@ -98,7 +100,7 @@ def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored(tmp_path
     job.store.fail("replace", "coordinator/", times=1)
 
     def joins(fingerprint: str) -> Any:
-        return job.coordination.service.run(
+        return job.exclusive.run_exclusive(
             lambda core, now_s: core.register_worker("worker-0", fingerprint, "cpu", "host:9", now_s, 7)
         )
 
@@ -113,7 +115,7 @@ def test_a_held_call_is_answered_though_the_store_fails(tmp_path: Path) -> None:
     job = Job(tmp_path)
     caller = Caller(job.core)
     job.store.fail("replace", "coordinator/", times=100)
-    job.coordination.service.run(lambda core, _: core.scale(3))
+    job.exclusive.run_exclusive(lambda core, _: core.scale(3))
     call = LeaseCall(caller.name, caller.worker.incarnation, 1, held=[], held_evaluations=[], want=1)
-    answer = job.coordination.service.run(lambda core, now_s: core.lease(call, now_s))
+    answer = job.exclusive.run_exclusive(lambda core, now_s: core.lease(call, now_s))
     assert [grant.step for grant in answer.granted] == [0]

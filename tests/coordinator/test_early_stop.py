@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from coordinator_cases import Caller, core_of, done
+from coordinator_cases import Caller, core_of, done, judged
 
 from coordinator.calls import JobState
 from coordinator.core import Core
@@ -20,25 +20,21 @@ def at_its_evaluation(core: Core) -> Caller:
         caller.lease(1)
         caller.call(completed=done(*caller.held))
     assert caller.lease(1) == []
-    assert caller.evaluating == [0]
+    assert caller.evaluating == [4]
     return caller
-
-
-def judged(number: int = 0, error: str = "", **metrics: float) -> list[tuple[int, dict[str, float], str]]:
-    return [(number, metrics, error)]
 
 
 def test_a_result_is_told_and_training_goes_on() -> None:
     core = core_of(evaluate_after=[4, 40])
     caller = at_its_evaluation(core)
-    assert caller.lease(1, evaluated=judged(accuracy=0.5, loss=1.25)) == [4]
+    assert caller.lease(1, evaluated=judged(4, accuracy=0.5, loss=1.25)) == [4]
     assert core.events[-1] == "step 4: held-out accuracy 0.5000, loss 1.2500"
     assert core.state is JobState.RUNNING
 
 
 def test_the_metrics_of_a_regression_are_named_in_words() -> None:
     core = core_of(evaluate_after=[4, 40])
-    at_its_evaluation(core).call(evaluated=judged(loss=0.25, mean_squared_error=2.5e9, mean_absolute_error=41000.0))
+    at_its_evaluation(core).call(evaluated=judged(4, loss=0.25, mean_squared_error=2.5e9, mean_absolute_error=41000.0))
     told = "held-out loss 0.2500, mean absolute error 41,000.0, mean squared error 2.5e+09"
     assert core.events[-1] == f"step 4: {told}"
 
@@ -46,7 +42,7 @@ def test_the_metrics_of_a_regression_are_named_in_words() -> None:
 def test_a_target_of_a_metric_that_there_is_not_is_told_once() -> None:
     core = core_of(evaluate_after=[4, 6, 40], target_mean_squared_error=1.0)
     judge = at_its_evaluation(core)
-    judge.call(evaluated=judged(loss=0.5))
+    judge.call(evaluated=judged(4, loss=0.5))
     told = (
         "warning: evaluation.target_mean_squared_error cannot be reached: the model's evaluations have no "
         "mean_squared_error; their metrics: loss"
@@ -78,10 +74,10 @@ def test_results_are_told_in_order_whoever_is_first() -> None:
         first.call(completed=done(*first.held))
     first.call(want=1)
     second.call(want=1)
-    assert (first.evaluating, second.evaluating) == ([0], [1])
-    second.call(evaluated=judged(1, accuracy=0.5))
+    assert (first.evaluating, second.evaluating) == ([2], [4])
+    second.call(evaluated=judged(4, accuracy=0.5))
     assert not [event for event in core.events if "held-out" in event], "the earlier one is not in"
-    first.call(evaluated=judged(0, accuracy=0.25))
+    first.call(evaluated=judged(2, accuracy=0.25))
     told = ["step 2: held-out accuracy 0.2500", "step 4: held-out accuracy 0.5000"]
     assert [event for event in core.events if "held-out" in event] == told
     assert core.evaluations.untold() == [], "once"
@@ -89,7 +85,7 @@ def test_results_are_told_in_order_whoever_is_first() -> None:
 
 def test_metrics_may_be_none_at_all() -> None:
     core = core_of(evaluate_after=[4, 40])
-    at_its_evaluation(core).call(evaluated=judged())
+    at_its_evaluation(core).call(evaluated=judged(4))
     assert core.events[-1] == "step 4: no metrics"
 
 
@@ -114,7 +110,7 @@ def test_metrics_may_be_none_at_all() -> None:
 )
 def test_a_target_is_reached_or_not(options: dict[str, float], metrics: dict[str, float], reached: str) -> None:
     core = core_of(evaluate_after=[4, 40], **options)
-    at_its_evaluation(core).call(evaluated=judged(**metrics))
+    at_its_evaluation(core).call(evaluated=judged(4, **metrics))
     assert core.early_stop == reached
     assert (core.state is JobState.DRAINING) == bool(reached)
 
@@ -123,7 +119,7 @@ def test_an_early_stop_drains_and_judges_the_final_weights() -> None:  # P8
     core = core_of(evaluate_after=[4, 20, 40], target_accuracy=0.9)
     judge, other = at_its_evaluation(core), Caller(core)
     assert [other.lease(1) for _ in range(2)] == [[4], [5]]
-    assert judge.lease(1, evaluated=judged(accuracy=0.95)) == []
+    assert judge.lease(1, evaluated=judged(4, accuracy=0.95)) == []
     assert (core.state, core.leases.target) == (JobState.DRAINING, 6)
     assert core.reason == "held-out accuracy 0.9500 reached the target 0.9; finishing 6 of 40 steps"
     core.leases.end(other.name)
@@ -145,17 +141,17 @@ def test_a_target_is_reached_once() -> None:
     judge, other = at_its_evaluation(core), Caller(core)
     for _ in range(3):
         other.lease(1)
-    judge.call(evaluated=judged(accuracy=0.95))
+    judge.call(evaluated=judged(4, accuracy=0.95))
     other.complete_all()
     assert judge.lease(1) == []
-    judge.call(evaluated=judged(1, accuracy=0.99))
+    judge.call(evaluated=judged(6, accuracy=0.99))
     assert core.early_stop.startswith("held-out accuracy 0.9500")
     assert core.leases.target == 7
 
 
 def test_a_target_reached_at_the_end_is_no_early_stop() -> None:
     core = core_of(evaluate_after=[4], target_accuracy=0.9, steps_total=4)
-    at_its_evaluation(core).call(evaluated=judged(accuracy=0.95))
+    at_its_evaluation(core).call(evaluated=judged(4, accuracy=0.95))
     assert (core.early_stop, core.complete) == ("", True)
 
 
@@ -164,13 +160,13 @@ def test_in_rounds_no_step_is_leased_before_the_result_is_in() -> None:  # P7
     judge, other = at_its_evaluation(core), Caller(core)
     answer = other.call(want=4)
     assert (answer.granted, answer.reason) == ([], "waiting for an evaluation's result")
-    assert judge.lease(4, evaluated=judged(accuracy=0.5)) == [4, 5]
+    assert judge.lease(4, evaluated=judged(4, accuracy=0.5)) == [4, 5]
 
 
 def test_in_rounds_an_early_stop_ends_where_it_was_judged() -> None:  # P7, P8
     core = core_of(Sync(4), evaluate_after=[4, 40], target_accuracy=0.9)
     judge = at_its_evaluation(core)
-    assert judge.lease(4, evaluated=judged(accuracy=0.95)) == []
+    assert judge.lease(4, evaluated=judged(4, accuracy=0.95)) == []
     assert core.leases.target == 4
     assert core.complete, "the result is the final weights' already"
 
@@ -189,7 +185,7 @@ def test_the_judge_s_end_frees_its_evaluation() -> None:  # P5
     judge, other = at_its_evaluation(core), Caller(core)
     assert other.lease(1) == [4]
     core.tick(10.1)
-    assert [e.number for e in other.call(10.1, want=1).evaluations] == [0]
+    assert [e.after_step for e in other.call(10.1, want=1).evaluations] == [4]
     assert judge.worker.live is False
 
 
@@ -197,7 +193,7 @@ def test_an_evaluation_whose_lease_was_lost_on_the_way_is_leased_again() -> None
     core = core_of(evaluate_after=[4, 40])
     judge = at_its_evaluation(core)
     answer = judge.call(want=1, held_evaluations=[])
-    assert [e.number for e in answer.evaluations] == [0]
+    assert [e.after_step for e in answer.evaluations] == [4]
 
 
 def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
@@ -205,7 +201,7 @@ def test_an_evaluation_that_fails_again_and_again_ends_the_job() -> None:
     judge = at_its_evaluation(core)
     for _ in range(ATTEMPTS_MAX):
         assert core.state is JobState.RUNNING
-        judge.call(want=1, evaluated=judged(error="no memory"))
+        judge.call(want=1, evaluated=judged(4, error="no memory"))
     assert core.state is JobState.FAILED
     assert core.reason == f"no memory; the evaluation after step 4 failed {ATTEMPTS_MAX} times"
 

@@ -8,6 +8,7 @@ from coordinator.evaluations import ATTEMPTS_MAX, Evaluations, evaluation_steps
 from coordinator.policies import Async, LeasingPolicy, Sync
 
 FREE = 1 << 62
+LIVES = (1, 1)
 
 
 def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int = 100) -> Evaluations:
@@ -15,7 +16,7 @@ def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int 
 
 
 def granted(evaluations: Evaluations, worker: str = "a", lowest: int = 100) -> list[int]:
-    return [evaluation.number for evaluation in evaluations.grant(worker, lowest)]
+    return [evaluation.after_step for evaluation in evaluations.grant(worker, lowest, LIVES)]
 
 
 @pytest.mark.parametrize(
@@ -38,9 +39,9 @@ def test_the_schedule(total: int, per_epoch: int, every: float, expected: list[i
 def test_one_is_granted_when_its_steps_are_complete() -> None:
     evaluations = evaluations_of(10, 20)
     assert granted(evaluations, lowest=9) == []
-    assert granted(evaluations, "a", lowest=10) == [0]
+    assert granted(evaluations, "a", lowest=10) == [10]
     assert granted(evaluations, "b", lowest=10) == [], "somebody is at it"
-    assert granted(evaluations, "b", lowest=20) == [1]
+    assert granted(evaluations, "b", lowest=20) == [20]
     assert not evaluations.finished
 
 
@@ -48,10 +49,9 @@ def test_the_latest_result_is_the_one_after_the_most_steps() -> None:
     evaluations = evaluations_of(10, 20)
     granted(evaluations, "slow")
     granted(evaluations, "fast")
-    evaluations.finish(1, {"accuracy": 0.9})
-    first = evaluations.finish(0, {"accuracy": 0.5})
-    assert first is not None
-    assert first.metrics == {"accuracy": 0.5}
+    evaluations.finish(20, {"accuracy": 0.9})
+    assert evaluations.finish(10, {"accuracy": 0.5})
+    assert evaluations.results() == {10: {"accuracy": 0.5}, 20: {"accuracy": 0.9}}
     assert evaluations.latest is not None
     assert evaluations.latest.metrics == {"accuracy": 0.9}
     assert evaluations.finished
@@ -59,37 +59,37 @@ def test_the_latest_result_is_the_one_after_the_most_steps() -> None:
 
 def test_only_the_first_result_counts() -> None:
     evaluations = evaluations_of(10)
-    assert evaluations.finish(0, {"loss": 1.0}) is not None
-    assert evaluations.finish(0, {"loss": 2.0}) is None
-    assert evaluations.finish(7, {"loss": 2.0}) is None
+    assert evaluations.finish(10, {"loss": 1.0})
+    assert not evaluations.finish(10, {"loss": 2.0})
+    assert not evaluations.finish(7, {"loss": 2.0})
     assert evaluations.latest is not None
     assert evaluations.latest.metrics == {"loss": 1.0}
 
 
 def test_one_that_its_holder_does_not_list_is_free() -> None:
     evaluations = evaluations_of(10, 20)
-    assert granted(evaluations, "a") + granted(evaluations, "a") == [0, 1]
+    assert granted(evaluations, "a") + granted(evaluations, "a") == [10, 20]
     evaluations.renew("b", [])
     assert granted(evaluations, "b") == []
-    evaluations.renew("a", [1])
-    assert granted(evaluations, "b") == [0]
+    evaluations.renew("a", [20])
+    assert granted(evaluations, "b") == [10]
     evaluations.renew("a", [])
-    assert granted(evaluations, "b") == [1]
+    assert granted(evaluations, "b") == [20]
 
 
 def test_a_failed_one_is_tried_again_so_many_times() -> None:
     evaluations = evaluations_of(10)
     for _ in range(ATTEMPTS_MAX - 1):
-        assert granted(evaluations) == [0]
-        assert evaluations.fail(0, "no memory") is None
-    assert granted(evaluations) == [0]
-    assert evaluations.fail(0, "no memory") == f"no memory; the evaluation after step 10 failed {ATTEMPTS_MAX} times"
+        assert granted(evaluations) == [10]
+        assert evaluations.fail(10, "no memory") is None
+    assert granted(evaluations) == [10]
+    assert evaluations.fail(10, "no memory") == f"no memory; the evaluation after step 10 failed {ATTEMPTS_MAX} times"
 
 
 def test_a_failure_after_the_result_does_not_count() -> None:
     evaluations = evaluations_of(10)
-    evaluations.finish(0, {})
-    assert evaluations.fail(0, "late") is None
+    evaluations.finish(10, {})
+    assert evaluations.fail(10, "late") is None
     assert evaluations.finished
 
 
@@ -99,9 +99,9 @@ def test_without_rounds_nothing_is_held_back() -> None:
 
 def test_in_rounds_it_names_the_round_whose_starting_weights_it_judges() -> None:  # P11
     evaluations = evaluations_of(10, 20, policy=Sync(8), total=20)
-    due = evaluations.grant("a", 16)
+    due = evaluations.grant("a", 16, LIVES)
     assert [(e.after_step, e.round) for e in due] == [(16, 2)]
-    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20)] == [(20, 3)]
+    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20, LIVES)] == [(20, 3)]
 
 
 def test_in_rounds_no_step_past_it_is_leased_until_its_result_is_in() -> None:  # P7
@@ -109,34 +109,33 @@ def test_in_rounds_no_step_past_it_is_leased_until_its_result_is_in() -> None:  
     assert evaluations.lease_limit() == 16
     granted(evaluations)
     assert evaluations.lease_limit() == 16
-    evaluations.finish(0, {})
+    evaluations.finish(16, {})
     assert evaluations.lease_limit() == 20
-    evaluations.finish(1, {})
+    evaluations.finish(20, {})
     assert evaluations.lease_limit() == FREE
 
 
 def test_two_that_fall_on_one_boundary_are_one() -> None:
     evaluations = evaluations_of(9, 10, 15, policy=Sync(8), total=20)
-    evaluations.finish(0, {})
+    evaluations.finish(16, {})
     assert evaluations.finished
 
 
 def test_an_early_stop_drops_what_lies_beyond_and_judges_the_end() -> None:  # P8
     evaluations = evaluations_of(10, 20, 30)
-    evaluations.finish(0, {"accuracy": 0.9})
+    evaluations.finish(10, {"accuracy": 0.9})
     evaluations.stop_at(13)
     assert granted(evaluations, lowest=12) == []
-    last = evaluations.grant("a", 13)
-    assert [(e.number, e.after_step) for e in last] == [(3, 13)], "a number of its own: an old result cannot meet it"
-    evaluations.finish(1, {"accuracy": 0.1})
+    assert granted(evaluations, lowest=13) == [13]
+    assert not evaluations.finish(20, {"accuracy": 0.1})
     assert not evaluations.finished
-    evaluations.finish(3, {"accuracy": 0.95})
+    evaluations.finish(13, {"accuracy": 0.95})
     assert evaluations.finished
 
 
 def test_an_early_stop_where_the_weights_are_judged_already_adds_nothing() -> None:
     evaluations = evaluations_of(8, 16, 20, policy=Sync(8), total=20)
-    evaluations.finish(0, {})
+    evaluations.finish(8, {})
     evaluations.stop_at(8)
     assert evaluations.finished
     assert evaluations.lease_limit() == FREE
@@ -144,11 +143,11 @@ def test_an_early_stop_where_the_weights_are_judged_already_adds_nothing() -> No
 
 def test_an_early_stop_keeps_one_that_is_due_there_already() -> None:
     evaluations = evaluations_of(10, 20, 30)
-    evaluations.finish(0, {})
-    assert granted(evaluations, "a", 20) == [1]
+    evaluations.finish(10, {})
+    assert granted(evaluations, "a", 20) == [20]
     evaluations.stop_at(20)
     assert granted(evaluations, "b") == [], "a is at it"
-    evaluations.finish(1, {})
+    evaluations.finish(20, {})
     assert evaluations.finished
 
 
@@ -157,25 +156,27 @@ def test_a_job_without_evaluations_is_finished() -> None:
     assert evaluations_of().latest is None
 
 
-def test_without_rounds_what_was_judged_after_lost_steps_is_judged_again() -> None:
-    evaluations = evaluations_of(4, 8)
-    for number in (0, 1):
-        evaluations.finish(number, {"accuracy": 0.9})
-    [again] = evaluations.reopen(5)
+@pytest.mark.parametrize("policy", [Async(), Sync(4)], ids=["async", "sync:4"])
+def test_what_was_judged_after_lost_steps_is_judged_again(policy: LeasingPolicy) -> None:  # P25
+    evaluations = evaluations_of(4, 8, policy=policy)
+    for after_step in (4, 8):
+        evaluations.finish(after_step, {"accuracy": 0.9})
+    [again] = evaluations.shard_returned(5)
     assert (again.after_step, evaluations.finished, evaluations.results().keys()) == (8, False, {4})
-    assert evaluations.finish(1, {"accuracy": 0.1}) is None, (
-        "a result that was under way is of the weights that are gone"
-    )
-    [due] = evaluations.grant("worker-0", 8)
-    evaluations.finish(due.number, {"accuracy": 0.8})
+    assert granted(evaluations, lowest=8) == [8]
+    evaluations.finish(8, {"accuracy": 0.8})
     assert evaluations.latest is not None
     assert evaluations.latest.metrics == {"accuracy": 0.8}
 
 
-def test_in_rounds_the_same_weights_come_again() -> None:  # P12
-    evaluations = evaluations_of(4, policy=Sync(4))
-    evaluations.finish(0, {})
-    assert evaluations.reopen(0) == []
+def test_what_somebody_is_at_when_a_shard_returns_is_free() -> None:  # P25: its result will be void
+    evaluations = evaluations_of(4, 8)
+    [first] = evaluations.grant("a", 4, (1, 1))
+    assert evaluations.shard_returned(4) == []
+    [again] = evaluations.grant("b", 4, (1, 2))
+    assert (first.after_step, again.after_step, again.incarnations) == (4, 4, (1, 2))
+    evaluations.renew("a", [])
+    assert granted(evaluations, "c", 4) == [], "b is at it"
 
 
 def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -> None:
@@ -188,10 +189,8 @@ def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -
 def test_results_that_are_lost_or_known_from_before_are_not_told() -> None:
     evaluations = evaluations_of(10, 20, 30)
     evaluations.known(10, {"loss": 1.0})
-    granted(evaluations)
-    evaluations.finish(1, {"loss": 2.0})
+    evaluations.finish(20, {"loss": 2.0})
     assert [e.after_step for e in evaluations.untold()] == [20]
-    granted(evaluations)
-    evaluations.finish(2, {"loss": 3.0})
-    evaluations.reopen(15)
+    evaluations.finish(30, {"loss": 3.0})
+    evaluations.shard_returned(15)
     assert evaluations.untold() == [], "30 is judged again, and 20 is to come first"

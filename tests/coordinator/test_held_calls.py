@@ -43,7 +43,7 @@ def asking(it: Served) -> Iterator[Asks]:
         try:
             yield lambda **request: threads.submit(it.client.lease, lease_request(want=1, wait_s=WAIT_S, **request))
         finally:
-            it.service.run(lambda core, now_s: core.fail("the test is over"))
+            it.exclusive.run_exclusive(lambda core, now_s: core.fail("the test is over"))
 
 
 def give_back(it: Served, **report: Any) -> None:
@@ -85,14 +85,14 @@ def test_a_waiting_worker_is_woken_when_an_evaluation_is_due() -> None:
         reply = ask()
         it.wait_until_somebody_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
-        assert [e.evaluation for e in reply.result(DEADLINE_S).evaluations] == [0]
+        assert [e.evaluation for e in reply.result(DEADLINE_S).evaluations] == [1]
 
 
 def test_a_waiting_worker_is_woken_when_the_job_ends(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()
-        it.service.run(lambda core, now_s: core.fail("no disk"))
+        it.exclusive.run_exclusive(lambda core, now_s: core.fail("no disk"))
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_FAILED
         assert reply.result(DEADLINE_S).reason == "no disk"
 
@@ -101,7 +101,7 @@ def test_what_wakes_it_for_nothing_lets_it_wait_on(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()
-        it.service.run(lambda core, now_s: core.tick(now_s))
+        it.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
         it.wait_until_somebody_waits()
         give_back(it)
         assert steps(reply) == [0]
@@ -123,7 +123,7 @@ def test_nobody_waits_for_ever(it: Served) -> None:
     with ThreadPoolExecutor(1) as threads:
         reply = threads.submit(it.service.Lease, lease_request(want=1, wait_s=1e300), None)
         it.wait_until_somebody_waits()
-        it.service.run(lambda core, now_s: core.fail("the test is over"))
+        it.exclusive.run_exclusive(lambda core, now_s: core.fail("the test is over"))
         reply.result(DEADLINE_S)
     assert all(timeout_s is not None and timeout_s <= WAIT_MAX_S for timeout_s in it.condition.timeouts_s)
 
@@ -153,7 +153,7 @@ def test_work_that_becomes_due_between_two_looks_is_not_missed(it: Served) -> No
                 it.core.leases.end("busy")
             return bool(super().__enter__())
 
-    it.service.changed = it.condition = Hurried()
+    it.watch(Hurried())
     reply = it.service.Lease(lease_request(want=1, wait_s=WAIT_S), None)
     assert [grant.step for grant in reply.granted] == [0]
     assert it.condition.timeouts_s == []
@@ -164,7 +164,7 @@ def test_a_worker_that_ended_while_it_waited_is_granted_nothing(it: Served) -> N
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()
-        it.service.run(lambda core, now_s: core.supervise([ended], [], now_s))
+        it.exclusive.run_exclusive(lambda core, now_s: core.supervise([ended], [], now_s))
         give_back(it)
         assert steps(reply) == []
         assert it.core.leases.leased == 0, "a lease of the dead would never end"
@@ -196,5 +196,5 @@ def test_a_waiting_worker_learns_that_the_last_step_is_in(it: Served) -> None:
         reply = ask()
         it.wait_until_somebody_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
-        it.service.run(lambda core, now_s: core.done())
+        it.exclusive.run_exclusive(lambda core, now_s: core.done())
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_DONE

@@ -75,7 +75,8 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
     it.client.register_worker(worker_request(device=text))
     it.client.lease(lease_request(want=1))
     it.client.lease(lease_request(sequence=2, failed=[pb.FailedStep(step=0, reason=text)], want=1))
-    it.client.lease(lease_request(sequence=3, evaluated=[pb.EvaluationResult(evaluation=0, error=text)]))
+    failed = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], error=text)
+    it.client.lease(lease_request(sequence=3, evaluated=[failed]))
     it.core.shard_silent(0, 100.0, text)
     it.core.fail(text)
     status = it.client.get_status()
@@ -91,7 +92,7 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
 )
 def test_metrics_that_nobody_could_show_are_an_evaluation_that_failed(it: Served, metrics: dict[str, float]) -> None:
     start(it)
-    it.client.lease(lease_request(evaluated=[pb.EvaluationResult(evaluation=0, metrics=metrics)]))
+    it.client.lease(lease_request(evaluated=[pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics=metrics)]))
     assert it.core.evaluations.latest is None
     assert any(event.startswith("an evaluation failed: ") and event.isprintable() for event in it.core.events)
 

@@ -19,6 +19,8 @@ from coordinator import coordination as module
 from coordinator.calls import JobState
 from coordinator.coordination import Coordination
 from coordinator.core import Core
+from coordinator.course import DueCheckpoint
+from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
@@ -37,13 +39,14 @@ def at_its_end(store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> 
     write_drained(store)
     core = core_of(steps_total=STEPS)
     caller = Caller(core)
-    caller.lease(STEPS)
-    caller.complete_all()
+    while not core.leases.finished:
+        caller.lease(STEPS)
+        caller.complete_all()
     resolved = resolve(job_from_toml(SMALL_JOB), None)
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    coordination = Coordination(core, resolved, resolved.plan, job, run_dir, run_store)
-    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda steps, final: "j1")
+    coordination = Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store)
+    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: "j1")
     monkeypatch.setattr(coordination, "_look", lambda: True)
     return coordination, core
 
@@ -52,10 +55,10 @@ def test_the_job_is_done_when_the_store_has_them(tmp_path: Path, monkeypatch: py
     store = MemoryStore()
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
     fault = store.fail("replace", REPORT_FILE)
-    coordination._finish()
+    coordination._save_what_is_due()
     assert fault.fired == 1
     assert (core.state, REPORT_FILE in store.contents) == (JobState.RUNNING, False)
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.DONE
     assert json.loads(store.contents[REPORT_FILE])["state"] == "done"
     stored, final = load(store.contents[WEIGHTS_FILE]), model_of(0)
@@ -72,12 +75,12 @@ def test_a_store_that_fails_is_waited_for_and_people_see_why(  # P21
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
     store.fail("replace", WEIGHTS_FILE, times=9)
     for _ in range(9):
-        coordination._finish()
+        coordination._save_what_is_due()
     waits = "the job waits: weights and report cannot be stored: memory://test: no space left on device"
     assert (core.state, core.reason) == (JobState.RUNNING, waits)
     assert list(core.events).count(f"warning: {waits}") == 1, "said once"
     assert REPORT_FILE not in store.contents
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.DONE
 
 
@@ -95,12 +98,12 @@ def test_a_run_directory_without_room_is_waited_for_and_keeps_no_half_file(  # P
 
     with monkeypatch.context() as disk:
         disk.setattr(os, "replace", full)
-        coordination._finish()
+        coordination._save_what_is_due()
     path = tmp_path / file
     waits = f"the job waits: weights and report cannot be stored: {path} cannot be written: no space left on device"
     assert (core.state, core.reason) == (JobState.RUNNING, waits)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
-    coordination._finish()
+    coordination._save_what_is_due()
     assert (core.state, {entry.name for entry in tmp_path.iterdir()} >= RESULTS) == (JobState.DONE, True)
 
 
@@ -122,14 +125,14 @@ def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
 def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coordination, core = at_its_end(MemoryStore(), tmp_path, monkeypatch)
 
-    def nonsense(steps: int, final: bool) -> str:
+    def nonsense(due: DueCheckpoint) -> str:
         raise MalformedFrame("shard 1: no checkpoint has such a name")
 
     monkeypatch.setattr(coordination, "_checkpoint_of_all", nonsense)
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.RUNNING
     monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.FAILED
     assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.reason
 
@@ -139,34 +142,35 @@ def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypat
     coordination, _ = at_its_end(store, tmp_path, monkeypatch)
     claim_incarnation(store, "coordinator")
     with pytest.raises(Superseded):
-        coordination._finish()
+        coordination._save_what_is_due()
     assert not RESULTS & set(store.contents)
 
 
-def test_the_weights_are_those_of_the_shards_as_they_are_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shard that comes back meanwhile may have had steps computed again, on another way to the same ones (P12)."""
+def test_the_job_ends_with_the_checkpoint_that_is_stored_whatever_becomes_of_a_shard(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P7, P25: nothing is computed again beside it, so weights and metrics belong together
     store = MemoryStore()
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
-    taken: list[int] = []
+    taken: list[tuple[int, ...]] = []
 
-    def checkpoint_of_all(steps: int, final: bool) -> str:
-        taken.append(core.shards.view)
+    def checkpoint_of_all(due: DueCheckpoint) -> str:
+        taken.append(tuple(life.incarnation for life in due.lives))
+        announce(core, 0, 2, [(0, STEPS - 1)])
         return "j1"
 
     monkeypatch.setattr(coordination, "_checkpoint_of_all", checkpoint_of_all)
-    store.fail("replace", REPORT_FILE, times=2)
-    coordination._finish()
-    coordination._finish()
-    assert taken == [2], "nothing has changed since"
-    announce(core, 1, 2, [(0, STEPS)])
-    coordination._finish()
-    assert (taken, core.state) == ([2, 3], JobState.DONE)
+    store.fail("replace", REPORT_FILE)
+    coordination._save_what_is_due()
+    announce(core, 1, 2)
+    assert Caller(core).call(want=1).granted == []
+    coordination._save_what_is_due()
+    assert (taken, core.state) == ([(1, 1)], JobState.DONE)
 
 
 def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path / "store"))
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.DONE
     assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})
 
@@ -178,7 +182,7 @@ def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a succe
     coordination, core = at_its_end(store, tmp_path, monkeypatch)
     core.early_stop = "enough"
     fault = store.fail("replace", "coordinator/")
-    coordination._finish()
+    coordination._save_what_is_due()
     assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
-    coordination._finish()
+    coordination._save_what_is_due()
     assert core.state is JobState.DONE

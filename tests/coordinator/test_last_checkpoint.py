@@ -15,6 +15,7 @@ from coordinator import coordination as module
 from coordinator.calls import JobState
 from coordinator.coordination import Coordination
 from coordinator.draining import READS_MAX, TAKING_S_MAX
+from coordinator.exclusive import ExclusiveCore
 from coordinator.membership import ShardLife
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
@@ -75,12 +76,14 @@ class Case:
         write_plan(self.store)
         self.core = core_of(steps_total=STEPS)
         caller = Caller(self.core)
-        caller.lease(STEPS)
-        caller.complete_all()
+        while not self.core.leases.finished:
+            caller.lease(STEPS)
+            caller.complete_all()
         self.shards = Shards(self.store, damages)
         run_store = RunStore(self.store, claim_incarnation(self.store, "coordinator"))
         job = pb.GetJobReply(run_id=RUN, job_digest=JOB.digest)
-        self.coordination = Coordination(self.core, JOB, PLAN, job, run_dir, run_store)
+        self.exclusive = ExclusiveCore(self.core)
+        self.coordination = Coordination(self.exclusive, JOB, PLAN, job, run_dir, run_store)
         monkeypatch.setattr(self.coordination, "_commands", self.shards)
         monkeypatch.setattr(self.coordination, "_look", lambda: True)
 
@@ -94,9 +97,9 @@ def test_another_one_is_taken_for_one_that_is_damaged(
 ) -> None:
     case = Case(tmp_path, monkeypatch, damages)
     for _ in range(damages):
-        case.coordination._finish()
+        case.coordination._save_what_is_due()
         assert case.core.state is JobState.RUNNING
-    case.coordination._finish()
+    case.coordination._save_what_is_due()
     assert (case.core.state, case.manifests()) == (JobState.DONE, damages + 1)
 
 
@@ -105,7 +108,7 @@ def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(
 ) -> None:
     case = Case(tmp_path, monkeypatch, damages=100)
     while not case.core.over:
-        case.coordination._finish()
+        case.coordination._save_what_is_due()
     assert (case.core.state, case.manifests()) == (JobState.FAILED, READS_MAX)
     assert f"the last checkpoint was taken {READS_MAX} times and never found as it was written" in case.core.reason
     assert "variables-" in case.core.reason, "it says which file"
@@ -114,10 +117,10 @@ def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(
 def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path, monkeypatch)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
-    case.coordination._finish()
+    case.coordination._save_what_is_due()
     assert case.core.state is JobState.RUNNING
     case.shards.refusal = None
-    case.coordination._finish()
+    case.coordination._save_what_is_due()
     assert case.core.state is JobState.DONE
 
 
@@ -125,20 +128,22 @@ def test_a_shard_that_refuses_for_long_ends_the_job(tmp_path: Path, monkeypatch:
     case = Case(tmp_path, monkeypatch)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
     monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
-    case.coordination._finish()
+    case.coordination._save_what_is_due()
     assert case.core.state is JobState.FAILED
     assert "another process has claimed incarnation 2 of shard-0" in case.core.reason
 
 
-@pytest.mark.parametrize("doing", ["_finish", "_save_drained"])
+@pytest.mark.parametrize("drained", [False, True])
 def test_a_coordinator_that_shards_obey_no_more_ends_if_another_has_claimed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, doing: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drained: bool
 ) -> None:  # P23
     case = Case(tmp_path, monkeypatch)
     case.shards.refusal = Superseded("this shard obeys incarnation 2 of the coordinator, not 1")
     claim_incarnation(case.store, "coordinator")
+    if drained:
+        case.core.create_checkpoint(request=7)
     with pytest.raises(Superseded, match=r"obeys incarnation 2|a later coordinator has this run"):
-        getattr(case.coordination, doing)()
+        case.coordination._save_what_is_due()
 
 
 @pytest.mark.parametrize("refusal", [Unreachable("nobody answers"), Superseded("another process has claimed it")])
@@ -146,14 +151,15 @@ def test_a_drained_checkpoint_that_no_try_brings_about_is_given_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: ParashardError
 ) -> None:
     case = Case(tmp_path, monkeypatch)
-    clock = iter([0.0, 0.0, TAKING_S_MAX, TAKING_S_MAX + 1.0, TAKING_S_MAX + 1.0])
-    monkeypatch.setattr(case.coordination.service, "_clock", lambda: next(clock))
+    now_s = [0.0]
+    monkeypatch.setattr(case.exclusive, "_clock", lambda: now_s[0])
     case.core.create_checkpoint(request=7)
     case.shards.refusal = refusal
-    for _ in range(3):
-        case.coordination._save_drained()
+    for now_s[0] in (0.0, 0.0, TAKING_S_MAX):
+        case.coordination._save_what_is_due()
         assert case.core.draining.target is not None, "it is tried again"
-    case.coordination._save_drained()
+    now_s[0] = TAKING_S_MAX + 1.0
+    case.coordination._save_what_is_due()
     answer = case.core.create_checkpoint(request=7)
     assert answer.error == f"not every shard has saved within {TAKING_S_MAX:.0f} s: {refusal}"
     assert case.core.draining.target is None, "leasing goes on"

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 
 import numpy as np
-from coordinator_cases import Caller, announce, core_of, done
+from coordinator_cases import Caller, announce, core_of, done, judged
 from safetensors import safe_open
 from shard_records import record_of
 
@@ -48,7 +48,7 @@ def ended() -> Core:
     for shard in range(2):
         announce(core, shard, applied=[(0, 4)], skipped=[3])
     caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
-    caller.call(4.0, evaluated=[(0, {"accuracy": 0.75, "loss": 0.125}, "")])
+    caller.call(4.0, evaluated=judged(4, accuracy=0.75, loss=0.125))
     return core
 
 
@@ -87,6 +87,17 @@ def test_the_figures_of_a_job() -> None:
         "saved_share": 0.5,
     }
     assert (figures["shards"], figures["workers"]) == (2, 2)
+
+
+def test_a_done_job_s_report_is_of_its_last_checkpoint_whatever_becomes_of_a_shard() -> None:  # P25
+    core = ended()
+    final = core.due_checkpoint()
+    assert final is not None
+    assert (final.steps, final.final, final.metrics) == (4, True, {"accuracy": 0.75, "loss": 0.125})
+    announce(core, 1, 2)
+    assert core.evaluations.results() == {}, "what is there now is not what was judged"
+    figures = report(core, ledger(), StatusView("ledger", "async", 2), 4.0, final)
+    assert (figures["state"], figures["steps_applied"], figures["held_out"]["accuracy"]) == ("done", [4, 4], 0.75)
 
 
 def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:

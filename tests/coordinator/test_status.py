@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from coordinator_cases import Caller, announce, core_of, done
+from coordinator_cases import Caller, announce, core_of, done, judged
 from shard_records import record_of
 
 from coordinator.status import StatusView
@@ -35,7 +35,7 @@ def test_a_job_on_its_way() -> None:
     caller, other = Caller(core), Caller(core)
     caller.lease(1)
     caller.call(2.0, completed=done(0, loss=0.25), want=1, phases_s={"pull": 1.5})
-    caller.call(2.0, evaluated=[(0, {"accuracy": 0.5}, "")], want=1)
+    caller.call(2.0, evaluated=judged(1, accuracy=0.5), want=1)
     core.tick(11.0)
     seen = view()
     seen.saw(0, record_of(0, 1, {0: 3, 2: 1}, step_lag_max=4))

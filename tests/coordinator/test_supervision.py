@@ -10,7 +10,7 @@ from coordinator.core import STALL_S, Core
 from coordinator.launchers import Exit, LocalLauncher, ProcessName
 from coordinator.restarts import Restarts
 
-SHARD_1, WORKER_0 = ProcessName("shard", 1), ProcessName("worker", 0)
+SHARD_0, SHARD_1, WORKER_0 = ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)
 
 
 def local_core(**options: Any) -> Core:
@@ -50,10 +50,37 @@ def test_a_process_that_gave_signs_of_life_and_then_none_is_killed() -> None:
     assert "shard-1 lives and has given no sign of it for 30 s: it is killed" in core.events
 
 
-def test_one_that_has_not_spoken_yet_is_starting() -> None:
+def test_one_that_it_had_started_and_that_has_not_spoken_yet_is_starting() -> None:  # P22
     core = local_core(registered=False)
+    assert {SHARD_1, WORKER_0} <= set(core.supervise([], [], 0.0).start)
     ticking(core, 900.0)
     assert core.supervise([], [SHARD_1, WORKER_0], 900.0).kill == ()
+
+
+def test_one_that_an_earlier_coordinator_started_is_silent_since_the_start_of_this_one() -> None:  # P22
+    core = local_core(registered=False, incarnation=2)
+    announce(core, 0, now_s=100.0)
+    ticking(core, 130.0, 100.0)
+    announce(core, 0, now_s=130.0)
+    assert core.supervise([], [SHARD_0, SHARD_1, WORKER_0], 130.0).kill == ()
+    orders = core.supervise([], [SHARD_0, SHARD_1, WORKER_0], 130.1)
+    assert orders.kill == (SHARD_1, WORKER_0), "they hang since before it started"
+    core.supervise([], [SHARD_0], 130.2)
+    announce(core, 0, now_s=160.3)
+    assert core.supervise([], [SHARD_0, SHARD_1, WORKER_0], 160.3).kill == (), "started again, by this one"
+
+
+def test_a_worker_that_only_renews_its_leases_is_not_silent() -> None:  # P5: it calls no oftener than they need
+    core = core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=3.0, lease_ttl_s=10.0, registered=False)
+    caller = Caller(core, "worker-0", now_s=0.0)
+    ticking(core, 4.0)
+    assert core.supervise([], [SHARD_0, WORKER_0], 4.0).kill == (SHARD_0,)
+    caller.call(4.0)
+    ticking(core, 14.0, 4.0)
+    assert core.supervise([], [WORKER_0], 14.0).kill == ()
+    ticking(core, 14.2, 14.0)
+    assert core.supervise([], [WORKER_0], 14.2).kill == (WORKER_0,)
+    assert "worker-0 lives and has given no sign of it for 10 s: it is killed" in core.events
 
 
 def test_an_earlier_life_s_signs_are_not_a_later_one_s() -> None:

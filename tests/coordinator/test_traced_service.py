@@ -7,6 +7,7 @@ from served_core import lease_request, worker_request
 from traced_cases import Traced, about, ids
 
 from coordinator.core import Core
+from coordinator.exclusive import ExclusiveCore
 from coordinator.status import StatusView
 from coordinator.traced import TracedService
 from parashard.telemetry.tracer import trace_id
@@ -15,7 +16,7 @@ from protos import coordinator_pb2 as pb
 
 def service_of(core: Core, traced: Traced) -> TracedService:
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    service = TracedService(traced.tracer, core, job, StatusView("digits", "async", 2))
+    service = TracedService(traced.tracer, ExclusiveCore(core), job, StatusView("digits", "async", 2))
     service.RegisterWorker(worker_request(), None)
     return service
 

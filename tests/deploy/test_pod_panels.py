@@ -12,6 +12,7 @@ from prometheus_server import expressions_show, named, needs_promtool
 from coordinator.calls import Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
+from coordinator.exclusive import ExclusiveCore
 from coordinator.launchers import ExternalLauncher
 from coordinator.metrics import CoordinatorCollector
 from coordinator.pods.ledger import REASONS, ROLES, Pod, PodEnd
@@ -40,7 +41,7 @@ def exported() -> Iterator[tuple[str, str]]:
         for number in range(count):
             core.pod_ended(PodEnd(Pod(f"uid-{number}", f"digits-{role}-{number}", role, "Failed"), reason, None))
     registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(core, lambda: StatusView("job", "async", 1).message(core, 0.0)))
+    registry.register(CoordinatorCollector(ExclusiveCore(core), StatusView("job", "async", 1)))
     registry.register(RefusedPeers({reason: partial(REFUSED.__getitem__, reason) for reason in REFUSED}))
     for family in registry.collect():
         for sample in family.samples:

@@ -271,6 +271,17 @@ def test_what_lives_and_gives_no_sign_of_it_is_replaced(
     assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
+def test_a_shard_that_hangs_while_the_coordinator_dies_is_replaced(start_run: Start, ledger: LongJob) -> None:  # P22
+    run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0))
+    run.wait_for_steps(500)
+    run.kill("ps_server", "0", signal.SIGSTOP)
+    run.kill("coordinator", "coordinator")
+    run.until(lambda status: replaced(status, "ps_server"), "the shard is there again")
+    ledger.let_end()
+    report = assert_balanced(run)
+    assert (report["shard_restarts"], report["worker_restarts"]) == (1, 0)
+
+
 @contextmanager
 def stopped_shards(run: ClusterRun) -> Iterator[None]:
     """Let no shard write, nor make its folder again, while files are moved."""

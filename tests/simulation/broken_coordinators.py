@@ -6,8 +6,9 @@ Used by `broken_rules` alone; the product has no switches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 
-from coordinator.calls import Options
+from coordinator.calls import EvaluationResult, Options
 from coordinator.core import Core
 from coordinator.evaluations import Evaluations
 from coordinator.launchers import Launcher
@@ -134,6 +135,13 @@ class BlindRounds(Rounds):
 
     def _contested(self) -> int | None:
         return None
+
+
+class KeptEvaluations(Core):
+    """P25 off: a result counts, whichever lives' weights it judged."""
+
+    def _evaluated(self, result: EvaluationResult) -> None:
+        super()._evaluated(replace(result, incarnations=self.shards.incarnations()))
 
 
 class NoRollback(Rounds):

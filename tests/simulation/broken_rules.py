@@ -14,6 +14,7 @@ from broken_coordinators import (
     CountingLeases,
     CreditingCore,
     HastyCore,
+    KeptEvaluations,
     LosingLeases,
     MergingLeases,
     NoRollback,
@@ -96,6 +97,14 @@ SHARDS_AND_COORDINATORS = (
     "stray_claim",
     "store_slow",
 )
+JUDGED = {
+    "evaluate_every_epochs": 3.0,
+    "shard_crash": 0.005,
+    "durability": "checkpoint",
+    "checkpoint_every_s": 0.0,
+    "checkpoint_every_steps": 8,
+    "until_s": 30.0,
+}
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 SKIPS = {
@@ -260,5 +269,8 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (47, 48, 49),
         "killed by its model",
         {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
+    ),
+    "P25-held-evaluations-kept": BrokenRule(
+        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (108, 25, 80), "void evaluation", JUDGED
     ),
 }

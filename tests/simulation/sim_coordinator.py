@@ -19,6 +19,7 @@ from sim_world import Process, Promise, World
 
 from coordinator.core import Core
 from coordinator.draining import Answer
+from coordinator.exclusive import ExclusiveCore
 from coordinator.membership import ShardLife
 from coordinator.run_store import RunStore
 from coordinator.service import CoordinatorService
@@ -94,17 +95,14 @@ class CoordinatorProcess(Process):
         if saved is not None:
             self.core.resume(saved)
         self._stored_skips = frozenset(self.core.leases.skips)
-        self.service = CoordinatorService(
-            self.core,
-            pb.GetJobReply(run_id=RUN_ID),
-            StatusView("job", "", len(plan.shards)),
-            clock=lambda: world.now_s,
-            on_decision=self._save_decision,
-        )
+        self.exclusive = ExclusiveCore(self.core, clock=lambda: world.now_s)
+        self.exclusive.on_decision = self._save_decision
+        status = StatusView("job", "", len(plan.shards))
+        self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)
         self.final: dict[str, Float32s] | None = None
         self._checkpoint = ""
         self._checkpoint_view = 0
-        self._held = HeldCalls(world, self.service, self.core, self._watch)
+        self._held = HeldCalls(world, self.exclusive, self.core, self._watch)
         self._events = 0
         world.note(f"coordinator {self.incarnation} starts")
         network.hosts[COORDINATOR] = self
@@ -166,7 +164,7 @@ class CoordinatorProcess(Process):
         core, world = self.core, self.world
         next_save_s = world.now_s + SAVE_S
         while not core.over:
-            self.service.run(lambda core, now_s: core.tick(now_s))
+            self.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
             self._note_events()
             if world.now_s >= next_save_s:
                 next_save_s = world.now_s + SAVE_S
@@ -187,6 +185,7 @@ class CoordinatorProcess(Process):
         for event in list(self.core.events)[-new:] if new else ():
             self.world.note(event)
             self.world.fired["silent worker"] += " was silent " in event
+            self.world.fired["void evaluation"] += " is void: " in event
             self.world.fired["early stop"] += event.startswith("draining")
 
     async def _command_shards(self) -> None:
@@ -210,10 +209,12 @@ class CoordinatorProcess(Process):
                 for shard, round_ in core.rounds.strayed()
             ]
         )
-        round_ = self.service.run(lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+        round_ = self.exclusive.run_exclusive(
+            lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s)
+        )
         if round_ is not None:
             await self._command(self._saves(round_, ahead=True))
-            self.service.run(lambda core, _: core.rounds.cut_named())
+            self.exclusive.run_exclusive(lambda core, _: core.rounds.cut_named())
 
     async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
         """Send commands at once; return the answers, or the errors in their place."""
@@ -250,7 +251,9 @@ class CoordinatorProcess(Process):
             id_ = await self._checkpoint_of_all(target, final=False)
         except (RetryLater, Redo, Fenced) as error:
             why = str(error)
-            given_up = self.service.run(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            given_up = self.exclusive.run_exclusive(
+                lambda core, now_s: core.draining.failed(why, core.shards.view, now_s)
+            )
             if given_up is None:
                 return  # leasing stays paused until the shard is back
             answer = given_up
@@ -261,7 +264,7 @@ class CoordinatorProcess(Process):
                 return
             answer = Answer(checkpoint=id_, steps=target)
             self.world.fired["drained checkpoint"] += 1
-        self.service.run(lambda core, _: core.checkpoint_ended(answer))
+        self.exclusive.run_exclusive(lambda core, _: core.checkpoint_ended(answer))
 
     async def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
         core = self.core
@@ -276,7 +279,7 @@ class CoordinatorProcess(Process):
         unequal = any(steps_of != IntervalSet([(0, steps)]) for steps_of in applied)
         if unequal and "P8-unequal-sets" not in self._habits:
             furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
-            self.service.run(lambda core, _: core.drain_further(furthest))
+            self.exclusive.run_exclusive(lambda core, _: core.drain_further(furthest))
             return ""
         await self.moment()
         return self._run_store.add_job_manifest(
@@ -300,7 +303,7 @@ class CoordinatorProcess(Process):
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
             return
-        self.service.run(lambda core, _: core.done())
+        self.exclusive.run_exclusive(lambda core, _: core.done())
 
     def _save_decision(self, core: Core) -> None:
         """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""

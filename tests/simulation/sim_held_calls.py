@@ -10,7 +10,8 @@ from sim_world import Promise, World
 
 from coordinator.calls import LeaseAnswer
 from coordinator.core import Core
-from coordinator.service import CoordinatorService, lease_reply
+from coordinator.exclusive import ExclusiveCore
+from coordinator.service import lease_reply
 from protos import coordinator_pb2 as pb
 
 
@@ -26,17 +27,17 @@ class HeldCalls:
 
     Parameters
     ----------
-    service, core
+    exclusive, core
         The coordinator's.
     told : callable
         Sees every answer as it leaves.
     """
 
     def __init__(
-        self, world: World, service: CoordinatorService, core: Core, told: Callable[[pb.LeaseReply], None]
+        self, world: World, exclusive: ExclusiveCore, core: Core, told: Callable[[pb.LeaseReply], None]
     ) -> None:
         self._world = world
-        self._service = service
+        self._exclusive = exclusive
         self._core = core
         self._told = told
         self._waiters: list[_Waiter] = []
@@ -57,7 +58,7 @@ class HeldCalls:
             reply = pb.LeaseReply(state=core.state.value, view=core.shards.view)  # type: ignore[arg-type]
             waits = core.workers.waits(asked.worker, asked.incarnation, asked.sequence)
             if waits:
-                reply = lease_reply(self._service.run(partial(_grant, asked=asked)))
+                reply = lease_reply(self._exclusive.run_exclusive(partial(_grant, asked=asked)))
             nothing = not (reply.granted or reply.evaluations or core.over)
             if not waits or not nothing or self._world.now_s >= waiter.until_s:
                 self._waiters.remove(waiter)

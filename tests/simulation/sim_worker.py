@@ -39,6 +39,7 @@ from worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
 COMPUTE_S = (0.002, 0.02)
+EVALUATE_S = (0.002, 2.0)  # over in no time, or long enough for a shard to die and come back meanwhile
 STEP_TIMEOUT_S = 120.0
 RIDING_PAUSE_S = (0.01, 0.3)
 PATIENCE_S = 60.0
@@ -123,9 +124,7 @@ class WorkerProcess(Process):
             now_s=self.world.now_s,
             patience_s=PATIENCE_S,
         )
-        self.client.use(await self._patiently(self._view))
-        for _ in range(self._lanes):
-            self.spawn(self._lane)
+        self.spawn(self._begin)
         while True:
             while (pause_s := self._work.due_in_s(self.world.now_s)) > 0:
                 await self._changed(pause_s)
@@ -147,6 +146,12 @@ class WorkerProcess(Process):
         self.end(f"left: {self._work.failure or self._work.reason}")
 
     # --- work ---
+
+    async def _begin(self) -> None:
+        """Work as soon as the shards are there; leases are asked for meanwhile (P22)."""
+        self.client.use(await self._patiently(self._view))
+        for _ in range(self._lanes):
+            self.spawn(self._lane)
 
     async def _lane(self) -> None:
         while not (self._stopping or self._work.over):
@@ -238,10 +243,16 @@ class WorkerProcess(Process):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
         else:
-            weights = fingerprint(pulled.variables)
+            metrics = {"weights": fingerprint(pulled.variables)}
+            incarnations = pulled.incarnations
             pulled.release()
+            if incarnations != tuple(work.incarnations):
+                self._work.evaluation_dropped(work.evaluation)
+                await self._refresh()
+                return
+            await self.world.sleep(self.world.rng.uniform(*EVALUATE_S))
             best = self._habits.stops_early and self.world.rng.random() < 0.4
-            self._work.evaluated(work.evaluation, {"accuracy": float(best), "weights": weights})
+            self._work.evaluated(work, metrics | {"accuracy": float(best)})
         self._notify()
 
     def _round(self, step: int) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +28,11 @@ VARIABLES = variables_of(
     Variable("weight", (4, 3)),
 )
 EXAMPLES, HELD_OUT, BATCH_SIZE = 20, 7, 4
+
+
+def evaluation(after_step: int, incarnations: Sequence[int] = (1, 1), **more: Any) -> pb.EvaluationGrant:
+    """Return the lease of an evaluation of the weights that these lives of the shards have."""
+    return pb.EvaluationGrant(evaluation=after_step, incarnations=incarnations, **more)
 
 
 class Numbered:
@@ -110,8 +115,8 @@ class ScriptedLeasing:
     def evaluation_dropped(self, number: int) -> None:
         self.dropped_evaluations.append(number)
 
-    def evaluated(self, number: int, metrics: Mapping[str, float], error: str = "") -> None:
-        self.evaluations[number] = (dict(metrics), error)
+    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+        self.evaluations[grant.evaluation] = (dict(metrics), error)
 
 
 class Job:

@@ -30,18 +30,19 @@ def test_granted_steps_are_taken_in_order_and_held_until_reported() -> None:
 
 
 def test_an_evaluation_is_held_and_reported_likewise() -> None:
-    worker = Worker()
-    worker.answer(worker.call(), 7, evaluations=[pb.EvaluationGrant(evaluation=2)])
+    worker, grant = Worker(), pb.EvaluationGrant(evaluation=2, incarnations=[1, 4])
+    worker.answer(worker.call(), 7, evaluations=[grant])
     assert list(worker.call().held_evaluations) == [2]  # in the queue
     assert isinstance(worker.work.take(worker.now_s), pb.EvaluationGrant)
     request = worker.call()
     assert list(request.held_evaluations) == [2]  # in the works
     worker.answer(request)
     assert worker.due_in_s > 0
-    worker.work.evaluated(2, {"loss": 0.25}, "")
+    worker.work.evaluated(grant, {"loss": 0.25}, "")
     assert worker.due_in_s == 0.0  # an outcome is told at once
     request = worker.call()
     assert (list(request.held_evaluations), dict(request.evaluated[0].metrics)) == ([], {"loss": 0.25})
+    assert list(request.evaluated[0].incarnations) == [1, 4], "of the weights that the grant names (P25)"
 
 
 def test_a_full_queue_asks_for_nothing_until_the_renewal() -> None:  # P5

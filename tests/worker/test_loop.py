@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from in_process import push
-from loop_cases import HELD_OUT, Job
+from loop_cases import HELD_OUT, Job, evaluation
 
 from parashard.client import Pulled
 from parashard.data.base import Batch
@@ -136,15 +136,15 @@ def test_a_stop_before_the_first_step_computes_nothing(depth: int) -> None:
 @pytest.mark.parametrize("at_once", [1, 2, 3, HELD_OUT, 1000])
 def test_metrics_are_means_over_all_held_out_examples(monkeypatch: pytest.MonkeyPatch, at_once: int) -> None:
     monkeypatch.setattr(computing, "EVALUATION_EXAMPLES", at_once)
-    job = Job(0, pb.EvaluationGrant(evaluation=5)).run()
+    job = Job(0, evaluation(5)).run()
     metrics, error = job.leasing.evaluations[5]
     assert metrics == pytest.approx({"mean": np.arange(HELD_OUT).mean(), "weight": 1.0})
     assert error == ""
 
 
 def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None:  # P11
-    late = pb.EvaluationGrant(evaluation=3, for_round=True, round=0)
-    job = Job(0, 1, pb.EvaluationGrant(evaluation=2, for_round=True, round=1), late, round_steps=2).run()
+    late = evaluation(3, for_round=True, round=0)
+    job = Job(0, 1, evaluation(2, for_round=True, round=1), late, round_steps=2).run()
     assert job.leasing.evaluations[2][0]["weight"] == 1.5
     assert job.leasing.dropped_evaluations == [3], "its round is over: whoever has it next knows more"
 
@@ -154,7 +154,7 @@ def test_an_evaluation_that_fails_is_told() -> None:
         if batch.step < 0:
             raise ZeroDivisionError("in the model")
 
-    job = Job(pb.EvaluationGrant(evaluation=5), 0)
+    job = Job(evaluation(5), 0)
     job.model.before = broken
     job.run()
     metrics, error = job.leasing.evaluations[5]
@@ -164,7 +164,7 @@ def test_an_evaluation_that_fails_is_told() -> None:
 
 @DEPTHS
 def test_an_evaluation_waits_for_what_is_pulled_and_goes_before_what_is_not(depth: int) -> None:
-    job = Job(0, pb.EvaluationGrant(evaluation=5), 1, depth=depth).run()
+    job = Job(0, evaluation(5), 1, depth=depth).run()
     assert job.model.computed == [0, -1, 1]
 
 
@@ -255,7 +255,7 @@ def test_what_was_pulled_is_given_back_once_the_push_has_settled(depth: int, mon
 def test_what_an_evaluation_pulled_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
     monkeypatch.setattr(Pulled, "release", lambda pulled: order.append("given back"))
-    job = Job(pb.EvaluationGrant(evaluation=5))
+    job = Job(evaluation(5))
     job.model.before = lambda batch: order.append("judged")
     job.run()
     assert order == ["judged", "given back"]

@@ -10,11 +10,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from in_process import use_small_chunks
-from loop_cases import Job
+from loop_cases import Job, evaluation
 
 from parashard.errors import NotReady, Unreachable
 from parashard.messages import PullRun, PushChunk
-from protos import coordinator_pb2 as pb
 from ps_server.assembly import Assemblies
 from ps_server.push_memory import PushMemory
 from ps_server.shard import Shard
@@ -143,13 +142,18 @@ def test_a_pull_waits_for_the_later_life(depth: int) -> None:
     assert_each_step_once(job, 4)
 
 
-def test_an_evaluation_waits_for_the_later_life() -> None:
-    job = Job(0, pb.EvaluationGrant(evaluation=5), 1)
+def test_an_evaluation_of_weights_that_an_ended_life_had_is_given_back() -> None:  # P25
+    job = Job(0, evaluation(5), 1)
     dying = Dying(job, lambda request: isinstance(request, PullRun) and request.step is None)
     job.run()
     assert dying.died
-    metrics, error = job.leasing.evaluations[5]
-    assert (metrics["weight"], error, job.leasing.dropped_evaluations) == (1.0, "", [])
+    assert (job.leasing.evaluations, job.leasing.dropped_evaluations) == ({}, [5])
+    assert_each_step_once(job, 2)
+
+
+def test_an_evaluation_judges_the_lives_that_its_grant_names_and_no_others() -> None:  # P25
+    job = Job(evaluation(4, (1, 2)), evaluation(5, (1, 1))).run()
+    assert (job.leasing.dropped_evaluations, job.leasing.evaluations.keys()) == ([4], {5})
 
 
 def test_in_rounds_a_push_to_a_shard_that_returned_to_an_earlier_round_is_given_back() -> None:  # P11, P12

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 from in_process import DIGEST, RUN
-from loop_cases import Job
+from loop_cases import Job, evaluation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 from traced_cases import CONTEXT, Traced, about, ids
@@ -173,7 +173,7 @@ def test_a_step_that_was_given_back_says_so(worker: Make) -> None:
 
 
 def test_an_evaluation_is_of_no_step(worker: Make) -> None:
-    it = worker(evaluations=(pb.EvaluationGrant(evaluation=1),)).run()
+    it = worker(evaluations=(evaluation(1),)).run()
     assert {name for name in it.traced.names()} == {"pull", "compute"}
     assert all(about(span, "step") == [None] and ids(span)[2] == "" for span in it.traced.spans)
 
