@@ -103,7 +103,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
-    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, resume=arguments.resume))
+    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, resume=arguments.resume))
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -206,8 +206,8 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
     return open_cluster(kubernetes_job)
 
 
-def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, *, resume: bool) -> Core:
-    """Return the core of a job, with what an earlier coordinator has stored."""
+def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
+    """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it (P23)."""
     core = build_core(resolved, run_id, run_store.incarnation)
     core.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
@@ -215,6 +215,7 @@ def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, *, re
         core.resume(saved)
         if resume:
             core.started_anew()
+    when_there_is_room(lambda: run_store.save(core.saved()), "the coordinator's records", stop.event)
     return core
 
 

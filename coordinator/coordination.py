@@ -230,6 +230,7 @@ class Coordination:
             self._failed_report.attempt(self._save_failed_report)
 
     def _save_failed_report(self) -> None:
+        self._check_claim()
         save_report(self._run_dir, self._report(None))
         self._run_store.keep_results(self._run_dir)
 
@@ -340,6 +341,7 @@ class Coordination:
     def _finish(self, due: DueCheckpoint) -> None:
         """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
 
+        That checkpoint's manifest decides the end: whichever coordinator writes weights and report writes those of it.
         The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
         stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
         waited for (P21).
@@ -351,6 +353,7 @@ class Coordination:
         self._look()
         figures = self._report(due) | audited(resolved, variables)
         figures["checkpoint"] = due.stored
+        self._check_claim()
         try:
             save_weights(self._run_dir, variables, self._run_id)
             save_preprocessing(self._run_dir, resolved.spec.preprocessing)
@@ -402,8 +405,7 @@ class Coordination:
     def _check_newest(self, refusal: ParashardError) -> None:
         """Raise `Superseded` after a refusal if a later coordinator has claimed the run (P23); else the shard is."""
         if isinstance(refusal, Fenced):
-            with suppress(StoreFailed):  # nobody knows now; the next refusal asks again
-                self._run_store.check_newest()
+            self._check_claim()
 
     def _end_waits(self, reason: str) -> None:
         """Wait, for as long as it takes, for a store or a disk that fails; people see why (P21)."""
@@ -421,11 +423,16 @@ class Coordination:
     # --- what outlives this process ---
 
     def _save_if_changed(self) -> None:
-        """Under the core's lock: a decision that is stored meanwhile is not to be replaced by what was before it."""
+        """Store what has changed; with or without a change, end where there is a later coordinator (P23).
+
+        Under the core's lock: a decision that is stored meanwhile is not to be replaced by what was before it.
+        """
 
         def save(core: Core, _: float) -> None:
             saved = core.saved()
-            if saved != self._saved:
+            if saved == self._saved:
+                self._check_claim()
+            else:
                 self._save(saved)
 
         self._core.run_exclusive(save)
@@ -435,6 +442,11 @@ class Coordination:
             return False
         self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
         return True
+
+    def _check_claim(self) -> None:
+        """Raise `Superseded` if a later coordinator has claimed the run, as far as the store can tell now."""
+        with suppress(StoreFailed):
+            self._run_store.check_newest()
 
     def _save_decision(self, core: Core) -> None:
         """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.

@@ -68,7 +68,8 @@ class Core(Course):
             for step in self.leases.confirm(shard, held):
                 self._event(f"every shard has step {step} already; it is not tried again")
         self._has_skipped(shard, says.applied, says.skipped, new_life=is_new)
-        if self.state is JobState.STARTING and self.shards.all_registered:
+        begins = self.state is JobState.STARTING and self.shards.all_registered
+        if begins:
             self._become(JobState.RUNNING, "every shard is up")
             is_new = True
             if self.early_stop:
@@ -81,7 +82,11 @@ class Core(Course):
                 self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
         self.leases.committed(self.rounds.committed())
         if is_new and self.state is not JobState.STARTING and self.ending is None:
-            for again in self.evaluations.shard_returned(self.leases.lowest_incomplete):  # P25
+            complete = self.leases.lowest_incomplete
+            if begins and list(self.shards.incarnations()) != self._earlier_lives:
+                # What the final weights were may not be known: the record may be from before a shard's return.
+                complete = min(complete, self.leases.target - 1)
+            for again in self.evaluations.shard_returned(complete):  # P25
                 self.decisions += 1  # or a successor would take the result for one of the weights that there are
                 self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()

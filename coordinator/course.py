@@ -243,6 +243,7 @@ class Course:
         """Return what a later coordinator cannot learn from the shards."""
         return Saved(
             target=self.leases.target,
+            final=self.ending.stored if self.ending else "",
             early_stop=self.early_stop,
             evaluations={
                 str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
@@ -269,6 +270,9 @@ class Course:
         for after_step, metrics in saved.evaluations.items():
             known = {name: math.nan if value is None else value for name, value in metrics.items()}
             self.evaluations.known(int(after_step), known)
+        if saved.final:
+            judged = self.evaluations.results().get(self.leases.target)
+            self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers

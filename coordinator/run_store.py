@@ -3,10 +3,16 @@
 Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
 state and, in an object store, the results. A fresh run writes the first three; a coordinator that is started again, and
 `--resume`, read them. Decides nothing about steps.
+
+Two coordinators of a run may live at once (P23). What decides something is written under a name or with a field that
+carries the claim, and only then the claims are read: a successor that claimed before that ends the writer, whose
+decision nobody has heard of, and one that claims later reads it. A successor saves its own record before it serves, so
+that of what an older coordinator decides after that, nothing counts.
 """
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -61,6 +67,18 @@ class Identity:
     job_toml: str
 
 
+@dataclass(frozen=True)
+class _Earlier:
+    """The newest record of an earlier coordinator: since it was made, nothing of older ones counts (P23)."""
+
+    incarnation: int
+    saved: Saved
+
+    def precedes(self, decision: PlanRecord | JobManifest) -> bool:
+        """Tell whether its coordinator or a later one made a decision."""
+        return decision.coordinator_incarnation >= self.incarnation
+
+
 class RunStore:
     """The records of one run.
 
@@ -76,6 +94,7 @@ class RunStore:
         self.store = store
         self.catalogue = Catalogue(store)
         self.incarnation = incarnation
+        self._plan_version = 0  # of the plan in force, once it is opened
 
     def find_run(self, run_id: str, *, resume: bool) -> RunRecord | None:
         """Return the run that the store has, if it is the one that is meant (`check_run`); None: it has none."""
@@ -190,8 +209,9 @@ class RunStore:
         ConfigurationError
             If the placement changed and there is no drained checkpoint to start from, or shards have saved more.
         """
-        newest = self.catalogue.newest_plan()
+        newest = self._plan_in_force()
         if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
+            self._plan_version = newest.version
             return replace(wanted, version=newest.version), newest.source or ""
         source = None
         if newest is None and source_asked:
@@ -211,14 +231,25 @@ class RunStore:
                 self._check_nothing_lost(newest.version, len(newest.plan.shards), drained, len(wanted.shards))
             source = f"j{drained.number}"
             log.info("new-plan", source=source, steps=drained.steps, shards=len(wanted.shards))
-        plan = replace(wanted, version=1 if newest is None else newest.version + 1)
+        plan = replace(wanted, version=max(self.catalogue.plans(), default=0) + 1)
         record = PlanRecord.of(plan, source=source, coordinator_incarnation=self.incarnation)
         self._create(plan_name(plan.version), encode(record))
+        self.check_newest()
+        self._plan_version = plan.version
         return plan, source or ""
+
+    def _plan_in_force(self) -> PlanRecord | None:
+        """Return the newest plan, but for those of coordinators that a successor has passed over (P23)."""
+        earlier = self._earlier()
+        for version in reversed(self.catalogue.plans()):
+            plan = self.catalogue.plan(version)
+            if earlier is None or version <= earlier.saved.plan_version or earlier.precedes(plan):
+                return plan
+        return None
 
     def _check_nothing_lost(self, version: int, shards: int, drained: JobManifest, wanted: int) -> None:
         """Refuse to go back behind what the shards have saved, unless that is asked for by name."""
-        newer = [f"j{n}" for n in self.catalogue.job_checkpoints() if n > drained.number]
+        newer = [f"j{n}" for n in self.catalogue.damaged_job_checkpoints() if n > drained.number]
         if newer:
             raise ConfigurationError(
                 f"cluster.shards = {wanted}: the newest drained checkpoint {newer[-1]} is damaged; "
@@ -245,7 +276,14 @@ class RunStore:
         *,
         final: bool,
     ) -> str:
-        """Store the manifest of a drained checkpoint, which makes it exist; return its id."""
+        """Store the manifest of a drained checkpoint, which makes it exist; return its id.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run: the job does not end with this checkpoint (P23).
+        """
+        self.check_newest()  # before, too: the parts are kept for the coordinator that the shards obey
         number = max(self.catalogue.job_checkpoints(), default=0) + 1
         while True:
             manifest = JobManifest(
@@ -264,6 +302,7 @@ class RunStore:
             except AlreadyStored:
                 number += 1  # an older coordinator, not dead yet, was faster
                 continue
+            self.check_newest()
             return f"j{number}"
 
     def weights(self, id_: str) -> dict[str, Float32s]:
@@ -279,14 +318,41 @@ class RunStore:
         return whole_model(self.store, self.catalogue.job_manifest(number))
 
     def load_saved(self) -> Saved | None:
-        """Return what the latest earlier coordinator saved, or None."""
-        lives = sorted(self.store.names(COORDINATORS), reverse=True)
-        for name in lives:
+        """Return what the latest earlier coordinator decided, as far as it holds under the plan in force, or None.
+
+        After `open_plan`. A plan that starts from a drained checkpoint gives up what was decided beyond that.
+        """
+        earlier = self._earlier()
+        if earlier is None:
+            return None
+        saved = earlier.saved
+        if self._plan_version != saved.plan_version:
+            source = parse_job_id(self.catalogue.plan(self._plan_version).source or "")
+            if source is not None:
+                saved = saved.returned_to(self.catalogue.job_manifest(source).steps)
+        final = saved.final or self._final_of(earlier)
+        return saved.model_copy(update={"final": final})
+
+    def _earlier(self) -> _Earlier | None:
+        """Return the record of the latest earlier coordinator that has one."""
+        for name in sorted(self.store.names(COORDINATORS), reverse=True):
+            life = re.fullmatch(r"i(\d{8,})\.json", name, re.ASCII)
+            if life is None or int(life[1]) >= self.incarnation:
+                continue
             try:
-                return decode(Saved, self.store.read(f"{COORDINATORS}/{name}", MANIFEST_BYTES_MAX), name)
+                saved = decode(Saved, self.store.read(f"{COORDINATORS}/{name}", MANIFEST_BYTES_MAX), name)
             except (DamagedCheckpoint, NotStored) as error:
                 log.warning("saved-state-damaged", name=name, error=str(error))
+            else:
+                return _Earlier(int(life[1]), saved)
         return None
+
+    def _final_of(self, earlier: _Earlier) -> str:
+        """Return the last checkpoint that an earlier coordinator stored and did not live to record, or ""."""
+        newest = self.catalogue.newest_job_manifest()
+        if newest is None or not newest.final or newest.plan_version != self._plan_version:
+            return ""
+        return f"j{newest.number}" if earlier.precedes(newest) else ""
 
     def save(self, saved: Saved) -> None:
         """Store what a later coordinator cannot learn elsewhere; durable when this returns.
@@ -294,11 +360,12 @@ class RunStore:
         Raises
         ------
         Superseded
-            If a later coordinator has claimed the run: it will not see this, so this one must stop (P3).
+            If a later coordinator has claimed the run: it may not have seen this, so this one must stop (P23).
         """
-        self.check_newest()
-        self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(saved))
+        record = saved.model_copy(update={"plan_version": self._plan_version})
+        self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
         failpoints.hit("coordinator.state.saved")
+        self.check_newest()
 
     def keep_results(self, run_dir: Path) -> None:
         """Put the files that a job ends with into an object store too, which outlives the machine of the run directory.

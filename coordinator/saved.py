@@ -1,11 +1,12 @@
 """Saved: what a coordinator's successor cannot learn from the shards, the job file and the manifests (P7).
 
-Stored before a decision acts, and now and then for the counters. Pure; `coordinator.run_store` has the disk.
+Stored when a coordinator takes the run over, before a decision acts, and now and then for the counters. Pure;
+`coordinator.run_store` has the disk, and the names that carry the claim (P23).
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from pydantic import Field
 
@@ -15,12 +16,15 @@ from parashard.checkpoints.encoding import Record
 class Saved(Record):
     """Decisions, and figures for the report.
 
-    Evaluations' results are by the steps before them; a metric that is not finite is None.
+    Evaluations' results are by the steps before them; a metric that is not finite is None. `plan_version` is of the
+    plan that its coordinator went by, and `final` the drained checkpoint that the job ends with, once that is decided.
     """
 
     kind: ClassVar[str] = "coordinator"
 
     target: int
+    plan_version: int = 0  # 0: none yet
+    final: str = ""
     early_stop: str = ""
     evaluations: dict[str, dict[str, float | None]] = Field(default_factory=dict)
     skips: tuple[int, ...] = ()
@@ -33,3 +37,15 @@ class Saved(Record):
     examples: int = 0
     training_s: float = 0.0
     fingerprint: str = ""  # of the arithmetic that the job began with (P13)
+
+    def returned_to(self, steps: int) -> Self:
+        """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
+        stopped = bool(self.early_stop) and self.target <= steps
+        return self.model_copy(
+            update={
+                "early_stop": self.early_stop if stopped else "",
+                "evaluations": {after: told for after, told in self.evaluations.items() if int(after) <= steps},
+                "skips": tuple(step for step in self.skips if step < steps),
+                "final": "",
+            }
+        )

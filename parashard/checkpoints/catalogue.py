@@ -171,8 +171,16 @@ class Catalogue:
         return manifest
 
     def newest_job_manifest(self) -> JobManifest | None:
-        """Return the newest manifest of a drained checkpoint that is not damaged."""
-        return next((m for m in map(self._undamaged_job, reversed(self.job_checkpoints())) if m), None)
+        """Return the newest manifest of a drained checkpoint that is not damaged.
+
+        That of the newest coordinator: an older one that was only slow may have written later (P23).
+        """
+        manifests = [m for m in map(self._undamaged_job, self.job_checkpoints()) if m]
+        return max(manifests, key=lambda m: (m.coordinator_incarnation, m.number), default=None)
+
+    def damaged_job_checkpoints(self) -> list[int]:
+        """Return the numbers of the drained checkpoints whose manifest is damaged, the oldest first."""
+        return [number for number in self.job_checkpoints() if self._undamaged_job(number) is None]
 
     def pinned(self) -> set[str]:
         """Return the folders that a drained checkpoint is made of: they are not to be deleted (P8)."""

@@ -16,12 +16,29 @@ from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
 from parashard.claims import claim_incarnation
+from parashard.errors import Superseded
 from parashard.job.load import job_from_toml
 from parashard.process import Stop
 from protos import coordinator_pb2 as pb
 
 TICKS = 6
 REGISTERS_AT = 3
+
+
+def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(tmp_path: Path) -> None:  # P23
+    store = MemoryStore()
+    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    run_store = RunStore(store, claim_incarnation(store, "coordinator"))
+    job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
+    coordination = Coordination(ExclusiveCore(core_of()), resolved, resolved.plan, job, tmp_path, run_store)
+    coordination._save_if_changed()
+    coordination._save_if_changed()
+    claim_incarnation(store, "coordinator")
+    fault = store.fail("names", "claims/")
+    coordination._save_if_changed()
+    assert fault.fired == 1, "a store that fails says nothing of a successor"
+    with pytest.raises(Superseded):
+        coordination._save_if_changed()
 
 
 def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

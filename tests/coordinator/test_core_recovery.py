@@ -412,3 +412,16 @@ def test_that_a_result_is_void_is_stored_before_it_acts() -> None:  # P7, P25: o
     before = core.decisions
     announce(core, 0, 2, [(0, 1)])
     assert (core.decisions, core.saved().evaluations) == (before + 1, {})
+
+
+def test_the_final_weights_are_judged_again_where_a_shard_has_a_life_that_the_record_does_not_know() -> None:  # P25
+    """The record may be from before a shard's return, where the store failed then (P21)."""
+    earlier = core_of(evaluate_after=[20, 40])
+    for after_step in (20, 40):
+        tell(earlier, after_step, accuracy=0.5)
+    known, unknown = (core_after(earlier, evaluate_after=[20, 40]) for _ in range(2))
+    announce_all(known, [(0, 40)], [(0, 40)])
+    announce(unknown, 0, 2, [(0, 40)])
+    announce(unknown, 1, 1, [(0, 40)])
+    assert (known.complete, unknown.complete) == (True, False)
+    assert unknown.evaluations.results().keys() == {20}, "what was judged on the way is history"

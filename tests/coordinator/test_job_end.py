@@ -167,6 +167,37 @@ def test_the_job_ends_with_the_checkpoint_that_is_stored_whatever_becomes_of_a_s
     assert (taken, core.state) == ([(1, 1)], JobState.DONE)
 
 
+def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P23: its predecessor may have told that the job is done
+    coordination, core = at_its_end(MemoryStore(), tmp_path, monkeypatch)
+    saved = core.saved().model_copy(update={"final": "j1", "evaluations": {str(STEPS): {"accuracy": 0.75}}})
+    core = core_of(steps_total=STEPS, evaluate_after=[STEPS], registered=False)
+    core.resume(saved)
+    coordination._core = ExclusiveCore(core)
+    announce(core, 0, 2)
+    announce(core, 1, 2)
+    assert Caller(core).call(want=1).granted == [], "whatever the shards have by now"
+    coordination._save_what_is_due()
+    report = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert (core.state, report["checkpoint"], report["held_out"]["accuracy"]) == (JobState.DONE, "j1", 0.75)
+
+
+def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = MemoryStore()
+    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    variables = next(name for name in store.contents if "variables" in name)
+    whole = store.contents[variables]
+    store.contents[variables] = whole[:-1]
+    coordination._save_what_is_due()
+    assert (core.state, core.ending) == (JobState.RUNNING, None)
+    store.contents[variables] = whole
+    coordination._save_what_is_due()
+    assert core.state is JobState.DONE
+
+
 def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = open_store(str(tmp_path / "store"))
     coordination, core = at_its_end(store, tmp_path, monkeypatch)

@@ -256,4 +256,4 @@ def test_on_a_disk(tmp_path: Path) -> None:
     second = RunStore(open_store(str(tmp_path)), 2)
     assert open_run(second, RUN, identity(), resume=True) == RUN
     assert second.open_plan(plan_on(2)) == (plan, "")
-    assert second.load_saved() == SAVED
+    assert second.load_saved() == SAVED.model_copy(update={"plan_version": plan.version})

@@ -16,6 +16,7 @@ from coordinator.leases import StepLeases
 from coordinator.membership import Shards, Worker
 from coordinator.policies import LeasingPolicy
 from coordinator.rounds import ANY_STEP, RoundBook, Rounds
+from coordinator.run_store import RunStore
 from parashard.intervals import IntervalSet
 
 
@@ -142,6 +143,13 @@ class KeptEvaluations(Core):
 
     def _evaluated(self, result: EvaluationResult) -> None:
         super()._evaluated(replace(result, incarnations=self.shards.incarnations()))
+
+
+class UncheckedRunStore(RunStore):
+    """P23 off: a coordinator does not look for a successor's claim."""
+
+    def check_newest(self) -> None:
+        return
 
 
 class NoRollback(Rounds):

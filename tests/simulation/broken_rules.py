@@ -21,6 +21,7 @@ from broken_coordinators import (
     PausingCore,
     TrustingLeases,
     UnboundedLeases,
+    UncheckedRunStore,
     UncountedCore,
     core_with,
 )
@@ -82,6 +83,14 @@ STOPS = {
     "stops_early": True,
     "coordinator_crash": 0.02,
     "shard_crash": 0.01,
+    "until_s": 10.0,
+}
+SUCCEEDED = {
+    "evaluate_every_epochs": 0.4,
+    "stops_early": True,
+    "supervised": False,
+    "coordinator_pause": 0.02,
+    "replaced": 1.0,
     "until_s": 10.0,
 }
 LOG = {"durability": "log", "shard_crash": 0.01}
@@ -251,6 +260,15 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         (0, 5, 2),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
+    ),
+    "P23-claim-unchecked": BrokenRule(
+        replace(REAL, run_store=UncheckedRunStore),
+        "ledger",
+        "async",
+        "stop",
+        (154, 198, 134),
+        "two of one coordinator",
+        SUCCEEDED,
     ),
     "P24-skip-after-a-partial-push": BrokenRule(
         replace(REAL, rounds=KeepingRounds, core=core_with(CountingLeases), book=BlindRounds),

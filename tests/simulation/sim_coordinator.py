@@ -6,26 +6,26 @@ saved, leases, sends shards back, names rounds, takes drained checkpoints, and e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sim_held_calls import HeldCalls
 from sim_jobs import Job
 from sim_network import Network
-from sim_parts import COORDINATOR, DIGEST, RUN_ID
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, Parts
 from sim_store import SimulatedStore
 from sim_world import Process, Promise, World
 
 from coordinator.core import Core
+from coordinator.course import DueCheckpoint
 from coordinator.draining import Answer
 from coordinator.exclusive import ExclusiveCore
 from coordinator.membership import ShardLife
-from coordinator.run_store import RunStore
 from coordinator.service import CoordinatorService
 from coordinator.shard_says import saved_shard
 from coordinator.status import StatusView
-from parashard.claims import claim_incarnation, newest_claim
+from parashard.claims import claim_incarnation
 from parashard.errors import Fenced, ParashardError, Redo, RetryLater, StoreFailed, Superseded
 from parashard.intervals import IntervalSet
 from parashard.partition import Plan
@@ -44,6 +44,7 @@ class Ending:
     """What became known of the job's end, whichever life of the coordinator told it."""
 
     stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
+    lives: dict[str, list[ShardLife]] = field(default_factory=dict)  # of the shards, by last checkpoint
     by: CoordinatorProcess | None = None  # who has ended it
 
 
@@ -60,8 +61,8 @@ class CoordinatorProcess(Process):
         What it is about.
     new_core : callable
         From an incarnation to a core at the job's start.
-    habits : frozenset of str
-        What it leaves out, by rule.
+    parts : Parts
+        What it is made of, and what it leaves out, by rule.
     ending : Ending
         Told of the job's end.
     """
@@ -78,7 +79,7 @@ class CoordinatorProcess(Process):
         job: Job,
         plan: Plan,
         new_core: Callable[[int], Core],
-        habits: frozenset[str],
+        parts: Parts,
         ending: Ending,
     ) -> None:
         self.incarnation = claim_incarnation(store, "coordinator")
@@ -86,22 +87,25 @@ class CoordinatorProcess(Process):
         self._network = network
         self._policy = job.policy
         self._plan = plan
-        self._habits = habits
+        self._habits = parts.habits
         self._ending = ending
-        self._store = store
-        self._run_store = RunStore(store, self.incarnation)
+        self._run_store = parts.run_store(store, self.incarnation)
+        self._run_store.open_plan(plan)
         self.core = new_core(self.incarnation)
         saved = self._run_store.load_saved()
         if saved is not None:
             self.core.resume(saved)
+            world.fired["end taken over"] += self.core.ending is not None
+        self._run_store.save(self.core.saved())  # before it serves (P23)
         self._stored_skips = frozenset(self.core.leases.skips)
+        self._stop_stored = bool(self.core.early_stop)
         self.exclusive = ExclusiveCore(self.core, clock=lambda: world.now_s)
         self.exclusive.on_decision = self._save_decision
         status = StatusView("job", "", len(plan.shards))
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)
         self.final: dict[str, Float32s] | None = None
-        self._checkpoint = ""
-        self._checkpoint_view = 0
+        self.metrics: Mapping[str, float] | None = None  # what the report says of them
+        self.lives: list[ShardLife] = []  # of the shards, when the end was decided
         self._held = HeldCalls(world, self.exclusive, self.core, self._watch)
         self._events = 0
         world.note(f"coordinator {self.incarnation} starts")
@@ -154,8 +158,7 @@ class CoordinatorProcess(Process):
         lag_max = max((grant.step - core.leases.lowest_incomplete for grant in reply.granted), default=0)
         if policy.kind == "ssp" and lag_max > policy.bound:
             self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
-        newest = newest_claim(self._store.sound, COORDINATOR) == self.incarnation
-        if newest and reply.state == pb.JOB_STATE_DRAINING:
+        if self._stop_stored and reply.state == pb.JOB_STATE_DRAINING:
             self._ending.stops.add(core.leases.target)
 
     # --- what it does by itself ---
@@ -170,10 +173,9 @@ class CoordinatorProcess(Process):
                 next_save_s = world.now_s + SAVE_S
                 self._save_if_changed()
             await self._command_shards()
-            if core.drained:
-                await self._save_drained()
-            if core.complete:
-                await self._finish()
+            due = core.due_checkpoint()
+            if due is not None:
+                await (self._finish(due) if due.final else self._save_drained(due))
             self.wake()
             await world.sleep(TICK_S)
         self.wake()
@@ -213,7 +215,7 @@ class CoordinatorProcess(Process):
             lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s)
         )
         if round_ is not None:
-            await self._command(self._saves(round_, ahead=True))
+            await self._command(self._saves(round_, core.shards.lives(), ahead=True))
             self.exclusive.run_exclusive(lambda core, _: core.rounds.cut_named())
 
     async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
@@ -228,7 +230,9 @@ class CoordinatorProcess(Process):
                 answers.append(error)
         return answers
 
-    def _saves(self, round_: int | None, *, ahead: bool) -> list[tuple[ShardLife, shard_pb2.TakeCheckpointRequest]]:
+    def _saves(
+        self, round_: int | None, lives: Sequence[ShardLife], *, ahead: bool
+    ) -> list[tuple[ShardLife, shard_pb2.TakeCheckpointRequest]]:
         """Return the order to save for every shard."""
         return [
             (
@@ -242,13 +246,12 @@ class CoordinatorProcess(Process):
                     shard=shard,
                 ),
             )
-            for shard, life in enumerate(self.core.shards.lives())
+            for shard, life in enumerate(lives)
         ]
 
-    async def _save_drained(self) -> None:
-        target = self.core.drain_target or 0
+    async def _save_drained(self, due: DueCheckpoint) -> None:
         try:
-            id_ = await self._checkpoint_of_all(target, final=False)
+            id_ = await self._checkpoint_of_all(due)
         except (RetryLater, Redo, Fenced) as error:
             why = str(error)
             given_up = self.exclusive.run_exclusive(
@@ -258,18 +261,17 @@ class CoordinatorProcess(Process):
                 return  # leasing stays paused until the shard is back
             answer = given_up
         except ParashardError as error:
-            answer = Answer(error=str(error), steps=target)
+            answer = Answer(error=str(error), steps=due.steps)
         else:
             if not id_:
                 return
-            answer = Answer(checkpoint=id_, steps=target)
+            answer = Answer(checkpoint=id_, steps=due.steps)
             self.world.fired["drained checkpoint"] += 1
         self.exclusive.run_exclusive(lambda core, _: core.checkpoint_ended(answer))
 
-    async def _checkpoint_of_all(self, steps: int, *, final: bool) -> str:
-        core = self.core
-        round_ = core.policy.round_of(steps)
-        parts = await self._command(self._saves(round_, ahead=False))
+    async def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
+        steps = due.steps
+        parts = await self._command(self._saves(due.round, due.lives, ahead=False))
         for part in parts:
             if isinstance(part, ParashardError):
                 raise part
@@ -283,31 +285,37 @@ class CoordinatorProcess(Process):
             return ""
         await self.moment()
         return self._run_store.add_job_manifest(
-            RUN_ID, DIGEST, self._plan, steps, [shard.part for shard in saved], final=final
+            RUN_ID, DIGEST, self._plan, steps, [shard.part for shard in saved], final=due.final
         )
 
-    async def _finish(self) -> None:
+    async def _finish(self, due: DueCheckpoint) -> None:
         """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
-        core = self.core
         if not self._save_if_changed():
             self.world.note("end waits: its records are not stored")
             return
         try:
-            if core.shards.view != self._checkpoint_view:
-                self._checkpoint, self._checkpoint_view = "", core.shards.view
             if "P7-no-checkpoint" not in self._habits:
-                self._checkpoint = self._checkpoint or await self._checkpoint_of_all(core.leases.target, final=True)
-                if not self._checkpoint:
-                    return
-                self.final = self._run_store.weights(self._checkpoint)
+                if not due.stored:
+                    due = replace(due, stored=await self._checkpoint_of_all(due))
+                    if not due.stored:
+                        return
+                    self._ending.lives[due.stored] = list(due.lives)
+                    self.exclusive.run_exclusive(lambda core, _: core.ends_with(due))
+                    await self.moment()
+                self.final = self._run_store.weights(due.stored)
+        except Superseded:
+            self.end("superseded")
+            return
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
             return
+        self.metrics, self.lives = due.metrics, self._ending.lives.get(due.stored, [])
         self.exclusive.run_exclusive(lambda core, _: core.done())
 
     def _save_decision(self, core: Core) -> None:
         """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""
         if "P7-decision-not-stored" in self._habits:
+            self._stop_stored = bool(core.early_stop)
             return
         try:
             for _ in range(DECISION_TRIES):
@@ -327,7 +335,7 @@ class CoordinatorProcess(Process):
             self._run_store.save(core.saved())
         except StoreFailed:
             return False
-        self._stored_skips = frozenset(core.leases.skips)
+        self._stored_skips, self._stop_stored = frozenset(core.leases.skips), bool(core.early_stop)
         return True
 
     def ended(self, why: str) -> None:

@@ -65,8 +65,7 @@ def violations(
     # A stop that was told may only move up, to what some shard has applied already.
     forgotten = [s for s in stops if not s <= target or not core.early_stop]
     found = [f"stop: workers were told of a stop at step {s}, and it was at {target}" for s in forgotten]
-    judged = core.evaluations.latest
-    reported = judged.metrics["weights"] if judged is not None and judged.metrics is not None else None
+    reported = coordinator.metrics["weights"] if coordinator.metrics is not None else None
     if setting.evaluate_every_epochs and reported != fingerprint(final):
         found.append("report: its metrics are not those of the final weights")
     skipped = _skipped(store)
@@ -75,8 +74,9 @@ def violations(
     found += _checkpoints(store)
     for process in shards:
         shard = process.shard
-        if not process.alive or shard.identity.incarnation != newest_claim(store, process.name):
-            continue
+        lives = {newest_claim(store, process.name), coordinator.lives[shard.identity.shard].incarnation}
+        if not process.alive or lives != {shard.identity.incarnation}:
+            continue  # it is dead, superseded, or began after the end was decided
         applied = list(shard.ingest.applied.intervals())
         if core.early_stop:  # an earlier coordinator's lease may still reach past the stop
             if next(shard.ingest.applied.missing(0, target), None) is not None:

@@ -12,6 +12,7 @@ from sim_store import Logs
 
 from coordinator.core import Core
 from coordinator.rounds import Rounds as RoundsBook
+from coordinator.run_store import RunStore
 from parashard.checkpoints.state import ShardState
 from parashard.messages import Target
 from parashard.partition import Plan
@@ -55,6 +56,7 @@ class Parts:
     logs: type[Logs] = Logs
     core: type[Core] = Core
     book: type[RoundsBook] = RoundsBook
+    run_store: type[RunStore] = RunStore
     habits: frozenset[str] = field(default_factory=frozenset)  # of processes that have no class for it, by rule
 
 

@@ -33,7 +33,7 @@ from coordinator.rounds import NoRounds, RoundBook
 from parashard.checkpoints.catalogue import plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
-from parashard.errors import StoreFailed
+from parashard.errors import StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 
 LEASE_TTL_S = 1.5
@@ -126,9 +126,9 @@ class _Run:
         world.acting = None
         try:
             coordinator = CoordinatorProcess(
-                world, self._network, self._store, self._job, self._plan, self._core, self._parts.habits, self._ending
+                world, self._network, self._store, self._job, self._plan, self._core, self._parts, self._ending
             )
-        except StoreFailed as error:
+        except (StoreFailed, Superseded) as error:
             return Stillborn(world, COORDINATOR, str(error))
         self._coordinators.append(coordinator)
         coordinator.start()
