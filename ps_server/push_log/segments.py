@@ -81,7 +81,7 @@ def check_room(disk: os.statvfs_result) -> None:
     room_bytes, size_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     least_bytes = min(ROOM_LEFT_BYTES_MAX, size_bytes // 8)
     if room_bytes < least_bytes:
-        text = f"{room_bytes >> 20} MiB are left on the disk, and a log leaves {least_bytes >> 20} MiB"
+        text = f"{room_bytes / 2**20:.1f} MiB are left on the disk, and a log leaves {least_bytes / 2**20:.1f} MiB"
         raise OSError(errno.ENOSPC, text)
 
 

@@ -204,7 +204,7 @@ def test_a_log_leaves_room_for_what_cannot_be_done_without(size_mib, room_mib, f
     if not fails:
         check_room(disk)
         return
-    with pytest.raises(OSError, match=f"^.Errno 28. {room_mib} MiB are left on the disk, and a log leaves "):
+    with pytest.raises(OSError, match=rf"^.Errno 28. {room_mib}\.0 MiB are left on the disk, and a log leaves "):
         check_room(disk)
 
 
