@@ -349,6 +349,10 @@ class Coordination:
         due, variables = self._final_variables(due)
         if variables is None:
             return
+        self._save_if_changed()  # after the shards, which make room for what they save
+        if self._records.error:  # a stop that a successor did not hear of would be undone
+            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
+            return
         resolved = self._resolved
         self._look()
         figures = self._report(due) | audited(resolved, variables)
@@ -374,10 +378,6 @@ class Coordination:
 
     def _final_variables(self, due: DueCheckpoint) -> tuple[DueCheckpoint, dict[str, Float32s] | None]:
         """Return the last checkpoint, and its weights once there is one; without weights it is tried again."""
-        self._save_if_changed()
-        if self._records.error:  # a stop that a successor did not hear of would be undone
-            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
-            return due, None
         try:
             if not due.stored:
                 due = replace(due, stored=self._checkpoint_of_all(due))

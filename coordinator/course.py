@@ -203,7 +203,7 @@ class Course:
 
     def done(self) -> None:
         """Record that the report is written."""
-        self.resolved(END_WAITS)
+        self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
         self._become(JobState.DONE, self.early_stop or "every step is in")
 
     def stop(self, reason: str) -> None:

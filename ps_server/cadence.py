@@ -49,10 +49,12 @@ class Cadence:
         """Tell whether the present state, with so many steps applied, is to be saved.
 
         `wanted`: something else, as a log that is not whole, asks for a checkpoint soon. What could not be saved is due
-        again after a pause that grows; in rounds it is not, since only what every shard saves counts.
+        again after a pause that grows; in rounds while the shard stands there, since all save the same ones.
         """
         wanted = wanted and now_s >= self._again_s
         if round_ is not None:
+            if self._failures and round_ == self._round:
+                return now_s >= self._again_s
             periodic = bool(self._every_rounds and round_ and round_ % self._every_rounds == 0)
             return round_ != self._round and (periodic or round_ in self._ahead or wanted)
         if self._failures:

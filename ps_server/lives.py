@@ -255,7 +255,7 @@ class Lives:
             if not self._log_given_up:
                 log.warning("push-log-given-up", below=position, reason=self.log.error)
             self._log_given_up = True
-            self.log.delete_below(position)
+            self.log.give_up(position)
 
     def describe_log(self, reply: shard_pb2.InspectReply) -> None:
         """Add what the log has counted to a shard's record."""

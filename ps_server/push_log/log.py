@@ -21,7 +21,7 @@ from parashard.durable import sync_folder, sync_upwards
 from parashard.errors import NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.variables import Float32s
 from ps_server.push_log.records import LogIdentity, decode_header, encode_head, encode_header
-from ps_server.push_log.segments import SegmentFile, find_segments, segment_name
+from ps_server.push_log.segments import Segment, SegmentFile, find_segments, segment_name
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +64,7 @@ class PushLog:
         self._file: SegmentFile | None = None
         self._rolled: list[SegmentFile] = []  # full, and not yet durable
         self._number = 0
+        self._begun = 0  # number of the segment that is written, or could not be begun
         self._number_durable = 0  # of the last segment whose name is known to be on the disk
         self._seed = 0
         self._leading = False
@@ -172,7 +173,7 @@ class PushLog:
                 self._rolled.append(self._file)
             if self.failed or not self._fsync:
                 self._close_rolled()
-            self._file, self._seed = begun, decode_header(header).seed
+            self._file, self._seed, self._begun = begun, decode_header(header).seed, self._number
             self.position = self._written = first_position
             failed, self.failed = self.failed, ""
             if failed:
@@ -187,6 +188,22 @@ class PushLog:
         A life that another has followed deletes nothing (P3), and none deletes what is not this shard's for certain.
         An error is logged: the file stays until the next call.
         """
+        self._delete(lambda segment: segment.stop is not None and segment.stop <= position)
+
+    def give_up(self, position: int) -> None:
+        """Delete as `delete_below`, and where the log has failed every segment: it must make room for a checkpoint."""
+        self.delete_below(position)
+        with self._changed:
+            if not self.failed:
+                return
+            self._close_rolled()
+            if self._file is not None:
+                self._file.close()  # an open file keeps its place on the disk
+                self._file = None
+            last = (self._incarnation, self._begun)
+        self._delete(lambda segment: (segment.incarnation, segment.number) <= last)  # not one that begins just now
+
+    def _delete(self, is_wanted: Callable[[Segment], bool]) -> None:
         try:
             segments = find_segments(self._folder)
         except StoreFailed as error:
@@ -194,13 +211,12 @@ class PushLog:
             return
         if any(segment.incarnation > self._incarnation for segment in segments):
             return
-        for segment in segments:
-            if segment.stop is not None and segment.stop <= position:
-                try:
-                    segment.read_header(self._identity)
-                    segment.path.unlink()
-                except (OSError, StoreFailed, WrongRun) as error:
-                    log.warning("push-log-not-deleted", file=str(segment.path), reason=str(error))
+        for segment in filter(is_wanted, segments):
+            try:
+                segment.read_header(self._identity)
+                segment.path.unlink()
+            except (OSError, StoreFailed, WrongRun) as error:
+                log.warning("push-log-not-deleted", file=str(segment.path), reason=str(error))
 
     def close(self) -> None:
         """Close the files; who still waits is told NotReady."""

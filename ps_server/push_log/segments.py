@@ -6,6 +6,7 @@ Knows descriptors and headers, not records. Called by `log` (writes) and `replay
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from typing import Self
 
 from parashard.errors import DamagedCheckpoint, StoreFailed, WrongRun
 from ps_server.push_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
+
+CHECK_BYTES = 256 << 10  # written between two looks at the room that is left
+ROOM_LEFT_BYTES_MAX = 64 << 20
 
 _NAME = re.compile(r"i([0-9]{8,20})-n([0-9]{8,20})-p([0-9]{12,20})\.log")
 
@@ -34,6 +38,7 @@ class SegmentFile:
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
+        self._unchecked_bytes = CHECK_BYTES
 
     @classmethod
     def create(cls, path: Path) -> Self:
@@ -41,8 +46,15 @@ class SegmentFile:
         return cls(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600))
 
     def write(self, *pieces: bytes | memoryview) -> None:
-        """Write the pieces end to end, without joining them; OSError may leave a part of them."""
+        """Write the pieces end to end, without joining them; OSError may leave a part of them.
+
+        A log leaves some room on its disk: claims, records and checkpoints need it, a log can do without (P21).
+        """
         left = [memoryview(piece) for piece in pieces if memoryview(piece).nbytes]
+        if self._unchecked_bytes >= CHECK_BYTES:
+            self._unchecked_bytes = 0
+            check_room(os.fstatvfs(self._descriptor))
+        self._unchecked_bytes += sum(piece.nbytes for piece in left)
         while left:
             written = os.writev(self._descriptor, left)
             while left and written >= left[0].nbytes:
@@ -62,6 +74,15 @@ class SegmentFile:
         """Close this handle. An error is of no account: whatever must be on the disk was synced before."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
+
+
+def check_room(disk: os.statvfs_result) -> None:
+    """Raise OSError where less room is left than a log leaves: an eighth of the disk, at most `ROOM_LEFT_BYTES_MAX`."""
+    room_bytes, size_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    least_bytes = min(ROOM_LEFT_BYTES_MAX, size_bytes // 8)
+    if room_bytes < least_bytes:
+        text = f"{room_bytes / 2**20:.1f} MiB are left on the disk, and a log leaves {least_bytes / 2**20:.1f} MiB"
+        raise OSError(errno.ENOSPC, text)
 
 
 @dataclass(frozen=True)

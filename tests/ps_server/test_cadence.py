@@ -84,3 +84,32 @@ def test_rounds_named_ahead_are_bounded_and_the_earliest_are_forgotten() -> None
     for round_ in range(1, AHEAD_MAX + 3):
         in_rounds.name_ahead(round_)
     assert [r for r in range(AHEAD_MAX + 4) if in_rounds.due(4 * r, r, 100.0)] == list(range(3, AHEAD_MAX + 3))
+
+
+def test_what_could_not_be_saved_is_due_again_after_pauses_that_grow() -> None:  # P21
+    by_seconds = cadence(every_s=600.0)
+    by_seconds.cut(5, None, 700.0)
+    for now_s, again_s in ((700.0, 701.0), (701.0, 703.0), (703.0, 707.0)):
+        by_seconds.failed(now_s)
+        assert not by_seconds.due(5, None, again_s - 0.1)
+        assert by_seconds.due(5, None, again_s), "though nothing has moved"
+    by_seconds.stored()
+    assert not by_seconds.due(6, None, 800.0)
+
+
+def test_in_rounds_it_is_due_again_while_the_shard_stands_there() -> None:  # P12, P21
+    in_rounds = cadence(every_steps=4, round_steps=4)
+    in_rounds.cut(8, 2, 100.0)
+    in_rounds.failed(100.0)
+    assert [in_rounds.due(8, 2, now_s) for now_s in (100.9, 101.0)] == [False, True]
+    assert in_rounds.due(12, 3, 100.1), "the next one is saved as ever"
+
+
+@pytest.mark.parametrize("round_", [None, 7])
+def test_a_checkpoint_that_is_wanted_comes_soon_and_not_at_every_look(round_: int | None) -> None:  # P21
+    it = cadence(round_steps=None if round_ is None else 4)
+    assert not it.due(30, round_, 100.0)
+    assert it.due(30, round_, 100.0, wanted=True)
+    it.cut(30, round_, 100.0)
+    later = None if round_ is None else round_ + 1
+    assert [it.due(31, later, now_s, wanted=True) for now_s in (100.9, 101.0)] == [False, True]

@@ -292,9 +292,6 @@ class CoordinatorProcess(Process):
 
     async def _finish(self, due: DueCheckpoint) -> None:
         """Store the last checkpoint, whose weights are the final ones; then the job is done (P7)."""
-        if not self._save_if_changed():
-            self.world.note("end waits: its records are not stored")
-            return
         try:
             if "P7-no-checkpoint" not in self._habits:
                 if not due.stored:
@@ -310,6 +307,9 @@ class CoordinatorProcess(Process):
             return
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
+            return
+        if not self._save_if_changed():
+            self.world.note("end waits: its records are not stored")
             return
         self.metrics, self.lives = due.metrics, self._ending.lives.get(due.stored, [])
         self.exclusive.run_exclusive(lambda core, _: core.done())

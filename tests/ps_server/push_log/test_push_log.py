@@ -3,12 +3,14 @@
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from log_cases import DEADLINE_S, IDENTITY, Disk, append, files, opened, read
 
 from ps_server.push_log.records import HEAD_BYTES, HEADER_BYTES, LogIdentity
 from ps_server.push_log.replaying import replay
+from ps_server.push_log.segments import CHECK_BYTES, check_room
 
 RECORD_BYTES = HEAD_BYTES + 12  # of the gradients of 3 elements
 
@@ -190,6 +192,65 @@ def test_a_segment_that_cannot_begin_is_a_failed_log(tmp_path, room_bytes):
     log.roll()
     append(log, 1)
     assert (log.failed, read(tmp_path, 1)[0]) == ("", [1])
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("size_mib", "room_mib", "fails"), [(32, 4, False), (32, 3, True), (1 << 20, 64, False), (1 << 20, 63, True)]
+)
+def test_a_log_leaves_room_for_what_cannot_be_done_without(size_mib, room_mib, fails):  # P21
+    blocks = {"f_frsize": 4096, "f_blocks": size_mib << 8, "f_bavail": room_mib << 8}
+    disk = SimpleNamespace(**blocks)
+    if not fails:
+        check_room(disk)
+        return
+    with pytest.raises(OSError, match=rf"^.Errno 28. {room_mib}\.0 MiB are left on the disk, and a log leaves "):
+        check_room(disk)
+
+
+def test_a_log_looks_at_the_room_that_is_left_now_and_then(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr("ps_server.push_log.segments.check_room", looks.append)
+    log = opened(tmp_path)
+    append(log, *range(8), elements=CHECK_BYTES // 16)  # a fourth of what is written between two looks
+    assert len(looks) in (2, 3)
+    log.close()
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["a segment that is full", "none could be begun"])
+def test_a_log_that_failed_gives_its_place_on_the_disk_up(tmp_path, begun):  # P21
+    earlier = opened(tmp_path)
+    append(earlier, 0)
+    earlier.close()
+    disk = Disk()
+    log = opened(tmp_path, incarnation=2, first_position=1, disk=disk)
+    append(log, 1)
+    disk.room_bytes = 0
+    append(log, 2)
+    if not begun:
+        log.roll()
+    log.give_up(2)
+    assert files(tmp_path) == []
+    assert [link for link in map(target_of, Path("/proc/self/fd").iterdir()) if link.startswith(str(tmp_path))] == []
+    append(log, 3)
+    log.wait_durable(3, 0.0)
+    disk.room_bytes = 1 << 30
+    log.roll()
+    append(log, 4)
+    assert (log.failed, read(tmp_path, 4)[0]) == ("", [4])
+    log.close()
+
+
+def test_a_log_that_works_again_keeps_what_it_writes(tmp_path):
+    disk = Disk()
+    log = opened(tmp_path, disk=disk)
+    disk.room_bytes = 0
+    append(log, 0)
+    disk.room_bytes = 1 << 30
+    log.roll()
+    append(log, 1)
+    log.give_up(1)
+    assert read(tmp_path, 1)[0] == [1]
     log.close()
 
 
