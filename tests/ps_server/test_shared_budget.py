@@ -92,6 +92,9 @@ class Ports:
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     use_small_chunks(monkeypatch, QUEUE_GRAIN_BYTES)  # a push over gRPC has two messages
+    monkeypatch.setattr(
+        "shard_process.RUN", "run-of-budgets"
+    )  # its local socket is not another test's, beside this one
     with ExitStack() as stack:
         yield stack
 
