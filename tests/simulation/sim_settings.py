@@ -143,5 +143,6 @@ def _in_order(setting: Setting) -> Setting:
         durability="log",
         queue_pushes=100.0,
         retry_budget_s=30.0,
+        supervised=False,  # a worker whose messages are lost would be killed for its silence, between two shards
         faults=faults,
     )
