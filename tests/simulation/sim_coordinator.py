@@ -277,7 +277,9 @@ class CoordinatorProcess(Process):
                 raise part
         saved = [saved_shard(self._plan.version, shard, part) for shard, part in enumerate(parts)]
         applied = [shard.applied for shard in saved]
-        self.exclusive.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
+        self.exclusive.run_exclusive(
+            lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved])
+        )
         unequal = any(steps_of != IntervalSet([(0, steps)]) for steps_of in applied)
         if unequal and "P8-unequal-sets" not in self._habits:
             furthest = max(stop for steps_of in applied for _, stop in [(0, 0), *steps_of.intervals()])
