@@ -117,14 +117,14 @@ JUDGED = {
 RETURNS = {"shard_crash": 0.01, "durability": "checkpoint"}
 
 SKIPS = {
-    "crash": 0.03,
+    **dict.fromkeys(FAULTS - {"lost", "late", "duplicated", "until_s"}, 0.0),  # a worker dies between two shards
+    "crash": 0.06,
     "until_s": 20.0,
     "shards": 4,
     "workers": 3,
     "depth": 1,
     "bad_step": 9,
     "bad_step_fails": 0.7,
-    "poison": 0.0,
     "stops_early": False,
 }
 
@@ -275,7 +275,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "sync:4",
         "skip",
-        (17, 28, 34),
+        (1, 3, 10),
         "skip after a partial push",
         SKIPS,
     ),
@@ -284,7 +284,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "progress",
-        (47, 48, 49),
+        (0, 1, 2),
         "killed by its model",
         {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
     ),
