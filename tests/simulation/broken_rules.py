@@ -270,6 +270,15 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "two of one coordinator",
         SUCCEEDED,
     ),
+    "P23-superseded-goes-on": BrokenRule(
+        _left_out("P23-superseded-goes-on"),
+        "ledger",
+        "async",
+        "progress",
+        (0, 2, 4),
+        "stray_claim",
+        {"stray_claim": 0.3, "checkpoint_every_steps": 3, "shard_crash": 0.0, "shard_stop": 0.0},
+    ),
     "P24-skip-after-a-partial-push": BrokenRule(
         replace(REAL, rounds=KeepingRounds, core=core_with(CountingLeases), book=BlindRounds),
         "ledger",

@@ -80,6 +80,7 @@ class ShardProcess(Process):
         self.address = address
         self.index = builder.index
         self._network = network
+        self._habits = parts.habits
         self._stopping = False
         catalogue = Catalogue(store)
         rounds = builder.round_steps
@@ -194,7 +195,7 @@ class ShardProcess(Process):
         """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
         next_s = self.world.now_s
         while not self._stopping:
-            if self.lives.claims.superseded is not None:
+            if self.lives.claims.superseded is not None and "P23-superseded-goes-on" not in self._habits:
                 raise self.lives.claims.superseded  # P23
             if not self.served.changed.is_set() and self.world.now_s < next_s:
                 await self.world.sleep(LOOK_S)
