@@ -35,6 +35,7 @@ class Options:
     lease_batch: int = 16
     lease_ttl_s: float = 10.0
     silence_s: float = 30.0
+    start_s: float = 600.0  # that a start may take: it reads and hashes the data first
     speculate_after: float = 4.0
     max_attempts: int = 5
     skip_bad_steps: bool = False

@@ -109,7 +109,7 @@ class Course:
         self.early_stop = ""
         self.ending: DueCheckpoint | None = None  # what the job ends with, once that is stored
         self.stopped = False  # by its user
-        self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s)
+        self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
         self.shard_restarts = 0
         self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)

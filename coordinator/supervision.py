@@ -25,15 +25,18 @@ class Supervision:
         A process that gives no sign of life for longer is to be killed.
     lease_ttl_s : float
         A worker may be silent for as long as its leases last: it promises no more than to renew them.
+    start_s : float
+        A process that was started and gave no sign of life yet is to be killed after so long.
     """
 
-    def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float) -> None:
+    def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float, start_s: float) -> None:
         self.worker_restarts = 0
         self.worker_exits = 0
         self.pod_ends: Counter[tuple[str, str]] = Counter()
         """By role and reason, as the launcher `kubernetes` saw them."""
         self.pod_watch_errors = 0
         self._launcher = launcher
+        self._start_s = start_s
         self._silence_s = {"shard": silence_s, "worker": max(silence_s, lease_ttl_s)}
         self._started_s: dict[ProcessName, float] = {}
         self._heard = 0
@@ -103,6 +106,6 @@ class Supervision:
         """Tell whether a process is silent for too long; one never heard, since this coordinator woke (P22)."""
         started_s = self._started_s.get(process)
         if started_s is not None and (seen_s is None or seen_s < started_s):
-            return False  # this coordinator had it started, and a start may take long
+            return now_s - max(started_s, awake_since_s) > self._start_s  # a start may take long, and may hang, too
         heard_s = awake_since_s if seen_s is None else max(seen_s, awake_since_s)
         return now_s - heard_s > self.silence_s(process)

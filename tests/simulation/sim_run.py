@@ -37,6 +37,7 @@ from parashard.errors import StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 
 LEASE_TTL_S = 1.5
+START_S = 4.0
 BAD_STEP_ATTEMPTS = 3
 NEVER = 1_000_000
 
@@ -199,6 +200,7 @@ class _Run:
             lease_batch=setting.lease_batch,
             lease_ttl_s=LEASE_TTL_S,
             silence_s=SILENCE_S,
+            start_s=START_S,
             max_attempts=NEVER if setting.bad_step is None else BAD_STEP_ATTEMPTS,
             skip_bad_steps=setting.bad_step is not None,
             target_accuracy=0.5,
