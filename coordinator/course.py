@@ -158,7 +158,7 @@ class Course:
     def due_checkpoint(self) -> DueCheckpoint | None:
         """Return the checkpoint of all shards that can be taken now: the one that somebody waits for, or the last."""
         if self.ending is not None and not self.over:
-            return self.ending
+            return self.ending if self.shards.all_registered else None  # the report is of their counts, too
         target = self.drain_target if self.drained else None
         final = target is None
         if final and not self.complete:

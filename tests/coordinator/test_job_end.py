@@ -176,6 +176,8 @@ def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
     core.resume(saved)
     coordination._core = ExclusiveCore(core)
     announce(core, 0, 2)
+    coordination._save_what_is_due()
+    assert not (tmp_path / REPORT_FILE).exists(), "it asks every shard for its counts first"
     announce(core, 1, 2)
     assert Caller(core).call(want=1).granted == [], "whatever the shards have by now"
     coordination._save_what_is_due()
