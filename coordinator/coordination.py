@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from coordinator.metrics import CoordinatorCollector
 from coordinator.page import status_page
 from coordinator.report import audited, report, save_preprocessing, save_report, save_weights
 from coordinator.resolve import ResolvedJob
-from coordinator.run_store import RunStore
+from coordinator.run_store import RunStore, SavedModel
 from coordinator.saved import Saved
 from coordinator.service import CoordinatorService
 from coordinator.shard_stubs import ShardStubs
@@ -59,7 +59,6 @@ from parashard.side_effects import SideEffect
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.trouble import STEADY_S
-from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
 
 TICK_S = 0.05
@@ -346,8 +345,8 @@ class Coordination:
         stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
         waited for (P21).
         """
-        due, variables = self._final_variables(due)
-        if variables is None:
+        due, model = self._final_model(due)
+        if model is None:
             return
         self._save_if_changed()  # after the shards, which make room for what they save
         if self._records.error:  # a stop that a successor did not hear of would be undone
@@ -355,16 +354,16 @@ class Coordination:
             return
         resolved = self._resolved
         self._look()
-        figures = self._report(due) | audited(resolved, variables)
+        figures = self._report(due, model.steps_applied) | audited(resolved, model.variables)
         figures["checkpoint"] = due.stored
         self._check_claim()
         try:
-            save_weights(self._run_dir, variables, self._run_id)
+            save_weights(self._run_dir, model.variables, self._run_id)
             save_preprocessing(self._run_dir, resolved.spec.preprocessing)
             failpoints.hit("coordinator.finish.weights")
             save_report(self._run_dir, figures)
             failpoints.hit("coordinator.finish.report")
-            del variables  # the weights are read again to be stored
+            del model  # the weights are read again to be stored
             self._history.add(self._present_status())
             self._run_store.keep_results(self._run_dir)
         except StoreFailed as error:
@@ -373,11 +372,13 @@ class Coordination:
         self._end_failures = 0
         self._core.run_exclusive(lambda core, _: core.done())
 
-    def _report(self, final: DueCheckpoint | None) -> dict[str, Any]:
-        return self._core.run_exclusive(lambda core, now_s: report(core, self._resolved, self._status, now_s, final))
+    def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
+        return self._core.run_exclusive(
+            lambda core, now_s: report(core, self._resolved, self._status, now_s, final, steps_saved)
+        )
 
-    def _final_variables(self, due: DueCheckpoint) -> tuple[DueCheckpoint, dict[str, Float32s] | None]:
-        """Return the last checkpoint, and its weights once there is one; without weights it is tried again."""
+    def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
+        """Return the last checkpoint, and its model once there is one; without a model it is tried again."""
         try:
             if not due.stored:
                 due = replace(due, stored=self._checkpoint_of_all(due))
@@ -385,7 +386,7 @@ class Coordination:
                     return due, None
                 last = due
                 self._core.run_exclusive(lambda core, _: core.ends_with(last))
-            return due, self._run_store.weights(due.stored)
+            return due, self._run_store.model(due.stored)
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
             self._core.run_exclusive(lambda core, _: core.last_damaged())  # another one is taken

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,12 @@ from parashard.variables import Float32s, values_sha256
 
 
 def report(
-    core: Course, resolved: ResolvedJob, status: StatusView, now_s: float, final: DueCheckpoint | None = None
+    core: Course,
+    resolved: ResolvedJob,
+    status: StatusView,
+    now_s: float,
+    final: DueCheckpoint | None = None,
+    steps_saved: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Return the figures of a job; NaN becomes None, as JSON wants it.
 
@@ -36,6 +41,8 @@ def report(
     ----------
     final : DueCheckpoint, optional
         What the last checkpoint is of, with which the job is done. None: the job as far as it has come.
+    steps_saved : sequence of int
+        How many steps each shard's own manifest of the last checkpoint has. Empty: what the shards last told counts.
     """
     records = status.records()
     staleness = status.staleness()
@@ -43,12 +50,11 @@ def report(
     latest = core.evaluations.latest
     metrics: Mapping[str, float] = (latest.metrics or {}) if latest else {}
     state, reason, steps = core.state_name, core.reason, core.leases.target
-    steps_applied = [records[shard].steps_applied if shard in records else 0 for shard in range(core.options.shards)]
+    shards = range(core.options.shards)
+    steps_applied = list(steps_saved) or [records[i].steps_applied if i in records else 0 for i in shards]
     if final is not None:
         metrics = final.metrics or {}
         state, reason, steps = "done", core.early_stop or "every step is in", final.steps
-        # What each part of the checkpoint was checked to have; a record may be older, or the shard just away.
-        steps_applied = [final.steps] * core.options.shards
     overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
     figures = [record.figures for record in records.values()]
     moved = Bytes.of(figures)

@@ -68,6 +68,14 @@ class Identity:
 
 
 @dataclass(frozen=True)
+class SavedModel:
+    """A drained checkpoint's variables by name, and how many steps each shard's own manifest of it has."""
+
+    variables: dict[str, Float32s]
+    steps_applied: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class _Earlier:
     """The newest record of an earlier coordinator: since it was made, nothing of older ones counts (P23)."""
 
@@ -305,8 +313,8 @@ class RunStore:
             self.check_newest()
             return f"j{number}"
 
-    def weights(self, id_: str) -> dict[str, Float32s]:
-        """Return every variable of a drained checkpoint, by name.
+    def model(self, id_: str) -> SavedModel:
+        """Return the whole model of a drained checkpoint.
 
         Raises
         ------
@@ -315,7 +323,9 @@ class RunStore:
         """
         number = parse_job_id(id_)
         assert number is not None, id_
-        return whole_model(self.store, self.catalogue.job_manifest(number))
+        manifest = self.catalogue.job_manifest(number)
+        parts = [self.catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
+        return SavedModel(whole_model(self.store, manifest), tuple(len(part.steps) for part in parts))
 
     def load_saved(self) -> Saved | None:
         """Return what the latest earlier coordinator decided, as far as it holds under the plan in force, or None.

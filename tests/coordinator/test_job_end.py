@@ -34,13 +34,15 @@ from protos import coordinator_pb2 as pb
 RESULTS = {HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE}
 
 
-def at_its_end(store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Coordination, Core]:
-    """Return a job of which only what follows the last checkpoint is left to do."""
+def at_its_end(
+    store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch, steps_total: int = STEPS
+) -> tuple[Coordination, Core]:
+    """Return a job of which only what follows the last checkpoint is left to do; that is of `STEPS` steps."""
     write_drained(store)
-    core = core_of(steps_total=STEPS)
+    core = core_of(steps_total=steps_total)
     caller = Caller(core)
     while not core.leases.finished:
-        caller.lease(STEPS)
+        caller.lease(steps_total)
         caller.complete_all()
     resolved = resolve(job_from_toml(SMALL_JOB), None)
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
@@ -219,3 +221,12 @@ def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a succe
     assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
     coordination._save_what_is_due()
     assert core.state is JobState.DONE
+
+
+def test_the_steps_that_it_reports_as_applied_are_those_that_the_shards_saved(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordination, _ = at_its_end(MemoryStore(), tmp_path, monkeypatch, steps_total=STEPS - 1)
+    coordination._save_what_is_due()
+    report = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert (report["steps_total"], report["steps_applied"]) == (STEPS - 1, [STEPS, STEPS]), "and not what was due"

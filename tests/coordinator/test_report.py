@@ -96,7 +96,7 @@ def test_a_done_job_s_report_is_of_its_last_checkpoint_whatever_becomes_of_a_sha
     assert (final.steps, final.final, final.metrics) == (4, True, {"accuracy": 0.75, "loss": 0.125})
     announce(core, 1, 2)
     assert core.evaluations.results() == {}, "what is there now is not what was judged"
-    figures = report(core, ledger(), StatusView("ledger", "async", 2), 4.0, final)
+    figures = report(core, ledger(), StatusView("ledger", "async", 2), 4.0, final, (4, 4))
     assert (figures["state"], figures["steps_applied"], figures["held_out"]["accuracy"]) == ("done", [4, 4], 0.75)
 
 

@@ -301,7 +301,7 @@ class CoordinatorProcess(Process):
                     self._ending.lives[due.stored] = list(due.lives)
                     self.exclusive.run_exclusive(lambda core, _: core.ends_with(due))
                     await self.moment()
-                self.final = self._run_store.weights(due.stored)
+                self.final = self._run_store.model(due.stored).variables
         except Superseded:
             self.end("superseded")
             return
