@@ -31,7 +31,7 @@ chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write
 
 chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS seeds that nobody has tried, of each of eight jobs; prints them
-	yes "" | head -n 2 | PYTHONPATH=.:tests xargs -P 2 -I EMPTY $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
+	seq 2 | PYTHONPATH=.:tests xargs -P 2 -I NUMBER $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
 
 chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000

@@ -240,6 +240,7 @@ def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
         lease_batch=job.cluster.lease_batch,
         lease_ttl_s=job.cluster.lease_ttl_s,
         silence_s=job.cluster.silence_s,
+        start_s=job.cluster.start_s,
         speculate_after=job.cluster.speculate_after,
         max_attempts=job.job.max_attempts,
         skip_bad_steps=job.job.on_bad_step == "skip",

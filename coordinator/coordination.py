@@ -329,6 +329,8 @@ class Coordination:
             self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
             return ""
         failpoints.hit("coordinator.checkpoint.parts")
+        if due.final and not self._records_stored():
+            return ""
         id_ = self._run_store.add_job_manifest(
             self._run_id, self._resolved.digest, self._plan, steps, [shard.part for shard in saved], final=due.final
         )
@@ -347,10 +349,6 @@ class Coordination:
         """
         due, model = self._final_model(due)
         if model is None:
-            return
-        self._save_if_changed()  # after the shards, which make room for what they save
-        if self._records.error:  # a stop that a successor did not hear of would be undone
-            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
             return
         resolved = self._resolved
         self._look()
@@ -402,6 +400,16 @@ class Coordination:
             self._nonsense_since_s = None
             log.info("end-waits", error=str(error))
         return due, None
+
+    def _records_stored(self) -> bool:
+        """Store what a successor has to know before the last manifest, which ends the job for it, too (P7).
+
+        After the shards, which make room for what they save. A stop that a successor did not hear of would be undone.
+        """
+        self._save_if_changed()
+        if self._records.error:
+            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
+        return not self._records.error
 
     def _check_newest(self, refusal: ParashardError) -> None:
         """Raise `Superseded` after a refusal if a later coordinator has claimed the run (P23); else the shard is."""

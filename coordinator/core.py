@@ -208,7 +208,7 @@ class Core(Course):
             return Orders()
         orders = self.supervision.orders(running, self.workers_wanted, now_s, self._seen_s, self._awake_since_s)
         for process in orders.kill:
-            silence_s = self.supervision.silence_s(process)
+            silence_s = self.supervision.silence_s(process, self._seen_s(process))
             self._event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
         return orders
 

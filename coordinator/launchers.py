@@ -15,6 +15,7 @@ from parashard.backoff import BACKOFF_MAX_S
 
 FAILED = 1  # exit codes, as in `parashard.process`
 CONFIGURATION = 2
+IO_ERROR = 74
 
 
 @dataclass(frozen=True, order=True)
@@ -81,6 +82,9 @@ class LocalLauncher:
         What has been up is configured rightly. If it does not come back for its configuration, something else has
         changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
         """
+        if exit_.exit_code == IO_ERROR:  # it waits for its disk, and so does the job (P21)
+            self._restarts.pause(str(exit_.process), now_s, BACKOFF_MAX_S)
+            return None
         misconfigured = exit_.exit_code == CONFIGURATION
         if misconfigured and not was_up:
             return f"{exit_.process} ended: {exit_.reason}"

@@ -305,10 +305,6 @@ class StepLeases:
             self._returned.discard(step)
         for step in self._paused:
             self._returned.discard(step)
-        for step in self._paused:
-            self._returned.discard(step)
-        for step in self._paused:
-            self._returned.discard(step)
 
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.

@@ -74,7 +74,7 @@ def report(
         "partly_skipped": core.partly_skipped,
         "problems": core.problems.texts,
         "speculative_leases": core.leases.speculative_leases,
-        "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else 0.0,
+        "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else None,
         "wall_s": round(core.progress.elapsed_s(now_s), 3),
         "training_loss": _finite(core.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},

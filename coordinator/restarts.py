@@ -38,6 +38,10 @@ class Restarts:
         self._not_before_s[process] = now_s + max(at_least_s, backoff_s(self._backoff_s, count))
         return count <= self._budget
 
+    def pause(self, process: str, now_s: float, pause_s: float) -> None:
+        """Record an exit that does not count, with a pause."""
+        self._not_before_s[process] = now_s + pause_s
+
     def may_start(self, process: str, now_s: float) -> bool:
         """Tell whether a process that does not run may be started now."""
         return now_s >= self._not_before_s.get(process, now_s)

@@ -323,7 +323,10 @@ class RunStore:
         """
         number = parse_job_id(id_)
         assert number is not None, id_
-        manifest = self.catalogue.job_manifest(number)
+        try:
+            manifest = self.catalogue.job_manifest(number)
+        except NotStored as error:
+            raise DamagedCheckpoint(str(error)) from None
         parts = [self.catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
         return SavedModel(whole_model(self.store, manifest), tuple(len(part.steps) for part in parts))
 
@@ -358,9 +361,14 @@ class RunStore:
         return None
 
     def _final_of(self, earlier: _Earlier) -> str:
-        """Return the last checkpoint that an earlier coordinator stored and did not live to record, or ""."""
+        """Return the last checkpoint that an earlier coordinator stored and did not live to record, or "".
+
+        Its record, which it stored before, has the same number of steps.
+        """
         newest = self.catalogue.newest_job_manifest()
         if newest is None or not newest.final or newest.plan_version != self._plan_version:
+            return ""
+        if newest.steps != earlier.saved.target:
             return ""
         return f"j{newest.number}" if earlier.precedes(newest) else ""
 

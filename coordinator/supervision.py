@@ -26,7 +26,7 @@ class Supervision:
     lease_ttl_s : float
         A worker may be silent for as long as its leases last: it promises no more than to renew them.
     start_s : float
-        A process that was started and gave no sign of life yet is to be killed after so long.
+        A process that was started at this coordinator's wish and has not been heard since is killed after so long.
     """
 
     def __init__(self, launcher: Launcher, silence_s: float, lease_ttl_s: float, start_s: float) -> None:
@@ -36,8 +36,8 @@ class Supervision:
         """By role and reason, as the launcher `kubernetes` saw them."""
         self.pod_watch_errors = 0
         self._launcher = launcher
-        self._start_s = start_s
         self._silence_s = {"shard": silence_s, "worker": max(silence_s, lease_ttl_s)}
+        self._start_s = start_s
         self._started_s: dict[ProcessName, float] = {}
         self._heard = 0
         self._expected: set[str] = set()  # workers whose end was seen: their next life is no surprise
@@ -79,8 +79,11 @@ class Supervision:
         """Take note of progress: back-off and budgets begin anew."""
         self._launcher.step_completed()
 
-    def silence_s(self, process: ProcessName) -> float:
-        """Return for how long a process may be silent."""
+    def silence_s(self, process: ProcessName, seen_s: float | None) -> float:
+        """Return for how long a process may be silent, given its last sign of life; one that starts, for longer."""
+        started_s = self._started_s.get(process)
+        if started_s is not None and (seen_s is None or seen_s < started_s):
+            return self._start_s
         return self._silence_s[process.role]
 
     def orders(
@@ -104,8 +107,6 @@ class Supervision:
 
     def _is_silent(self, process: ProcessName, seen_s: float | None, awake_since_s: float, now_s: float) -> bool:
         """Tell whether a process is silent for too long; one never heard, since this coordinator woke (P22)."""
-        started_s = self._started_s.get(process)
-        if started_s is not None and (seen_s is None or seen_s < started_s):
-            return now_s - max(started_s, awake_since_s) > self._start_s  # a start may take long, and may hang, too
-        heard_s = awake_since_s if seen_s is None else max(seen_s, awake_since_s)
-        return now_s - heard_s > self.silence_s(process)
+        signs_s = (seen_s, self._started_s.get(process), awake_since_s)
+        since_s = max(sign_s for sign_s in signs_s if sign_s is not None)
+        return now_s - since_s > self.silence_s(process, seen_s)

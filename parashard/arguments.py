@@ -17,11 +17,12 @@ import threading
 from pathlib import Path
 
 from parashard.durable import replace_durably
-from parashard.errors import ConfigurationError
-from parashard.full_disk import when_there_is_room
+from parashard.errors import ConfigurationError, StoreFailed
+from parashard.full_disk import disk_failed, when_there_is_room
 from parashard.process import ExitCode, LogFormat
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
+from parashard.side_effects import why_failed
 
 TLS_VARIABLE = "PARASHARD_TLS_DIR"
 TRACE_VARIABLE = "PARASHARD_TRACE"
@@ -177,6 +178,8 @@ def write_address(path: Path, content: dict[str, str | int], giving_up: threadin
     try:
         when_there_is_room(write, "address files", giving_up or threading.Event())
     except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
         raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
 
 

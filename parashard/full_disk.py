@@ -20,6 +20,8 @@ _Result = TypeVar("_Result")
 
 log = structlog.get_logger(__name__)
 
+ROOM_PATIENCE_S = 60.0  # then the process ends, says why, and is started again, however often
+
 
 def disk_failed(error: BaseException) -> bool:
     """Tell whether a write failed for what this host's disk lacks at this moment, such as room; not for its path."""
@@ -34,7 +36,7 @@ def no_room(error: BaseException) -> bool:
 
 
 def when_there_is_room(write: Callable[[], _Result], what: str, giving_up: threading.Event) -> _Result:
-    """Write, again and again while the disk fails, with a growing pause; return what `write` returns.
+    """Write, again and again while the disk fails, with a growing pause, for a minute; return what `write` returns.
 
     Parameters
     ----------
@@ -50,18 +52,21 @@ def when_there_is_room(write: Callable[[], _Result], what: str, giving_up: threa
     NotReady
         If `giving_up` was set meanwhile.
     StoreFailed, OSError
-        If it fails for another cause than the disk's state: waiting would not help.
+        If it fails for another cause than the disk's state, or has failed for ROOM_PATIENCE_S.
     """
     waiting = SideEffect(what, lambda text, over: log.info(text) if over else log.warning(text))
+    waited_s = 0.0
     while True:
         try:
             result = write()
         except (StoreFailed, OSError) as error:
-            if not disk_failed(error):
+            if not disk_failed(error) or waited_s >= ROOM_PATIENCE_S:
                 raise
             waiting.failed(why_failed(error))
         else:
             waiting.succeeded()
             return result
-        if giving_up.wait(retry_pause_s(waiting.failures)):
+        pause_s = retry_pause_s(waiting.failures)
+        waited_s += pause_s
+        if giving_up.wait(pause_s):
             raise NotReady(f"{what} cannot be written: {waiting.error}")

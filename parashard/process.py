@@ -22,6 +22,7 @@ import structlog
 
 from parashard import failpoints
 from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater
+from parashard.full_disk import disk_failed
 from parashard.log_text import as_text
 from parashard.side_effects import lossy
 
@@ -37,6 +38,7 @@ class ExitCode(enum.IntEnum):
     CONFIGURATION = 2  # do not start it again: the same thing would happen
     FENCED = 3  # another has its place, or it belongs to another run: a service gets a new number when started again
     JOB_FAILED = 4  # of a worker: the job has failed, and there is nothing to come back for
+    IO_ERROR = 74  # start it again later, however often: its disk failed (sysexits.h: input/output error)
     RETRY = 75  # start it again later (sysexits.h: temporary failure)
 
 
@@ -48,6 +50,8 @@ def exit_code_of(error: ParashardError) -> ExitCode:
         return ExitCode.FENCED
     if isinstance(error, RetryLater):
         return ExitCode.RETRY
+    if disk_failed(error):
+        return ExitCode.IO_ERROR
     return ExitCode.FAILED
 
 

@@ -18,7 +18,8 @@ from parashard import cuda
 from parashard.arguments import check_host
 from parashard.compute import thread_variables, threads_for
 from parashard.durable import sync_upwards, write_durably
-from parashard.errors import ConfigurationError, ParashardError
+from parashard.errors import ConfigurationError, ParashardError, StoreFailed
+from parashard.full_disk import disk_failed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.job.schema import Job
 from parashard.live import JobView
@@ -101,14 +102,7 @@ def run_job(
     _check_devices(loaded)
     if output is not None:
         _check_output(output)
-    try:
-        lock = launcher_lock(run_dir)
-        write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
-        keep_origin(run_dir, loaded)
-        cluster = cluster or LocalCluster(run_dir)
-        sync_upwards(run_dir)  # the run directory is new, and perhaps the one that holds it
-    except OSError as error:
-        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+    lock, cluster = _prepared(run_dir, loaded, cluster)
     cluster.variables = _thread_variables(loaded.job)
     cluster.tell = view.say
     run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
@@ -145,6 +139,27 @@ def run_job(
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
+
+
+def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) -> tuple[int, LocalCluster]:
+    """Return the run directory's lock, and the cluster whose logs go there; the job's file is in it, and durable.
+
+    Raises
+    ------
+    ConfigurationError, StoreFailed
+        If it cannot be written; at this moment, as where there is no room.
+    """
+    try:
+        lock = launcher_lock(run_dir)
+        write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
+        keep_origin(run_dir, loaded)
+        cluster = cluster or LocalCluster(run_dir)
+        sync_upwards(run_dir)  # the run directory is new, and perhaps the one that holds it
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
+        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+    return lock, cluster
 
 
 def _check_devices(loaded: LoadedJob) -> None:

@@ -10,8 +10,9 @@ import secrets
 import time
 from pathlib import Path
 
-from parashard.backoff import backoff_s
+from parashard.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.coordinator_client import CoordinatorClient
+from parashard.coordinator_silence import CoordinatorSilence
 from parashard.durable import rename_durably
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
@@ -23,7 +24,6 @@ from parashard.run_folders import coordinator_in
 from parashard.security.credentials import Credentials
 from protos import coordinator_pb2 as pb
 
-START_DEADLINE_S = 600.0  # it reads and hashes the data first; its death is noticed at once
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
 
@@ -69,7 +69,7 @@ class Running:
         self._arguments: list[str] = []
         self._coordinator_exits = 0  # in a row, without a step completed in between
         self._coordinator_due_s: float | None = None  # when to start it again
-        self._heard_s = 0.0
+        self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
         """As the coordinator last told."""
@@ -85,16 +85,17 @@ class Running:
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
         first += ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
         first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
-        self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
-        deadline_s = time.monotonic() + START_DEADLINE_S
+        self._start_coordinator(first)
         while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
             for child in self._cluster.reap():
                 self._coordinator_ended(child)
                 if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
                     raise JobFailed(f"the coordinator ended: {child.reason}")
             self._start_coordinator_again(first)
-            if time.monotonic() > deadline_s:
-                raise JobFailed(f"the coordinator did not serve within {START_DEADLINE_S:.0f} s")
+            if self._check_silence():  # nor will the next one
+                raise JobFailed(
+                    f"cluster.start_s is {self._cluster_options.start_s:.0f} s, in which it did not come up"
+                )
             time.sleep(SUPERVISE_S)
         self.accepted = True
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
@@ -109,7 +110,7 @@ class Running:
         """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
         unheard: list[Ended] = []
         next_show_s = 0.0
-        self._heard_s = time.monotonic()
+        self._silence.heard(time.monotonic())
         while True:
             for child in self._cluster.reap():
                 if child.name == "coordinator":
@@ -121,11 +122,11 @@ class Running:
                 orders = self._supervise(unheard)
             except RetryLater as error:
                 if isinstance(error, NotReady):  # it answers: our certificate has expired
-                    self._heard_s = time.monotonic()
+                    self._silence.heard(time.monotonic())
                 self._check_silence()
                 time.sleep(SUPERVISE_S)
                 continue
-            self._heard_s = time.monotonic()
+            self._silence.heard(time.monotonic())
             misconfigured = orders.exit_code == ExitCode.CONFIGURATION
             misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in unheard)
             if orders.state == pb.JOB_STATE_FAILED and misconfigured:
@@ -143,14 +144,19 @@ class Running:
     def _coordinator_ended(self, child: Ended) -> None:
         """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
         self._check_exit(child)
-        options = self._cluster_options
-        self._coordinator_due_s = time.monotonic() + backoff_s(options.restart_backoff_s, self._coordinator_exits)
+        io_error, first_s = child.exit_code == ExitCode.IO_ERROR, self._cluster_options.restart_backoff_s
+        pause_s = BACKOFF_MAX_S if io_error else backoff_s(first_s, self._coordinator_exits)
+        self._coordinator_due_s = time.monotonic() + pause_s
         self._view.say(f"the coordinator ended: {child.reason}; it is restarted")
 
     def _start_coordinator_again(self, first: list[str]) -> None:
         if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
             self._coordinator_due_s = None
-            self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+            self._start_coordinator(first)
+
+    def _start_coordinator(self, first: list[str]) -> None:
+        self._cluster.start("coordinator", "coordinator", [*self._arguments, *first])
+        self._silence.started(time.monotonic())
 
     def _check_exit(self, child: Ended) -> None:
         """Give up where to start the coordinator again would not help.
@@ -158,7 +164,7 @@ class Running:
         Once it has taken the job, what keeps it from starting may pass, such as a certificate that has expired.
         """
         misconfigured = child.exit_code == ExitCode.CONFIGURATION
-        self._coordinator_exits += 1
+        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # for which the job waits (P21)
         too_often = self._coordinator_exits > self._cluster_options.max_restarts
         if misconfigured and (too_often or not self.accepted):
             self.failure_code = ExitCode.CONFIGURATION
@@ -166,14 +172,18 @@ class Running:
         if too_often:
             raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
 
-    def _check_silence(self) -> None:
-        """Kill a coordinator that serves and does not answer; one that is starting has more time."""
-        silent_s = time.monotonic() - self._heard_s
-        serves = coordinator_in(self._run_dir).get("pid") == self._coordinator_pid()
-        if silent_s > (self._cluster_options.silence_s if serves else START_DEADLINE_S):
-            self._view.say(f"the coordinator has not answered for {silent_s:.0f} s; it is killed")
+    def _check_silence(self) -> bool:
+        """Kill a coordinator that does not answer or come up, say what is waited for; return whether it is killed."""
+        pid = self._coordinator_pid()
+        if pid < 0:
+            return False
+        serves = coordinator_in(self._run_dir).get("pid") == pid
+        said, killed = self._silence.look(time.monotonic(), serves=serves)
+        if said:
+            self._view.say(said)
+        if killed:
             self._cluster.kill("coordinator")
-            self._heard_s = time.monotonic()
+        return killed
 
     def _coordinator_pid(self) -> int:
         return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1

@@ -34,7 +34,7 @@ def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
     rows = [
         *(("problem", problem) for problem in report.get("problems", ())),
         ("steps", _steps(report["steps_total"], report["steps_applied"])),
-        ("throughput", f"{rate(report['examples_per_s'])} examples/s over {duration(report['wall_s'])}"),
+        ("throughput", _throughput(report["examples_per_s"], report["wall_s"])),
         *held_out_figures((name, value) for name, value in report["held_out"].items() if value is not None),
     ]
     if report["training_loss"] is not None:
@@ -60,6 +60,10 @@ def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
         rows.append(("weights", short_path(run_dir / WEIGHTS_FILE)))
         rows.append(("sha256", report["weights_sha256"][:16]))
     return [*rows, ("run", short_path(run_dir))]
+
+
+def _throughput(examples_per_s: float | None, wall_s: float) -> str:
+    return "not known" if examples_per_s is None else f"{rate(examples_per_s)} examples/s over {duration(wall_s)}"
 
 
 def _steps(total: int, applied: Sequence[int]) -> str:

@@ -229,6 +229,13 @@ class ClusterOptions(Table):
         description="Seconds without a sign of life after which a running process is killed and started again; a "
         "worker not before its leases end.",
     )
+    start_s: float = Field(
+        default=600.0,
+        ge=1,
+        le=86400,
+        description="Seconds that a process may take from its start to its first sign of life, such as to load data or "
+        "to restore a checkpoint; after that it is killed likewise.",
+    )
     retry_budget_s: float = Field(
         default=60.0,
         ge=1,

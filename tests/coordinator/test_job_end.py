@@ -23,8 +23,11 @@ from coordinator.course import DueCheckpoint
 from coordinator.exclusive import ExclusiveCore
 from coordinator.resolve import resolve
 from coordinator.run_store import RunStore
+from coordinator.shard_says import SavedShard
+from parashard.checkpoints.catalogue import Catalogue
 from parashard.claims import claim_incarnation
 from parashard.errors import MalformedFrame, Superseded
+from parashard.intervals import IntervalSet
 from parashard.job.load import job_from_toml
 from parashard.process import Stop
 from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
@@ -35,7 +38,7 @@ RESULTS = {HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE}
 
 
 def at_its_end(
-    store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch, steps_total: int = STEPS
+    store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch, steps_total: int = STEPS, checkpoint: str = "j1"
 ) -> tuple[Coordination, Core]:
     """Return a job of which only what follows the last checkpoint is left to do; that is of `STEPS` steps."""
     write_drained(store)
@@ -48,7 +51,8 @@ def at_its_end(
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
     coordination = Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store)
-    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: "j1")
+    if checkpoint:
+        monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: checkpoint)
     monkeypatch.setattr(coordination, "_look", lambda: True)
     return coordination, core
 
@@ -214,13 +218,18 @@ def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a succe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core = at_its_end(store, tmp_path, monkeypatch, checkpoint="")
+    catalogue = Catalogue(store)
+    parts = catalogue.job_manifest(1).parts
+    saved = [SavedShard(part, IntervalSet([(0, STEPS)]), IntervalSet([])) for part in parts]
+    monkeypatch.setattr(coordination._commands, "save", lambda lives, round_, damaged: saved)
     core.early_stop = "enough"
     fault = store.fail("replace", "coordinator/")
     coordination._save_what_is_due()
     assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
+    assert catalogue.job_checkpoints() == [1], "its manifest would end the job for a successor"
     coordination._save_what_is_due()
-    assert core.state is JobState.DONE
+    assert catalogue.job_checkpoints() == [1, 2]
 
 
 def test_the_steps_that_it_reports_as_applied_are_those_that_the_shards_saved(

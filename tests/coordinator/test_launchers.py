@@ -47,6 +47,16 @@ def test_a_worker_that_ended_twice_is_started_again_after_its_pause() -> None:
     assert launcher.orders([shard(0), shard(1), worker(0)], 2, 11.0) == Orders((worker(1),))
 
 
+def test_a_process_whose_disk_has_no_room_does_not_use_up_the_budget() -> None:  # P21: the job waits for its disk
+    launcher = local(budget=2)
+    for turn in range(10):
+        now_s = turn * 60.0
+        no_room = Exit(shard(0), ExitCode.IO_ERROR, "claims cannot be written: no space left on device", turn)
+        assert launcher.exited(no_room, now_s, was_up=False) is None
+        assert launcher.orders([shard(1)], 0, now_s + BACKOFF_MAX_S - 0.1) == Orders()
+        assert launcher.orders([shard(1)], 0, now_s + BACKOFF_MAX_S) == Orders((shard(0),))
+
+
 def test_scaling_down_stops_the_highest() -> None:
     running = [shard(0), shard(1), *map(worker, range(12))]
     assert local().orders(running, 9, 0.0) == Orders((), (worker(11), worker(10), worker(9)))

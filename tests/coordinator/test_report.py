@@ -106,7 +106,7 @@ def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
     figures = report(core, ledger(), StatusView("ledger", "async", 2), 9.0)
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
     assert (figures["training_loss"], figures["held_out"]) == (None, {}), "a training loss is no held-out loss"
-    assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (0.0, 0.0, 0)
+    assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (None, 0.0, 0)
     assert (figures["network"]["overlapped_share"], figures["bytes"]["saved_share"]) == (None, None)
 
 

@@ -111,11 +111,21 @@ def test_a_plan_that_a_successor_has_not_seen_is_passed_over(store: RacedStore) 
 
 def test_without_a_successor_nothing_is_passed_over(store: RacedStore) -> None:
     older, _ = taken_over(store)
-    older.save(STOPPED)
+    older.save(STOPPED.model_copy(update={"target": STEPS}))
     assert added(older) == "j1"
     _, saved = taken_over(store)
     assert saved is not None
-    assert (saved.early_stop, saved.target, saved.final) == (STOPPED.early_stop, 4, "j1")
+    assert (saved.early_stop, saved.target, saved.final) == (STOPPED.early_stop, STEPS, "j1")
+
+
+def test_a_last_checkpoint_of_other_steps_than_the_record_says_does_not_end_the_job(store: RacedStore) -> None:
+    """P7: the record is stored first; a report of one's steps with the other's weights would lie."""
+    older, _ = taken_over(store)
+    older.save(UNDECIDED.model_copy(update={"target": STEPS + 1}))
+    assert added(older) == "j1"
+    _, saved = taken_over(store)
+    assert saved is not None
+    assert (saved.target, saved.final) == (STEPS + 1, "")
 
 
 # --- an older coordinator is only slow ---

@@ -156,7 +156,7 @@ def test_a_worker_is_started_again_unless_its_configuration_is_wrong_or_the_job_
         disrupted, stopped, configuration = spec["podFailurePolicy"]["rules"]
         assert disrupted == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
         assert stopped["action"] == "Ignore"
-        assert stopped["onExitCodes"]["values"] == [ExitCode.RETRY]
+        assert stopped["onExitCodes"]["values"] == [ExitCode.IO_ERROR, ExitCode.RETRY]
         assert configuration["action"] == "FailJob"
         (container,) = spec["template"]["spec"]["containers"]
         hopeless = [ExitCode.CONFIGURATION, *[ExitCode.JOB_FAILED] * (container["name"] == "worker")]

@@ -11,7 +11,8 @@ import pytest
 
 from parashard.claims import claim_incarnation
 from parashard.errors import NotReady, StoreFailed
-from parashard.full_disk import when_there_is_room
+from parashard.full_disk import ROOM_PATIENCE_S, when_there_is_room
+from parashard.process import ExitCode, exit_code_of
 from parashard.store.local import LocalStore
 
 
@@ -47,6 +48,17 @@ def test_it_is_tried_with_growing_pauses_until_there_is_room() -> None:
     pauses = Pauses()
     assert when_there_is_room(failing(4, FULL), "claims", pauses) == "written"
     assert pauses.s == [1.0, 2.0, 4.0, 8.0]
+
+
+def test_after_a_minute_it_says_why_instead(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process ends with that reason, which people see, and is started again."""
+    pauses = Pauses()
+    with pytest.raises(OSError, match="No space left") as raised:
+        when_there_is_room(failing(1000, FULL), "claims", pauses)
+    assert ROOM_PATIENCE_S <= sum(s for s in pauses.s if s) < 2 * ROOM_PATIENCE_S
+    store_failed = StoreFailed("claims: no space left on device")
+    store_failed.__cause__ = raised.value
+    assert exit_code_of(store_failed) == ExitCode.IO_ERROR
 
 
 def test_a_claim_waits_for_the_disk_of_its_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

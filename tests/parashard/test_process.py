@@ -52,6 +52,7 @@ def test_exit_codes_are_what_starters_and_orchestrators_rely_on():
         "CONFIGURATION": 2,
         "FENCED": 3,
         "JOB_FAILED": 4,
+        "IO_ERROR": 74,
         "RETRY": 75,
     }
 

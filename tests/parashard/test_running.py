@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from parashard.backoff import BACKOFF_MAX_S
 from parashard.coordinator_client import ADDRESS_FILE
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
 from parashard.job.load import load_job
@@ -120,6 +121,40 @@ def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, c
         run.running.until_over()
     assert run.cluster.noted == ["start coordinator"] * run.budget
     assert run.running.failure_code == (ExitCode.CONFIGURATION if code == 2 else ExitCode.FAILED)
+
+
+def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Run, tmp_path: Path) -> None:
+    """Nor are those after it: each was killed as soon as it served, until the budget was spent."""
+    slow_s, serves_s = 1.5 * run.silence_s, [1e9]
+
+    def answers(now_s: float) -> Any:
+        if not run.cluster.noted:
+            run.cluster.noted.append("died")
+            run.cluster.ended = [Ended("coordinator", -9, "killed by SIGKILL", 1)]
+            serves_s[0] = now_s + slow_s
+        if now_s < serves_s[0]:
+            return Unreachable("nobody")
+        here = {"pid": run.cluster.pid("coordinator"), "address": "x:1", "run_id": "run-1"}
+        (tmp_path / ADDRESS_FILE).write_text(json.dumps(here))
+        return Unreachable("it serves and is busy") if now_s < serves_s[0] + run.silence_s / 2 else pb.JOB_STATE_DONE
+
+    run.answers = answers
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert run.cluster.noted == ["died", "start coordinator"]
+
+
+def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run: Run) -> None:  # P21
+    def answers(now_s: float) -> Any:
+        if len(run.cluster.noted) > 2 * run.budget:
+            return pb.JOB_STATE_DONE
+        if run.cluster.running:
+            run.cluster.ended = [Ended("coordinator", ExitCode.IO_ERROR, "claims cannot be written (exit code 74)", 1)]
+        return Unreachable("nobody")
+
+    run.answers = answers
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert set(run.cluster.noted) == {"start coordinator"}
+    assert run.clock.now_s >= 2 * run.budget * BACKOFF_MAX_S
 
 
 def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Run) -> None:

@@ -286,6 +286,9 @@ class CoordinatorProcess(Process):
             self.exclusive.run_exclusive(lambda core, _: core.drain_further(furthest))
             return ""
         await self.moment()
+        if due.final and not self._save_if_changed():
+            self.world.note("end waits: its records are not stored")
+            return ""
         return self._run_store.add_job_manifest(
             RUN_ID, DIGEST, self._plan, steps, [shard.part for shard in saved], final=due.final
         )
@@ -307,9 +310,6 @@ class CoordinatorProcess(Process):
             return
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
-            return
-        if not self._save_if_changed():
-            self.world.note("end waits: its records are not stored")
             return
         self.metrics, self.lives = due.metrics, self._ending.lives.get(due.stored, [])
         self.exclusive.run_exclusive(lambda core, _: core.done())

@@ -71,7 +71,7 @@ def violations(
     skipped = _skipped(store)
     found += _skips(setting, coordinator, skipped)
     found += _audits(setting, job_, final, range(target), plan, skipped)
-    found += _checkpoints(store)
+    found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
         lives = {newest_claim(store, process.name), coordinator.lives[shard.identity.shard].incarnation}
@@ -164,8 +164,8 @@ def rows_of(variables: Mapping[str, Float32s], p: Partition) -> Float32s:
     return variables[p.variable][p.row_start : p.row_stop].reshape(-1)
 
 
-def _checkpoints(store: MemoryStore) -> list[str]:
-    """Check that every drained checkpoint is whole, and has the same steps on every shard (P7, P8)."""
+def _checkpoints(store: MemoryStore, target: int) -> list[str]:
+    """Check that each drained checkpoint has the same steps on every shard, and the last one the job's (P7, P8)."""
     catalogue, found = Catalogue(store), []
     for number in catalogue.job_checkpoints():
         try:
@@ -175,6 +175,9 @@ def _checkpoints(store: MemoryStore) -> list[str]:
             whole_model(store, manifest)
         except StoreFailed as error:
             found.append(f"checkpoint: {error}")
+    newest = catalogue.newest_job_manifest()
+    if newest is not None and newest.final and newest.steps != target:
+        found.append(f"report: the job ended with {newest.steps} steps, and says {target}")
     return found
 
 

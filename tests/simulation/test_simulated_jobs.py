@@ -151,6 +151,15 @@ def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str,
     pytest.fail(f"never struck: {[fault for fault in due if not fired[fault]]}")
 
 
+def test_a_process_that_hangs_before_it_has_spoken_is_replaced() -> None:
+    """P22: where many hang, some do at their start."""
+    faults = Faults(shard_crash=0.01, hang=0.02, shard_hang=0.02, until_s=10.0)
+    setting = Setting("ledger", ASYNC, shards=3, workers=2, faults=faults)
+    runs = {seed: simulate(seed, setting) for seed in (1, 14, 33, 41, 44, 48, 50, 51)}
+    assert {seed: run.violations for seed, run in runs.items() if run.violations} == {}
+    assert all(run.fired["killed for its silence"] for run in runs.values())
+
+
 @pytest.mark.parametrize("kills", [False, True], ids=["fails", "kills"])
 @pytest.mark.parametrize(("oracle", "policy"), [("ledger", ASYNC), ("ledger", SYNC), ("digest", SYNC)])
 def test_a_step_that_is_given_up_after_a_partial_push_is_the_same_everywhere_or_reported(
