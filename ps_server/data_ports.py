@@ -77,7 +77,6 @@ class DataPorts:
     ) -> None:
         self.address = self.local_path = ""
         push_bytes = served.shard.storage.weights.nbytes
-        memory.reclaim = lambda: served.alone(lambda shard: shard.assemblies.expire(memory.clock()))
         self.rooms = Rooms(memory)
         self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []

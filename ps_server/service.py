@@ -53,6 +53,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._checkpointer = checkpointer
         self._lives = lives
         self._memory = memory
+        memory.reclaim = lambda: served.alone(lambda shard: shard.assemblies.expire(memory.clock()))
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:

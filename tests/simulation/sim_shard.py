@@ -101,6 +101,7 @@ class ShardProcess(Process):
         self.served = self.lives.first()
         self.served.owner = Owner(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
+        builder.push_memory.clock = clock
         cadence = Cadence(
             every_s=options.every_s,
             every_steps=options.every_steps,
