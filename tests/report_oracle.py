@@ -8,14 +8,17 @@ that were lost, steps that only the coordinator believes in.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 from safetensors.numpy import load_file
 
-from parashard.checkpoints.catalogue import Catalogue, parse_job_id
+from coordinator.saved import Saved
+from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, parse_job_id
+from parashard.checkpoints.encoding import decode
+from parashard.checkpoints.manifest import ShardManifest
 from parashard.checkpoints.state import whole_model
 from parashard.data import open_source
 from parashard.intervals import IntervalSet
@@ -47,16 +50,42 @@ def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
     applied = [len(part.steps) for part in parts]
     if report["steps_applied"] != applied:
         found.append(f"steps_applied is {report['steps_applied']}, and the shards saved {applied} steps")
+    found += _skips(report, parts)
     weights = load_file(run_dir / WEIGHTS_FILE)
     saved = values_sha256(whole_model(catalogue.store, manifest))
     for name, sha256 in (("the report", report["weights_sha256"]), ("the weights file", values_sha256(weights))):
         if sha256 != saved:
             found.append(f"{name} has the weights {sha256[:12]}, the last checkpoint {saved[:12]}")
-    for name, value in fresh_metrics(run_dir, weights).items():
+    fresh = fresh_metrics(run_dir, weights)
+    found += [f"held-out {name} is told, and nobody judges it" for name in report["held_out"] if name not in fresh]
+    for name, value in fresh.items():
         told = report["held_out"].get(name)
         if told is None or not math.isclose(told, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             found.append(f"held-out {name} is {told}, and the final weights have {value:.6f}")
     return found
+
+
+def _skips(report: Mapping[str, Any], parts: Sequence[ShardManifest]) -> list[str]:
+    """Compare the counts of steps given up with those that the shards' manifests have as empty pushes (P24)."""
+    each = [set(_members(part.skipped)) for part in parts]
+    everywhere = set.intersection(*each)
+    counts = {"skipped_steps": len(everywhere), "partly_skipped": len(set.union(*each) - everywhere)}
+    return [
+        f"{name} is {report[name]}, and the shards saved {count}"
+        for name, count in counts.items()
+        if report[name] != count
+    ]
+
+
+def _members(intervals: Iterable[tuple[int, int]]) -> Iterator[int]:
+    for start, stop in intervals:
+        yield from range(start, stop)
+
+
+def evaluations_of(run_dir: Path) -> dict[str, Any]:
+    """Return the metrics that a finished run recorded, by the step after which its weights were judged."""
+    record = max((run_dir / "checkpoints" / COORDINATORS).glob("i*.json"))
+    return decode(Saved, record.read_bytes(), str(record)).evaluations
 
 
 def fresh_metrics(run_dir: Path, weights: Mapping[str, Any]) -> dict[str, float]:

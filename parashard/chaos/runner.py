@@ -35,6 +35,7 @@ UNDER_CHAOS: tuple[Override, ...] = (
     ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # saves must be oftener than kills
     ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause: its leases end, and then it comes back
     ("cluster.silence_s", 6.0, CHAOS_FLAG),  # a process that hangs is soon noticed; longer than any pause
+    ("cluster.start_s", 60.0, CHAOS_FLAG),  # likewise, one that hangs in its start
     ("cluster.max_restarts", 200, CHAOS_FLAG),  # deaths are on purpose; a process that cannot start still ends the job
 )
 """What a job under chaos has for other values, unless a `--set` says otherwise."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import say, write_figures
-from job_run import JobRun, fault_free_sha256, sets, violations
+from job_run import JobRun, fault_free, sets, violations
 from small_mount import NotPermitted, mounted
 
 MEAN_INTERVAL_S = 1.0
@@ -174,22 +174,22 @@ def run_campaign(
         faulty_s = left * mean_interval_s
         longer = 4 ** len(campaign.seeds)  # on a machine that is faster than thought
         values = {"job.epochs": longer * oracle.epochs(faulty_s), "cluster.transport": transport, **oracle.values}
-        job = [oracle.file, "--consistency", policy, *sets(values)]
+        job = [oracle.file, *sets(values)]
         name = f"{oracle.name.replace(' ', '-')}-{policy.replace(':', '-')}-{len(campaign.seeds)}"
-        expected = ""
+        expected: tuple[str, dict[str, Any]] = "", {}
         if oracle.digest:
             with tempfile.TemporaryDirectory(
                 prefix="parashard-fault-free-"
             ) as aside:  # it takes no room from the other
-                expected = fault_free_sha256(job, Path(aside) / "run")
+                expected = fault_free(job, policy, Path(aside) / "run")
         campaign.seeds.append(seed + len(campaign.seeds))
         strikes = ["--seed", str(campaign.seeds[-1]), "--mean-interval-s", str(mean_interval_s), "--faults", str(left)]
         strikes += kinds or oracle.kinds or (PROCESSES_ONLY if transport == "shm" else ())
-        with JobRun(folder / name, ["chaos", *job, *strikes]) as run:
+        with JobRun(folder / name, ["chaos", *job, "--consistency", policy, *strikes]) as run:
             ended = run.wait(time.monotonic() + DEADLINE_S + 3 * faulty_s)
         campaign.faults.update(ended.report.get("faults", {}))
         campaign.restarts.update({key: ended.report.get(key, 0) for key in RESTARTS})
-        campaign.broken.extend(violations(ended, expected))
+        campaign.broken.extend(violations(ended, *expected))
     campaign.wall_s = time.monotonic() - started_s
     return campaign
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import say, write_figures
-from job_run import JobRun, fault_free_sha256, sets, violations
+from job_run import JobRun, fault_free, sets, violations
 from sweeps import ONCE, SWEEPS, Sweep
 
 from parashard.failpoints import FAILPOINTS, FOLDER_VARIABLE, SEED_VARIABLE, SPEC_VARIABLE, firings
@@ -50,18 +50,20 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
     started_s = time.monotonic()
     at, markers = folder / "run", folder / "markers"
     markers.mkdir(parents=True)
-    job = [sweep.file, "--consistency", sweep.policy, *sets(values_of(sweep, times))]
-    expected = fault_free_sha256(job, folder / "fault-free") if sweep.digest else ""
+    job = [sweep.file, *sets(values_of(sweep, times))]
+    expected: tuple[str, dict[str, Any]] = (
+        fault_free(job, sweep.policy, folder / "fault-free") if sweep.digest else ("", {})
+    )
     armed = {SPEC_VARIABLE: spec(sweep, times), FOLDER_VARIABLE: str(markers), SEED_VARIABLE: str(seed)}
     kills = times * (len(sweep.failpoints) + FUEL_TIMES * len(sweep.fuel))
     provoke = sweep.provoke() if sweep.provoke else None
-    with JobRun(at, ["run", *job], armed) as run:
+    with JobRun(at, ["run", *job, "--consistency", sweep.policy], armed) as run:
         ended = run.wait(
             time.monotonic() + DEADLINE_S + KILL_S * kills,
             lambda: provoke(run, firings(markers), times) if provoke else None,
         )
     fired = firings(markers)
-    broken = violations(ended, expected)
+    broken = violations(ended, *expected)
     broken += [f"{name} fired {fired[name]} of {times} times" for name in sweep.failpoints if fired[name] < times]
     return Swept(sweep, fired, time.monotonic() - started_s, broken)
 

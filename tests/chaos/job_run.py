@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from report_oracle import misreported
+from report_oracle import evaluations_of, misreported
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.05
@@ -130,7 +130,9 @@ class JobRun:
         return found
 
 
-def violations(ended: Ended, expected_sha256: str = "") -> list[str]:
+def violations(
+    ended: Ended, expected_sha256: str = "", expected_evaluations: Mapping[str, Any] | None = None
+) -> list[str]:
     """Return the promises that a run broke, in words; empty if it kept all.
 
     Parameters
@@ -139,6 +141,9 @@ def violations(ended: Ended, expected_sha256: str = "") -> list[str]:
         How the run ended.
     expected_sha256 : str
         Digest of the weights that a run without faults ends with; "": the job has none that is always the same.
+    expected_evaluations : mapping, optional
+        What a run without faults recorded of each evaluation, where that is always the same. One that is missing was
+        told as missed.
     """
     report, found = ended.report, []
     if ended.exit_code != 0 or report.get("state") != "done":
@@ -146,6 +151,10 @@ def violations(ended: Ended, expected_sha256: str = "") -> list[str]:
     found += [f"{name} is {report[name]}" for name in ORACLES if report.get(name)]
     if ended.run_dir is not None and report.get("state") == "done":
         found += misreported(ended.run_dir, report)
+        recorded = evaluations_of(ended.run_dir)
+        for step, metrics in (expected_evaluations or {}).items():
+            if recorded.get(step, metrics) != metrics:
+                found.append(f"after step {step} the metrics were {recorded[step]}, not {metrics}")
     applied, total = report.get("steps_applied", []), report.get("steps_total")
     if report and applied != [total] * report.get("shards", 0):
         found.append(f"steps applied are {applied}, not {total} on each shard")
@@ -154,12 +163,12 @@ def violations(ended: Ended, expected_sha256: str = "") -> list[str]:
     return found + [f"left over: {words}" for words in ended.left_over]
 
 
-def fault_free_sha256(job: Sequence[str], run_dir: Path) -> str:
-    """Run a job without faults and return the digest of its weights."""
-    with JobRun(run_dir, ["run", *job]) as run:
+def fault_free(job: Sequence[str], policy: str, run_dir: Path) -> tuple[str, dict[str, Any]]:
+    """Run a job without faults; return the digest of its weights, and its evaluations where rounds say of what."""
+    with JobRun(run_dir, ["run", *job, "--consistency", policy]) as run:
         ended = run.wait(time.monotonic() + FAULT_FREE_S)
     assert not violations(ended), violations(ended)
-    return str(ended.report["weights_sha256"])
+    return str(ended.report["weights_sha256"]), evaluations_of(run_dir) if policy.startswith("sync") else {}
 
 
 def sets(values: Mapping[str, Any]) -> list[str]:

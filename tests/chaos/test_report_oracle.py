@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from job_run import JobRun
-from report_oracle import misreported
+from job_run import Ended, JobRun, violations
+from report_oracle import evaluations_of, misreported
 from safetensors.numpy import load_file, save_file
 
 from parashard.run_files import WEIGHTS_FILE
@@ -39,6 +39,9 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
         ({"held_out": {"loss": None}}, "held-out loss is None, and the final weights have "),
         ({"steps_applied": [45, 44]}, "steps_applied is [45, 44], and the shards saved [45, 45] steps"),
         ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
+        ({"skipped_steps": 7}, "skipped_steps is 7, and the shards saved 0"),
+        ({"partly_skipped": 3}, "partly_skipped is 3, and the shards saved 0"),
+        ({"held_out": {"happiness": 1.0}}, "held-out happiness is told, and nobody judges it"),
         ({"weights_sha256": "b2"}, "the report has the weights b2, the last checkpoint "),
     ],
 )
@@ -61,3 +64,17 @@ def test_weights_that_are_not_the_checkpoint_s_are_told(finished: tuple[Path, Ma
     finally:
         path.write_bytes(sound)
     assert found[0].startswith("the weights file has the weights ")
+
+
+def test_an_evaluation_that_a_run_without_faults_has_otherwise_is_told(
+    finished: tuple[Path, Mapping[str, Any]],
+) -> None:
+    run_dir, report = finished
+    recorded = evaluations_of(run_dir)
+    assert len(recorded) == 1, "one epoch"
+    (step, metrics), ended = *recorded.items(), Ended(0, report, "", (), run_dir)
+    assert violations(ended, expected_evaluations=recorded) == []
+    other = {step: {**metrics, "accuracy": 0.5}}
+    assert violations(ended, expected_evaluations=other) == [
+        f"after step {step} the metrics were {metrics}, not {other[step]}"
+    ]
