@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from checkpoint_cases import DIGEST, PLAN, RUN, STEPS, VARIABLES, write_drained
@@ -15,6 +16,7 @@ from parashard.checkpoints.manifest import Part
 from parashard.claims import claim_incarnation
 from parashard.errors import Superseded
 from parashard.partition import Plan, fixed_shards, place, split
+from parashard.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
 
 UNDECIDED = Saved(target=STEPS, workers_wanted=2)
 STOPPED = Saved(target=4, early_stop="target accuracy 0.9 reached: 0.9300", workers_wanted=2)
@@ -139,6 +141,17 @@ def test_what_it_saves_after_a_successor_took_over_is_not_read(store: RacedStore
     _, saved = taken_over(store)
     assert saved is not None
     assert saved.early_stop == ""
+
+
+def test_the_results_that_it_copies_after_a_successor_took_over_end_it(store: RacedStore, tmp_path: Path) -> None:
+    """Before it tells that the job is done: the successor's copies are still to come."""
+    older, _ = taken_over(store)
+    for name in (WEIGHTS_FILE, REPORT_FILE, HISTORY_FILE):
+        (tmp_path / name).write_bytes(b"older")
+    older.keep_results(tmp_path)
+    taken_over(store)
+    with pytest.raises(Superseded):
+        older.keep_results(tmp_path)
 
 
 def test_the_newest_drained_checkpoint_is_the_newest_coordinator_s(store: RacedStore) -> None:

@@ -13,6 +13,7 @@ from parashard.job.load import load_job
 from parashard.live import NoView
 from parashard.process import ExitCode, exit_code_of
 from parashard.run import run_job
+from parashard.run_files import NEW_JOB_FILE
 
 
 @pytest.mark.parametrize(
@@ -39,3 +40,21 @@ def test_a_run_directory_that_cannot_be_written_says_whether_to_start_again(  # 
     with pytest.raises(kind, match=says) as raised:
         run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
     assert exit_code_of(raised.value) == code
+
+
+def test_the_first_job_file_and_the_folders_above_it_survive_a_power_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, str]] = []
+
+    def folders(path: Path) -> None:
+        done.append(("folders", path.name))
+        raise OSError(errno.EACCES, "enough")
+
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job.toml").write_text(SMALL_JOB)
+    monkeypatch.setattr("parashard.run.write_durably", lambda path, content: done.append(("file", path.name)))
+    monkeypatch.setattr("parashard.run.sync_upwards", folders)
+    with pytest.raises(ConfigurationError, match="enough"):
+        run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
+    assert done == [("file", NEW_JOB_FILE), ("folders", "run")]
