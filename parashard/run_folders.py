@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.coordinator_client import ADDRESS_FILE
+from parashard.durable import write_durably
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, load_job
@@ -228,6 +229,11 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # there is none, or none that was written whole
         return {}
     return report
+
+
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """Write a run's report, whole or not at all; durable when this returns. OSError leaves what was there."""
+    write_durably(run_dir / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def coordinator_in(run_dir: Path) -> dict[str, Any]:
