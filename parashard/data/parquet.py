@@ -14,9 +14,9 @@ from pydantic import Field
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Numbers, Table, Words
+from parashard.data.columns import Column, Numbers, Table, Words, shown_cell
 from parashard.data.tables import TableOptions, table_source
-from parashard.errors import BadData, ConfigurationError
+from parashard.errors import BadData, ConfigurationError, shown_names
 
 
 class ParquetOptions(TableOptions):
@@ -57,9 +57,11 @@ def _columns(pa: Any, table: Any, path: Path, is_used: Callable[[str], bool]) ->
     if not table.num_rows:
         raise BadData(f"{path}: has no rows")
     if len(set(table.column_names)) < table.num_columns:
-        raise BadData(f"{path}: column names must differ, found {', '.join(table.column_names)}")
+        raise BadData(f"{path}: column names must differ, found {shown_names(table.column_names)}")
     return {
-        name: _column(pa, column.combine_chunks(), f"{path}: column {name!r}") if is_used(name) else _empty(len(column))
+        name: _column(pa, column.combine_chunks(), f"{path}: column {shown_cell(name)}")
+        if is_used(name)
+        else _empty(len(column))
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
