@@ -32,6 +32,7 @@ from parashard.cli_render import render_app
 from parashard.cli_runs import kill, runs
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
+from parashard.figures import counted
 from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
 from parashard.job.layers import Override, parse_set
@@ -259,7 +260,7 @@ def scale(
     check_in_progress(place)
     with told_how_to_continue(place):
         reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
-    typer.echo(f"{reply.workers_wanted} workers wanted")
+    typer.echo(f"{counted(reply.workers_wanted, 'worker')} wanted")
     if not reply.workers_wanted:
         typer.echo(f"the job waits until one joins: parashard worker --connect {place}")
 
