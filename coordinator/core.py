@@ -193,7 +193,7 @@ class Core(Course):
         if not 0 <= workers <= WORKERS_MAX:
             raise ConfigurationError(f"workers must be from 0 to {WORKERS_MAX}, found {workers}")
         if workers != self.workers_wanted:
-            self._event(f"scaled from {self.workers_wanted} to {workers} workers")
+            self._event(f"scaled from {self.workers_wanted} to {counted(workers, 'worker')}")
         self.workers_wanted = workers
         self.scale_requests += 1
         self.decisions += 1

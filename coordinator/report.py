@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from parashard.durable import replace_durably, write_durably
 from parashard.errors import StoreFailed
 from parashard.models.base import Audited
 from parashard.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.run_folders import write_report
 from parashard.side_effects import failed_writes, why_failed
 from parashard.transfer import Bytes, Overlap
 from parashard.variables import Float32s, values_sha256
@@ -133,7 +134,8 @@ def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -
 def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
     """Write how inputs are made and what outputs mean, as `save_report`; nothing where the data are generated."""
     if preprocessing is not None:
-        _write(folder / PREPROCESSING_FILE, as_json(preprocessing))
+        with _store_failures(folder / PREPROCESSING_FILE):
+            write_durably(folder / PREPROCESSING_FILE, as_json(preprocessing))
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
@@ -148,12 +150,14 @@ def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
     """
     weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
     where = {"run_dir": str(folder.absolute()), "weights": weights}
-    _write(folder / REPORT_FILE, (json.dumps({**figures, **where}, indent=2) + "\n").encode())
+    with _store_failures(folder / REPORT_FILE):
+        write_report(folder, {**figures, **where})
 
 
-def _write(path: Path, content: bytes) -> None:
+@contextmanager
+def _store_failures(path: Path) -> Iterator[None]:
     try:
-        write_durably(path, content)
+        yield
     except OSError as error:
         raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
 

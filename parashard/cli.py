@@ -27,11 +27,12 @@ from parashard.cli_certs import certs
 from parashard.cli_chaos import chaos
 from parashard.cli_checkpoint import checkpoint
 from parashard.cli_health import health
-from parashard.cli_options import App, Sets, TlsDir, Trace, begin_run, complete_runs, told_job
+from parashard.cli_options import App, Sets, TlsDir, Trace, begin_run, complete_runs, told_how_to_continue, told_job
 from parashard.cli_render import render_app
 from parashard.cli_runs import kill, runs
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, ParashardError, Unreachable, WrongRun
+from parashard.figures import counted
 from parashard.job.differences import NAMED_MAX
 from parashard.job.keys import shown
 from parashard.job.layers import Override, parse_set
@@ -42,7 +43,7 @@ from parashard.run import INTERRUPTED, Outcome, run_job
 from parashard.run_folders import (
     check_in_progress,
     new_run_dir,
-    newest_run,
+    place_of,
     read_report,
     resumed_job,
     resumed_run_dir,
@@ -66,7 +67,12 @@ FromCheckpoint = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")]
 Where = Annotated[
-    str | None, typer.Argument(metavar="ADDR|RUN_DIR", help="The coordinator; default: the newest run under runs/.")
+    str | None,
+    typer.Argument(
+        metavar="ADDR|RUN",
+        help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
+        autocompletion=complete_runs,
+    ),
 ]
 
 
@@ -217,9 +223,10 @@ def status(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Ask a running coordinator how its job goes."""
-    place = where or str(newest_run())
+    place = place_of(where)
     try:
-        reply = _coordinator(place, tls_dir).get_status(run_id_in(place))
+        with told_how_to_continue(place):
+            reply = _coordinator(place, tls_dir).get_status(run_id_in(place))
     except (Unreachable, WrongRun):
         report = read_report(Path(place))
         if not report:
@@ -249,17 +256,25 @@ def scale(
     tls_dir: TlsDir = None,
 ) -> None:
     """Change the number of workers of a running job, on a local cluster or on Kubernetes."""
-    place = where or str(newest_run())
+    place = place_of(where)
     check_in_progress(place)
-    reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
-    typer.echo(f"{reply.workers_wanted} workers wanted")
+    with told_how_to_continue(place):
+        reply = _coordinator(place, tls_dir).scale(workers, run_id_in(place))
+    typer.echo(f"{counted(reply.workers_wanted, 'worker')} wanted")
     if not reply.workers_wanted:
         typer.echo(f"the job waits until one joins: parashard worker --connect {place}")
 
 
 @app.command()
 def worker(
-    connect: Annotated[str, typer.Option(help="The coordinator: host:port or a run directory.")],
+    connect: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDR|RUN",
+            help="The coordinator: host:port, a run directory or a name under runs/.",
+            autocompletion=complete_runs,
+        ),
+    ],
     device: DeviceName = None,
     name: Annotated[str, typer.Option(help="Its name in the job; default: the next free one.")] = "",
     set_: Sets = None,
@@ -271,7 +286,7 @@ def worker(
     ] = LogFormat.TEXT,
 ) -> None:
     """Join a running job with one more worker, from anywhere."""
-    arguments = ["--connect", connect, "--name", name, "--device", device or "", "--log-format", log_format]
+    arguments = ["--connect", place_of(connect), "--name", name, "--device", device or "", "--log-format", log_format]
     arguments += [part for text in set_ or () for part in ("--set", text)]
     if model_folder is not None:
         arguments += ["--model-folder", str(model_folder.absolute())]

@@ -28,13 +28,13 @@ from parashard.arguments import credentials_in
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
-from parashard.cli_options import App, TlsDir
+from parashard.cli_options import App, TlsDir, complete_runs
 from parashard.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.process import ExitCode
 from parashard.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
-from parashard.run_folders import check_in_progress, newest_run
+from parashard.run_folders import check_in_progress, place_of
 from parashard.store import Store, open_store
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
@@ -47,7 +47,11 @@ checkpoint = App(help="Create, list, verify and export checkpoints.", no_args_is
 
 Where = Annotated[
     str | None,
-    typer.Argument(metavar="RUN_DIR|URL", help="A run directory or a store; default: the newest run under runs/."),
+    typer.Argument(
+        metavar="RUN|URL",
+        help="A run directory, a name under runs/, or a store; default: the newest run.",
+        autocompletion=complete_runs,
+    ),
 ]
 
 
@@ -55,13 +59,17 @@ Where = Annotated[
 def create(
     where: Annotated[
         str | None,
-        typer.Argument(metavar="ADDR|RUN_DIR", help="The coordinator; default: the newest run under runs/."),
+        typer.Argument(
+            metavar="ADDR|RUN",
+            help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
+            autocompletion=complete_runs,
+        ),
     ] = None,
     timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="How long to wait for it.")] = 300.0,
     tls_dir: TlsDir = None,
 ) -> None:
     """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""
-    place = where or str(newest_run())
+    place = place_of(where)
     check_in_progress(place)
     address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
     client = CoordinatorClient(address, where=place, credentials=credentials)
@@ -146,7 +154,7 @@ def store_of(where: str | None) -> Store:
     ConfigurationError
         If there is neither.
     """
-    place = where or str(newest_run())
+    place = place_of(where)
     if "://" in place:
         return open_store(place)
     folder = Path(place)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -11,12 +12,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from parashard.arguments import TLS_VARIABLE, TRACE_VARIABLE
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unreachable
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, load_job
 from parashard.live import JobView
 from parashard.run import Outcome
-from parashard.run_folders import discard_unbegun, runs_here
+from parashard.run_folders import LOCK_FILE, discard_unbegun, launcher_of, runs_here
+from parashard.stopping import resume_command
 
 _Run = TypeVar("_Run", bound=Callable[..., Any])
 
@@ -55,6 +57,22 @@ class App(typer.Typer):
 def complete_runs(incomplete: str) -> list[str]:
     """Return the names under `runs/` that a shell may complete to."""
     return [run.name for run in runs_here() if run.name.startswith(incomplete)]
+
+
+@contextmanager
+def told_how_to_continue(place: str) -> Iterator[None]:
+    """Say what goes on with a run of this machine where its coordinator does not answer, as its launcher is gone.
+
+    A directory that no launcher has locked is that of a run whose processes somebody else starts.
+    """
+    try:
+        yield
+    except Unreachable as error:
+        run_dir = Path(place)
+        if not (run_dir / LOCK_FILE).exists() or launcher_of(run_dir) is not None:
+            raise
+        command = resume_command(run_dir.absolute())
+        raise Unreachable(f"{error}; its `parashard run` is gone. Continue: {command}") from None
 
 
 Sets = Annotated[

@@ -29,6 +29,7 @@ from parashard.run_folders import (
     locked,
     newest_run,
     read_report,
+    run_began_at,
     run_named,
     runs_here,
 )
@@ -78,7 +79,7 @@ def _default(context: typer.Context, json_: Json = False) -> None:
 @runs.command("list")
 def list_(json_: Json = False) -> None:
     """List the runs under runs/, the newest last."""
-    rows = [_row(run) for run in runs_here()]
+    rows = sorted(map(_row, runs_here()), key=lambda row: row["began_at"])
     if json_:
         typer.echo(json.dumps(rows))
         return
@@ -105,6 +106,12 @@ def remove(
 ) -> None:
     """Remove runs with their weights, checkpoints and logs; a checkpoint.url outside the run directory is kept."""
     found = [run_named(name) for name in names]
+    for run in found:
+        launcher = launcher_of(run)
+        if launcher is not None:
+            raise ConfigurationError(
+                f"{run.name} is in progress; stop it first: Ctrl-C where it runs, or kill {launcher}"
+            )
     kept = [run for run in found if not unfinished and not is_done(run)]
     if kept:
         raise ConfigurationError(
@@ -112,7 +119,7 @@ def remove(
             "--unfinished removes it all the same"
         )
     for run in found:
-        lock = locked(run)  # refuses a run in progress
+        lock = locked(run)  # refuses a run that has just begun
         try:
             shutil.rmtree(run)
         except OSError as error:
@@ -134,7 +141,7 @@ def _row(run: Path) -> dict[str, Any]:
         "reason": report.get("reason", ""),
         "steps": min(applied) if applied and state != "running" else None,
         "steps_total": report.get("steps_total"),
-        "began_at": os.path.getmtime(run / JOB_FILE),
+        "began_at": run_began_at(run),
         "size_bytes": sum(_size(file) for file in run.rglob("*")),
     }
 

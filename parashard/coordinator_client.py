@@ -187,7 +187,9 @@ def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Even
     if not folder.is_dir():
         host, _, port = where.rpartition(":")
         if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise ConfigurationError(f"{where!r} is neither a run directory nor host:port")
+            raise ConfigurationError(
+                f"{where!r} is neither a run directory nor host:port; `parashard runs` lists the runs"
+            )
         return where
     giving_up = giving_up or threading.Event()
     path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s

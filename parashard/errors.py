@@ -38,6 +38,7 @@ client raises the same class again. Broken invariants are `assert`s: they crash 
 from __future__ import annotations
 
 import errno
+from collections.abc import Iterable
 from typing import ClassVar
 
 _OF_THE_PATH = frozenset(
@@ -52,6 +53,22 @@ _OF_THE_PATH = frozenset(
         errno.EINVAL,
     )
 )
+
+
+SHOWN_CHARACTERS = 40
+SHOWN_NAMES = 20
+
+
+def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
+    """Return a text that somebody else wrote as a message shows it: its beginning, so that the message stays short."""
+    return text if len(text) <= most else f"{text[:most]}..."
+
+
+def shown_names(names: Iterable[str]) -> str:
+    """Return names that somebody else gave as a message lists them."""
+    given = list(names)
+    more = [f"and {len(given) - SHOWN_NAMES:,} more"] if len(given) > SHOWN_NAMES else []
+    return ", ".join([*map(shortened, given[:SHOWN_NAMES]), *more])
 
 
 def may_pass(error: BaseException) -> bool:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from parashard.side_effects import SideEffect, why_failed
 
-LOG_TAIL_BYTES = 4096
+LOG_TAIL_BYTES = 16384  # the longest error line of a process, and what it may say after it
 END_GRACE_S = 5.0
 POLL_S = 0.02
 

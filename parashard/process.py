@@ -21,12 +21,13 @@ from typing import NoReturn
 import structlog
 
 from parashard import failpoints
-from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater
+from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater, shortened
 from parashard.full_disk import disk_failed
 from parashard.log_text import as_text
 from parashard.side_effects import lossy
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ERROR_CHARACTERS_MAX = 2000  # of the line that tells why a process ends
 FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
 
 
@@ -127,7 +128,8 @@ def run_service(
         code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
         if log_format is not LogFormat.TEXT:  # there the line that follows says it
             log.error("ended", exit_code=int(code), error=str(error))
-        print(f"parashard {role}: {error}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+        says = shortened(str(error), ERROR_CHARACTERS_MAX)
+        print(f"parashard {role}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
     except Exception:  # noqa: BLE001  # a bug; the interpreter's own way out waits for threads that nobody ends any more
         traceback.print_exc()
         code = ExitCode.FAILED

@@ -31,7 +31,7 @@ from parashard.running import Running
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role, in_words
 from parashard.side_effects import why_failed
-from parashard.stopping import stopped_line
+from parashard.stopping import report_of_saved, saved_in, stopped_line
 from protos import coordinator_pb2 as pb
 
 ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -133,9 +133,11 @@ def run_job(
     report = read_report(run_dir) if run.accepted else {}
     if report.get("state") == "done":  # whatever came after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
-    elif exit_code == INTERRUPTED and run.accepted:
-        url = loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS)
-        reason = stopped_line(run_dir, url, run.status.steps_complete, run.status.steps_total)
+    elif run.accepted:
+        saved = saved_in(loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS))
+        report = report_of_saved(run_dir, report, saved)
+        if exit_code == INTERRUPTED:
+            reason = stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted)

@@ -11,7 +11,8 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from parashard.coordinator_client import ADDRESS_FILE
+from parashard.durable import write_durably
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob, load_job
@@ -81,6 +83,16 @@ def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
         run_dir.mkdir(exist_ok=True)
 
 
+def place_of(text: str | None) -> str:
+    """Return the place that a user means: a run's directory for its name under `runs/`, for None the newest run's.
+
+    An address, a URL and any other path stay as they are: who is given the place says what may be there.
+    """
+    if text is None:
+        return str(newest_run())
+    return str(_run_at(text) or text)
+
+
 def run_named(text: str) -> Path:
     """Return the run directory that a user means: a path, or a name under `runs/`.
 
@@ -89,10 +101,17 @@ def run_named(text: str) -> Path:
     ConfigurationError
         If there is none.
     """
+    path = _run_at(text)
+    if path is None:
+        raise ConfigurationError(f"{text!r} is no run; allowed: a run directory, or one's name under {RUNS}/")
+    return path.absolute()
+
+
+def _run_at(text: str) -> Path | None:
     for path in (Path(text), RUNS / text):
         if (path / JOB_FILE).is_file() or (path / ADDRESS_FILE).is_file():
-            return path.absolute()
-    raise ConfigurationError(f"{text!r} is no run; allowed: a run directory, or one's name under {RUNS}/")
+            return path
+    return None
 
 
 def runs_here() -> list[Path]:
@@ -139,8 +158,21 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 
 
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
-    """Write down which file a job came from, for `resumed_job`."""
-    (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path)}))
+    """Write down which file a job came from, for `resumed_job`, and when the run began, which stays."""
+    began_at = run_began_at(run_dir) or time.time()
+    (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path), "began_at": began_at}))
+
+
+def run_began_at(run_dir: Path) -> float:
+    """Return when a run was started first, in seconds since 1970; 0 where there is none yet.
+
+    A run that nobody wrote that down of began with its job file, which is written again when it is resumed.
+    """
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        return float(json.loads((run_dir / ORIGIN_FILE).read_text())["began_at"])
+    with suppress(OSError):
+        return os.path.getmtime(run_dir / JOB_FILE)
+    return 0.0
 
 
 def newest_run() -> Path:
@@ -228,6 +260,11 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     except (OSError, ValueError):  # there is none, or none that was written whole
         return {}
     return report
+
+
+def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
+    """Write a run's report, whole or not at all; durable when this returns. OSError leaves what was there."""
+    write_durably(run_dir / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def coordinator_in(run_dir: Path) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
-from parashard.figures import count, duration
+from parashard.figures import count, counted, duration
 from parashard.status_tables import figures_of, progress_figures, shard_columns, state_of, worker_columns
 from parashard.text_table import Column, cut, item_lines, table_lines, text_lines
 from protos import coordinator_pb2 as pb
@@ -189,5 +189,9 @@ def _missing(status: pb.GetStatusReply) -> bool:
 
 
 def _workers_up(status: pb.GetStatusReply) -> str:
-    up = count(sum(worker.live for worker in status.workers))
-    return f"{up} of {count(status.workers_wanted)} workers up" if _missing(status) else f"{up} workers up"
+    up = sum(worker.live for worker in status.workers)
+    return (
+        f"{count(up)} of {counted(status.workers_wanted, 'worker')} up"
+        if _missing(status)
+        else f"{counted(up, 'worker')} up"
+    )

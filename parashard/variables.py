@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, shortened
 from parashard.splitmix import splitmix64
 
 Float32s = npt.NDArray[np.float32]
@@ -88,7 +88,8 @@ class Variable:
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
-            raise ConfigurationError(f"a variable's name must be text of 1 to 200 characters, found {self.name!r}")
+            found = shortened(repr(self.name))
+            raise ConfigurationError(f"a variable's name must be text of 1 to 200 characters, found {found}")
         object.__setattr__(self, "shape", self._checked_shape())
         if not isinstance(self.initializer, Initializer):
             raise self._wrong("initializer", "an Initializer, such as glorot_uniform(fan_in, fan_out)")
@@ -107,12 +108,13 @@ class Variable:
         if not axes or len(whole) != len(axes) or any(n < 1 for n in whole):
             raise ConfigurationError(
                 f"variable {self.name!r}: shape must be a tuple of whole numbers, of which every axis must be at least "
-                f"1 and there must be one, found {self.shape!r}"
+                f"1 and there must be one, found {shortened(repr(self.shape))}"
             )
         return tuple(int(n) for n in whole)
 
     def _wrong(self, what: str, allowed: str) -> ConfigurationError:
-        return ConfigurationError(f"variable {self.name!r}: {what} must be {allowed}, found {getattr(self, what)!r}")
+        found = shortened(repr(getattr(self, what)))
+        return ConfigurationError(f"variable {self.name!r}: {what} must be {allowed}, found {found}")
 
     @property
     def rows(self) -> int:

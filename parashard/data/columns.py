@@ -16,14 +16,12 @@ import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import Indices
-from parashard.errors import BadData
+from parashard.errors import SHOWN_CHARACTERS, BadData, shortened
 
 Float64s = npt.NDArray[np.float64]
 
 MISSING = ("", "na", "n/a", "nan", "null")
 """Cells that stand for a missing value in every column, in small letters and without the spaces around them."""
-
-_SHOWN_CHARACTERS = 40
 
 
 @dataclass(frozen=True)
@@ -91,7 +89,7 @@ class Table:
     def cell(self, name: str, row: int) -> str:
         """Return where a cell is, for a person."""
         line = "" if self.lines is None else f" (line {self.lines[row]})"
-        return f"{self.path}: column {name!r}, row {row + 1}{line}"
+        return f"{self.path}: column {shown_cell(name)}, row {row + 1}{line}"
 
 
 def words(texts: Iterable[str | None]) -> Words:
@@ -136,7 +134,16 @@ def without_missing(column: Words, also: str = "") -> Words:
     return Words(np.where(gone[column.codes], -1, column.codes), column.vocabulary)
 
 
-def typed(table: Table, name: str, *, also_missing: str = "", as_text: bool = False, mixed: bool = False) -> Column:
+def typed(
+    table: Table,
+    name: str,
+    *,
+    also_missing: str = "",
+    as_text: bool = False,
+    mixed: bool = False,
+    is_label: bool = False,
+    may_be_class: bool = False,
+) -> Column:
     """Return a column of a training table as numbers or as text.
 
     A text column whose cells all hold numbers, but for missing ones, is numeric, unless it is asked for `as_text`. One
@@ -166,11 +173,28 @@ def typed(table: Table, name: str, *, also_missing: str = "", as_text: bool = Fa
         return column
     found = column.vocabulary[column.codes[wrong[0]]]
     others = f", as have {len(wrong) - 1:,} more rows" if len(wrong) > 1 else ""
+    advice = _advice_on_label(column, may_be_class) if is_label else _advice_on_input(name, found)
     raise BadData(
         f"{table.cell(name, int(wrong[0]))}: found {shown_cell(found)}{others}; {numeric.sum():,} of the "
-        f"{present.sum():,} values in this column are finite numbers. Correct the file, or say data.missing = "
-        f"{json.dumps(found)} if that is a missing value, or data.categorical = [{json.dumps(name)}] if all of the "
+        f"{present.sum():,} values in this column are finite numbers. Correct the file, or {advice}"
+    )
+
+
+def _advice_on_input(name: str, found: str) -> str:
+    # Nobody writes more than is shown for a missing value.
+    missing = f"say data.missing = {json.dumps(found)} if that is a missing value, or "
+    return (
+        f"{missing if len(found) <= SHOWN_CHARACTERS else 'say '}data.categorical = [{json.dumps(name)}] if all of the "
         "column's values are names"
+    )
+
+
+def _advice_on_label(column: Words, may_be_class: bool) -> str:
+    """Return what helps with a label, which must not be missing, and names classes only where its values repeat."""
+    counts = column.counts()
+    repeat = may_be_class and 2 * np.count_nonzero(counts) <= counts.sum()
+    return "leave such a row out" + (
+        ', or say data.target = "class" if all of the column\'s values are names' if repeat else ""
     )
 
 
@@ -201,7 +225,7 @@ def typed_like(training: Column, table: Table, name: str, *, also_missing: str =
 
 def shown_cell(text: str) -> str:
     """Return a cell as a message shows it."""
-    return repr(text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}...")
+    return repr(shortened(text))
 
 
 def _numbers(column: Words) -> tuple[Float64s, npt.NDArray[np.bool_]]:

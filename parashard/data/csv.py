@@ -16,9 +16,9 @@ from pydantic import Field, field_validator
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Table, words
+from parashard.data.columns import Table, shown_cell, words
 from parashard.data.tables import TableOptions, table_source
-from parashard.errors import BadData
+from parashard.errors import BadData, shown_names
 
 
 class CsvOptions(TableOptions):
@@ -82,7 +82,8 @@ def _read(path: Path, options: CsvOptions) -> Table:
                 elif len(row) != len(names):
                     raise BadData(
                         f"{path}: row {len(rows) + 1} (line {line}) has {len(row)} values where the {len(names)} "
-                        f"columns {', '.join(names)} are due (separator {options.separator!r}): {row[0]!r}, ..."
+                        f"columns {shown_names(names)} are due (separator {options.separator!r}): "
+                        f"{shown_cell(row[0])}, ..."
                     )
                 else:
                     rows.append(row)
@@ -105,5 +106,5 @@ def _read(path: Path, options: CsvOptions) -> Table:
 def _header(row: Sequence[str], path: Path) -> list[str]:
     repeated = sorted({name for name in row if row.count(name) > 1})
     if repeated:
-        raise BadData(f"{path}: the header names {', '.join(map(repr, repeated))} more than once")
+        raise BadData(f"{path}: the header names {shown_names(map(shown_cell, repeated))} more than once")
     return list(row)

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES
 from parashard.data.columns import Column, Numbers, as_words, number_text
-from parashard.errors import BadData
+from parashard.errors import BadData, shortened
 from parashard.variables import Float32s
 
 TargetKind = Literal["class", "value"]
@@ -129,9 +129,7 @@ def class_targets(labels: Column, classes: Sequence[str], cell: Cell) -> npt.NDA
     wrong = np.flatnonzero(targets < 0)
     if len(wrong):
         code = int(text.codes[wrong[0]])
-        found = (
-            "missing" if code < 0 else f"{json.dumps(text.vocabulary[code])}, which the training table does not have"
-        )
+        found = "missing" if code < 0 else f"{_shown(text.vocabulary[code])}, which the training table does not have"
         raise BadData(f"{cell(int(wrong[0]))}: the label is {found}{_such(wrong)}")
     return targets
 
@@ -147,7 +145,7 @@ def value_targets(labels: Column, cell: Cell) -> Float32s:
     if not isinstance(labels, Numbers):
         present = np.flatnonzero(labels.codes >= 0)
         row = int(present[0]) if len(present) else 0
-        found = json.dumps(labels.vocabulary[labels.codes[row]]) if len(present) else "missing"
+        found = _shown(labels.vocabulary[labels.codes[row]]) if len(present) else "missing"
         raise BadData(f'{cell(row)}: the label is {found}, and data.target = "value" needs numbers')
     missing = np.flatnonzero(np.isnan(labels.values))
     if len(missing):
@@ -158,6 +156,10 @@ def value_targets(labels: Column, cell: Cell) -> Float32s:
     if len(wrong):
         raise BadData(f"{cell(int(wrong[0]))}: the label {labels.values[wrong[0]]:g} is not finite in float32")
     return targets
+
+
+def _shown(label: str) -> str:
+    return json.dumps(shortened(label))
 
 
 def _such(rows: npt.NDArray[np.int64]) -> str:

@@ -22,7 +22,7 @@ from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, co
 from parashard.data.base import kind_of_failure
 from parashard.data.labels import TARGET_MEANING, TargetKind, kind_of_array, kind_of_dtype, whole_numbers
 from parashard.data.split import SplitOptions
-from parashard.errors import BadData
+from parashard.errors import BadData, shown_names
 
 _MAX_INFLATION = 1032  # DEFLATE's; np.savez_compressed uses no other method
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
@@ -97,7 +97,7 @@ def _read_split(
     names = _array_names(archive)
     for name in (inputs_name, targets_name):
         if name not in names:
-            raise BadData(f"{path}: has no array {name!r}; its arrays: {', '.join(sorted(names)) or 'none'}")
+            raise BadData(f"{path}: has no array {name!r}; its arrays: {shown_names(sorted(names)) or 'none'}")
     inputs_origin, targets_origin = f"{path}: array {inputs_name!r}", f"{path}: array {targets_name!r}"
     archive_bytes = path.stat().st_size
     inputs = _read_array(archive, archive_bytes, inputs_name, inputs_origin)

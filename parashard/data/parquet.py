@@ -5,6 +5,7 @@ Owns the mapping of Arrow's types to columns. Called by `parashard.data.open_sou
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,9 +14,9 @@ from pydantic import Field
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
-from parashard.data.columns import Column, Numbers, Table, Words
+from parashard.data.columns import Column, Numbers, Table, Words, shown_cell
 from parashard.data.tables import TableOptions, table_source
-from parashard.errors import BadData, ConfigurationError
+from parashard.errors import BadData, ConfigurationError, shown_names
 
 
 class ParquetOptions(TableOptions):
@@ -26,12 +27,16 @@ class ParquetOptions(TableOptions):
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
     """Read one or two files; BadData names the file and what is wrong, ConfigurationError that pyarrow is missing."""
-    training = _read(options.path)
-    held_out = None if options.held_out_path is None else _read(options.held_out_path)
+    training = _read(options.path, lambda name: name not in options.ignore)
+    held_out = None
+    if options.held_out_path is not None:
+        used = set(training.columns) - set(options.ignore)
+        held_out = _read(options.held_out_path, lambda name: name in used)
     return table_source(options, training, held_out)
 
 
-def _read(path: Path) -> Table:
+def _read(path: Path, is_used: Callable[[str], bool]) -> Table:
+    """Return a file's columns; those that are not used may be of any type, and have no values."""
     try:
         import pyarrow as pa
         from pyarrow import parquet
@@ -43,27 +48,31 @@ def _read(path: Path) -> Table:
     try:
         with parquet.ParquetFile(path) as file:  # this file alone: `read_table` would take a folder of them too
             table = file.read()
-        return Table(path, _columns(pa, table, path))
+        return Table(path, _columns(pa, table, path, is_used))
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:  # Arrow decodes text only as it is taken out
         raise kind_of_failure(error)(f"{path}: cannot be read as Parquet: {error}") from error
 
 
-def _columns(pa: Any, table: Any, path: Path) -> dict[str, Column]:
+def _columns(pa: Any, table: Any, path: Path, is_used: Callable[[str], bool]) -> dict[str, Column]:
     if not table.num_rows:
         raise BadData(f"{path}: has no rows")
     if len(set(table.column_names)) < table.num_columns:
-        raise BadData(f"{path}: column names must differ, found {', '.join(table.column_names)}")
+        raise BadData(f"{path}: column names must differ, found {shown_names(table.column_names)}")
     return {
-        name: _column(pa, column.combine_chunks(), f"{path}: column {name!r}")
+        name: _column(pa, column.combine_chunks(), f"{path}: column {shown_cell(name)}")
+        if is_used(name)
+        else _empty(len(column))
         for name, column in zip(table.column_names, table.columns, strict=True)
     }
 
 
 def _column(pa: Any, array: Any, origin: str) -> Column:
-    """Return an Arrow array as a column; BadData for types that are neither numbers nor text."""
+    """Return an Arrow array as a column, without values where its type is null; BadData for types that are neither."""
     types, kind = pa.types, array.type
     if types.is_dictionary(kind):
         kind = kind.value_type
+    if types.is_null(kind):
+        return _empty(len(array))
     if types.is_string(kind) or types.is_large_string(kind):
         encoded = array if types.is_dictionary(array.type) else array.dictionary_encode()
         codes = encoded.indices.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False)
@@ -76,3 +85,7 @@ def _column(pa: Any, array: Any, origin: str) -> Column:
             raise BadData(f"{origin}: row {int(np.flatnonzero(np.isinf(numbers))[0]) + 1} is infinite")
         return Numbers(numbers, boolean=types.is_boolean(kind))
     raise BadData(f"{origin}: must hold numbers, booleans or text, found the type {array.type}")
+
+
+def _empty(rows: int) -> Words:
+    return Words(np.full(rows, -1, np.int64), ())

@@ -170,12 +170,14 @@ class Preprocessing(_Part):
         values = [math.nan if text is None else number_of(text) for text in texts]
         if None in values:
             wrong = values.index(None)
-            raise BadData(f"rows: column {column.name!r}, row {wrong + 1}: found {shown_cell(texts[wrong] or '')}")
+            raise BadData(
+                f"rows: column {shown_cell(column.name)}, row {wrong + 1}: found {shown_cell(texts[wrong] or '')}"
+            )
         return Numbers(np.array(values, np.float64))
 
     def _text(self, row: Mapping[str, Any], number: int, name: str) -> str | None:
         if name not in row:
-            raise BadData(f"rows: row {number} has no column {name!r}")
+            raise BadData(f"rows: row {number} has no column {shown_cell(name)}")
         value = row[name]
         if value is None:
             return None
@@ -238,7 +240,7 @@ def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: i
     edges = list(itertools.accumulate((column.width for column in columns), initial=0))
     inputs = np.zeros((rows, edges[-1]), np.float32)
     for column, start, stop in zip(columns, edges, edges[1:], strict=False):
-        column.encode(table[column.name], inputs[:, start:stop], f"{origin}: column {column.name!r}")
+        column.encode(table[column.name], inputs[:, start:stop], f"{origin}: column {shown_cell(column.name)}")
     return inputs
 
 

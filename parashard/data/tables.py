@@ -7,7 +7,8 @@ Owns the options that the tabular formats share, the order of the checks, and th
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,18 @@ from pydantic import Field
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices
-from parashard.data.columns import Column, Float64s, Numbers, Table, as_words, typed, typed_like
+from parashard.data.columns import (
+    Column,
+    Float64s,
+    Numbers,
+    Table,
+    Words,
+    as_words,
+    number_text,
+    shown_cell,
+    typed,
+    typed_like,
+)
 from parashard.data.labels import TARGET_MEANING, TargetKind, class_names, class_targets, kind_of_labels, value_targets
 from parashard.data.preprocessing import (
     ClassTarget,
@@ -28,11 +40,13 @@ from parashard.data.preprocessing import (
     fitted_value,
 )
 from parashard.data.split import SplitOptions
-from parashard.errors import BadData
+from parashard.errors import BadData, shown_names
 from parashard.variables import Float32s
 
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
+WARNED_NUMERALS_MIN = 10  # fewer distinct texts may as well be names, such as 1st and 2nd
+_NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
 
 
 class TableOptions(SplitOptions):
@@ -69,7 +83,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
     """
     whole = _typed(options, table)
     labels = whole.pop(options.label)
-    origin = f"{options.path}: label column {options.label!r}"
+    origin = f"{options.path}: label column {shown_cell(options.label)}"
     kind = options.target or kind_of_labels(labels, origin)
     classes = class_names(labels, origin) if kind == "class" else ()
     targets = _targets(labels, classes, options.label, table)
@@ -81,14 +95,14 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         train, train_targets = whole, targets
         absent = sorted({options.label, *whole} - set(held_out.columns))
         if absent:
-            raise BadData(f"{held_out.path}: lacks the columns {', '.join(absent)}")
+            raise BadData(f"{held_out.path}: lacks the columns {shown_names(absent)}")
         evaluation = {
             name: typed_like(column, held_out, name, also_missing=options.missing) for name, column in whole.items()
         }
         judged = typed_like(labels, held_out, options.label, also_missing=options.missing)
         evaluation_targets = _targets(judged, classes, options.label, held_out)
     columns = tuple(
-        _fitted(name, column, name in options.categorical, f"{options.path}: column {name!r}")
+        _fitted(name, column, name in options.categorical, f"{options.path}: column {shown_cell(name)}")
         for name, column in train.items()
     )
     return ArraySource(
@@ -98,7 +112,7 @@ def table_source(options: TableOptions, table: Table, held_out: Table | None) ->
         columns=columns,
         target=_described(options.label, classes, train_targets, origin),
         missing=options.missing,
-        warnings=tuple(_warnings(whole)),
+        warnings=tuple(_warnings(whole, options.categorical)),
     )
 
 
@@ -108,19 +122,25 @@ def _typed(options: TableOptions, table: Table) -> dict[str, Column]:
         for name in names:
             if name not in table.columns:
                 raise BadData(
-                    f"{options.path}: has no column {name!r}, which data.{key} names; its columns: "
-                    f"{', '.join(table.columns)}"
+                    f"{options.path}: has no column {shown_cell(name)}, which data.{key} names; its columns: "
+                    f"{shown_names(table.columns)}"
                 )
     if options.label in options.ignore:
-        raise BadData(f"{options.path}: data.ignore names the label {options.label!r}")
+        raise BadData(f"{options.path}: data.ignore names the label {shown_cell(options.label)}")
     used = [name for name in table.columns if name not in options.ignore]
     if len(used) < 2:
-        raise BadData(f"{options.path}: has no column but the label {options.label!r} to learn from")
+        raise BadData(f"{options.path}: has no column but the label {shown_cell(options.label)} to learn from")
     columns = {}
     for name in used:
         mixed = name == options.label and options.target == "class"  # the name of a class may be a number or a text
         columns[name] = typed(
-            table, name, also_missing=options.missing, as_text=name in options.categorical, mixed=mixed
+            table,
+            name,
+            also_missing=options.missing,
+            as_text=name in options.categorical,
+            mixed=mixed,
+            is_label=name == options.label,
+            may_be_class=options.target is None,
         )
     return columns
 
@@ -152,15 +172,42 @@ def _described(
     return fitted_value(label, targets.astype(np.float64), origin)
 
 
-def _warnings(columns: Mapping[str, Column]) -> Iterator[str]:
-    """Yield what a user may have overlooked in the inputs' columns."""
+def _warnings(columns: Mapping[str, Column], categorical: Collection[str]) -> Iterator[str]:
+    """Yield what a user may have overlooked in the inputs' columns, of which some were said to be categorical."""
     for name, column in columns.items():
-        found = _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
+        what, left_out = f"column {shown_cell(name)}", f"data.ignore = [{json.dumps(name)}] leaves it out"
+        found = _notation_of(column) if isinstance(column, Words) and name not in categorical else ""
         if found:
             yield (
-                f"column {name!r} {found}, from which nothing can be learned for other rows; "
-                f"data.ignore = [{json.dumps(name)}] leaves it out"
+                f"{what} {found}, and each becomes an input of its own; write them as plain numbers, such as 1234.5; "
+                f"or say data.categorical = [{json.dumps(name)}] if they are names; {left_out}"
             )
+            continue
+        found = _constant_of(column)
+        if not found:
+            found = _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
+        if found:
+            yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
+
+
+def _notation_of(column: Words) -> str:
+    """Return why a text column looks like numbers that are written in another way; "" where it does not."""
+    texts = column.used()
+    numerals = [text for text in texts if _NUMERAL.fullmatch(text)]
+    if len(texts) < WARNED_NUMERALS_MIN or 2 * len(numerals) <= len(texts):
+        return ""
+    return f"has {len(texts):,} distinct texts that look like numbers or dates, such as {shown_cell(numerals[0])}"
+
+
+def _constant_of(column: Column) -> str:
+    """Return what a column is in every row; "" where rows differ, or are few."""
+    if isinstance(column, Numbers):
+        values = column.values
+        same = len(values) >= WARNED_ROWS_MIN and bool((values == values[0]).all())  # not so where one is missing
+        return f"is {number_text(float(values[0]), column.boolean)} in every row" if same else ""
+    code = column.codes[0]
+    same = len(column.codes) >= WARNED_ROWS_MIN and code >= 0 and bool((column.codes == code).all())
+    return f"is {shown_cell(column.vocabulary[code])} in every row" if same else ""
 
 
 def _index_of(present: Float64s) -> str:

@@ -265,7 +265,7 @@ def test_scale_changes_what_the_launcher_keeps_alive() -> None:
     assert core.supervise([], running, 0.0).start == (ProcessName("worker", 2),)
     core.scale(1)
     assert core.supervise([], running, 0.0).stop == (ProcessName("worker", 1),)
-    assert "scaled from 3 to 1 workers" in core.events
+    assert "scaled from 3 to 1 worker" in core.events
 
 
 def test_a_shard_that_ended_is_started_again_and_the_job_goes_on() -> None:

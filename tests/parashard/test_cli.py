@@ -20,6 +20,7 @@ from parashard.job import LoadedJob, as_toml, load_job, parse_set
 from parashard.live import NoView
 from parashard.process import ExitCode
 from parashard.run import Outcome
+from parashard.run_folders import launcher_lock
 
 Command = Callable[..., Ran]
 
@@ -306,6 +307,53 @@ def test_without_json_people_read_the_report(parashard, report, parts):
     assert (ran.exit_code, "{" in ran.out) == (0, False)
     for part in parts:
         assert part in ran.out
+
+
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (["status", "small-1", "--json"], '"accuracy": 0.5'),
+        (["scale", "small-1", "--workers", "2"], "runs/small-1 is over (done: every step is in)"),
+        (["checkpoint", "create", "small-1"], "runs/small-1 is over (done: every step is in)"),
+        (["checkpoint", "ls", "small-1", "--json"], "[]"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_a_run_has_its_name_for_every_command(parashard, command, told):
+    run_dir = begun("small-1")
+    (run_dir / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+    (run_dir / "checkpoints").mkdir()
+    (run_dir / "report.json").write_text('{"state": "done", "reason": "every step is in", "accuracy": 0.5}')
+    ran = parashard(*command)
+    assert told in ran.out + ran.err
+
+
+def test_a_worker_joins_a_run_by_its_name(parashard, monkeypatch):
+    begun("small-1")
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    for where in ("small-1", "runs/small-1", "host:1", "elsewhere"):
+        parashard("worker", "--connect", where)
+    assert [words[words.index("--connect") + 1] for words in started] == [
+        *["runs/small-1"] * 2,
+        "host:1",
+        "elsewhere",
+    ]
+
+
+@pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=" ".join)
+def test_a_run_whose_launcher_is_gone_says_how_to_continue(parashard, command):
+    run_dir = begun("small-1")
+    (run_dir / ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
+    here = parashard(*command, "small-1")
+    assert "resume" not in here.err, "a run that another launcher starts, elsewhere perhaps"
+    lock = launcher_lock(run_dir)
+    assert "resume" not in parashard(*command, "small-1").err
+    os.close(lock)
+    gone = parashard(*command, "small-1")
+    assert (gone.exit_code, gone.err.count("\n")) == (here.exit_code, 1)
+    assert gone.err.startswith("parashard: nobody answers")
+    assert gone.err.endswith("; its `parashard run` is gone. Continue: parashard resume runs/small-1\n")
 
 
 @pytest.mark.parametrize("command", [["scale", "--workers", "2"], ["checkpoint", "create"]], ids=" ".join)

@@ -11,8 +11,9 @@ import pytest
 from command_line import Ran, run_command
 from small_job import SMALL_JOB
 
+from parashard.job.load import load_job
 from parashard.process import ExitCode
-from parashard.run_folders import launcher_lock
+from parashard.run_folders import keep_origin, launcher_lock
 
 Command = Callable[..., Ran]
 
@@ -72,10 +73,31 @@ def test_a_run_that_could_go_on_is_removed_on_request_only(parashard: Command) -
 
 def test_a_run_in_progress_is_not_removed(parashard: Command) -> None:
     lock = launcher_lock(Path("runs/small-2"))
-    ran = parashard("runs", "remove", "--unfinished", "small-2")
+    told = [parashard("runs", "remove", *flags, "small-0", "small-2") for flags in ([], ["--unfinished"])]
     os.close(lock)
-    assert (ran.exit_code, Path("runs/small-2/job.toml").exists()) == (ExitCode.CONFIGURATION, True)
-    assert "another `parashard run` works in it" in ran.err
+    assert {ran.exit_code for ran in told} == {ExitCode.CONFIGURATION}
+    for ran in told:
+        assert (
+            ran.err
+            == f"parashard: small-2 is in progress; stop it first: Ctrl-C where it runs, or kill {os.getpid()}\n"
+        )
+    assert len(list(Path("runs").iterdir())) == 3, "all or none"
+
+
+def test_a_run_began_when_it_was_started_first(parashard: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    resumed = Path("runs/small-1")
+    monkeypatch.setattr("time.time", lambda: 7.5)
+    keep_origin(resumed, load_job(resumed / "job.toml", environ={}))  # as it is resumed, and its job file written again
+    os.utime(resumed / "job.toml", (9, 9))
+    rows = json.loads(parashard("runs", "--json").out)
+    assert [(row["run"], row["began_at"]) for row in rows] == [("small-0", 0), ("small-1", 1), ("small-2", 2)]
+    new = Path("runs/small-3")
+    new.mkdir()
+    for now_s in (7.5, 8.5):
+        monkeypatch.setattr("time.time", lambda now_s=now_s: now_s)
+        keep_origin(new, load_job(resumed / "job.toml", environ={}))
+        (new / "job.toml").write_text(SMALL_JOB)
+    assert json.loads(parashard("runs", "--json").out)[-1]["began_at"] == 7.5
 
 
 @pytest.mark.parametrize("name", ["small-9", "..", "/", "runs"])

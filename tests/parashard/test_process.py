@@ -11,11 +11,13 @@ import pytest
 
 from parashard import errors
 from parashard.errors import ParashardError
+from parashard.local_cluster import LOG_TAIL_BYTES
 from parashard.process import FILES_WANTED, ExitCode, Stop, exit_code_of
 
 PRELUDE = """
 import sys
 from parashard import errors
+from parashard.local_cluster import LOG_TAIL_BYTES
 from parashard.process import ExitCode, run_service
 lifeline = int(sys.argv[1]) if len(sys.argv) > 1 else None
 """
@@ -55,6 +57,15 @@ def test_exit_codes_are_what_starters_and_orchestrators_rely_on():
         "IO_ERROR": 74,
         "RETRY": 75,
     }
+
+
+@pytest.mark.parametrize("letter", ["x", "\N{WHITE SUN WITH RAYS}"], ids=["ASCII", "Unicode"])
+def test_a_long_error_is_told_so_that_the_launcher_reads_its_beginning(start, letter):
+    says = f"raise errors.BadData('table.csv: row 7: found ' + {letter!r} * 50_000)"
+    process = start(f"def serve(stop):\n    {says}")
+    line = process.communicate(timeout=DEADLINE_S)[1].splitlines()[-1]
+    assert line.startswith(f"parashard shard-0: table.csv: row 7: found {letter}")
+    assert len(line.encode()) < LOG_TAIL_BYTES
 
 
 @pytest.mark.parametrize("kind", ParashardError.leaves(), ids=lambda kind: kind.__name__)
@@ -114,6 +125,7 @@ def test_a_bug_is_a_traceback_and_exit_code_1(start):
 def test_a_bug_ends_the_process_though_a_thread_waits_for_ever(popen):
     program = f"""{PRELUDE}
 import threading
+from parashard.local_cluster import LOG_TAIL_BYTES
 from parashard.process import end_process
 def serve(stop):
     threading.Thread(target=threading.Event().wait).start()

@@ -190,3 +190,12 @@ def test_one_line_has_the_figures():
         "step 250 of 1,000 (25 %)  throughput 12,346 examples/s  training loss 0.1235  held-out accuracy 0.9700  "
         "staleness p50 1, max 7 pushes  1 of 2 workers up"
     )
+
+
+@pytest.mark.parametrize(
+    ("live", "wanted", "told"),
+    [(1, 1, "1 worker up"), (0, 1, "0 of 1 worker up"), (2, 2, "2 workers up"), (2, 1, "2 workers up")],
+)
+def test_one_worker_is_one_worker(live, wanted, told):
+    status = status_of(workers=[worker_of(i) for i in range(live)], workers_wanted=wanted)
+    assert plain_line(status).endswith(f"  {told}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -12,12 +13,18 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId, plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed
-from parashard.stopping import saved_steps, stopped_line
+from parashard.intervals import IntervalSet
+from parashard.run_folders import read_report, write_report
+from parashard.stopping import report_of_saved, saved_by_shard, steps_in_all, stopped_line
 from parashard.store.local import LocalStore
 
 
 def saved(store: MemoryStore) -> int:
-    return saved_steps(Catalogue(store))
+    return steps_in_all(saved_by_shard(Catalogue(store)))
+
+
+def of_shards(store: MemoryStore) -> list[int]:
+    return [len(steps) for steps in saved_by_shard(Catalogue(store))]
 
 
 def write(store: MemoryStore, shard: int, number: int, *applied: tuple[int, int], round_: int | None = None) -> None:
@@ -43,6 +50,7 @@ def test_steps_are_saved_that_the_newest_checkpoint_of_every_shard_has() -> None
     write(store, 1, 1, (0, 1))
     write(store, 1, 2, (0, 4), (5, 9))
     assert saved(store) == 6, "steps 0..3, 5 and 8"
+    assert of_shards(store) == [7, 8]
 
 
 def test_in_rounds_all_shards_go_back_to_the_newest_round_that_each_has() -> None:
@@ -53,6 +61,7 @@ def test_in_rounds_all_shards_go_back_to_the_newest_round_that_each_has() -> Non
     for number, round_ in ((1, 1), (2, 2)):
         write(store, 1, number, (0, 4 * round_), round_=round_)
     assert saved(store) == 8
+    assert of_shards(store) == [8, 8]
 
 
 def test_a_damaged_manifest_does_not_count() -> None:
@@ -90,15 +99,37 @@ def test_the_line_says_what_is_saved_and_how_to_continue(
     for shard in range(2):
         write_shard(store, CheckpointId(1, shard, 1, 1), applied=((0, 2503),))
     monkeypatch.chdir(tmp_path)
-    told = stopped_line(tmp_path / "run 1", str(tmp_path / "run 1" / "checkpoints"), complete, 13500)
+    told = stopped_line(tmp_path / "run 1", saved_by_shard(Catalogue(store)), complete, 13500)
     assert told == f"{line}. Continue: parashard resume 'run 1'"
 
 
-def test_a_store_that_fails_does_not_hide_how_to_continue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken(url: str) -> None:
-        raise StoreFailed("no way to the store")
-
-    monkeypatch.setattr("parashard.stopping.open_store", broken)
-    told = stopped_line(tmp_path, "s3://bucket/run", 7, 10)
+def test_a_store_that_fails_does_not_hide_how_to_continue(tmp_path: Path) -> None:
+    told = stopped_line(tmp_path, StoreFailed("no way to the store"), 7, 10)
     note = "(what is saved is not known: no way to the store)"
     assert told == f"stopped at step 7 of 10 {note}. Continue: parashard resume {tmp_path}"
+
+
+def test_the_report_of_a_stopped_run_has_the_steps_that_the_shards_saved_last(tmp_path: Path) -> None:
+    write_report(tmp_path, {"job": "small", "state": "stopped", "steps_total": 1500, "steps_applied": [1182, 1202]})
+    heard = read_report(tmp_path)
+    told = report_of_saved(tmp_path, heard, [IntervalSet([(0, 1234)]), IntervalSet([(0, 1230), (1231, 1235)])])
+    assert told == heard | {"steps_applied": [1234, 1234]} == read_report(tmp_path)
+
+
+def test_a_report_stays_as_it_is_where_nothing_is_known_to_be_saved(tmp_path: Path) -> None:
+    heard = {"state": "stopped", "steps_applied": [3, 4]}
+    assert report_of_saved(tmp_path, heard, StoreFailed("no way to the store")) == heard
+    assert report_of_saved(tmp_path, heard, []) == heard
+    assert report_of_saved(tmp_path, {}, [IntervalSet([(0, 3)])]) == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_that_is_full_keeps_the_correction_off_the_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("parashard.run_folders.write_durably", full)
+    heard = {"state": "stopped", "steps_applied": [3]}
+    assert report_of_saved(tmp_path, heard, [IntervalSet([(0, 5)])])["steps_applied"] == [5]

@@ -116,6 +116,7 @@ def test_name_order_is_the_order_of_digests():
     [
         (lambda: Variable("", (1,)), "1 to 200 characters"),
         (lambda: Variable("x" * 201, (1,)), "1 to 200 characters"),
+        (lambda: Variable("x" * 5000, (1,)), r"1 to 200 characters, found 'x{39}\.\.\.$"),
         (lambda: Variable("w", ()), "there must be one"),
         (lambda: Variable("w", (3, 0)), "at least 1"),
         (lambda: Variable("w", ((3,), 1)), r"variable 'w': .* whole number.*, found \(\(3,\), 1\)"),

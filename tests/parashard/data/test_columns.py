@@ -60,6 +60,69 @@ def test_one_text_in_a_numeric_column_is_an_error_that_names_the_cell(tmp_path, 
 
 
 @both
+def test_cells_and_names_of_any_length_leave_room_for_their_place(tmp_path, opened):
+    long = "x" * 5000
+    with pytest.raises(BadData, match=r"column 'size', row 7.*found 'xxx") as refused:
+        opened(tmp_path, {"size": [*"123456", long, *"890"], "label": ["x", "y"] * 5})
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+    assert "data.missing" not in str(refused.value), "nobody writes so much for a missing value"
+    with pytest.raises(BadData, match=r"has no column 'b', which data.ignore names; its columns: a, xxx") as refused:
+        opened(tmp_path, {"a": ["1", "2"], long: ["1", "2"], "label": ["x", "y"]}, ignore=("b",))
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+    many = {f"column {i}": ["1", "2"] for i in range(1000)}
+    with pytest.raises(BadData, match=r"its columns: column 0, column 1, .*, and 981 more") as refused:
+        opened(tmp_path, {**many, "label": ["x", "y"]}, ignore=("b",))
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+
+
+@both
+@pytest.mark.parametrize(
+    "cells",
+    [
+        [f"{i}%" for i in range(30)],
+        [f"{i},5" for i in range(30)],
+        [f"{i},000" for i in range(30)],
+        [f"2024-01-{i:02}" for i in range(1, 31)],
+        [f"${i}.50" for i in range(30)],
+        [f"{i} kg" for i in range(30)],
+        [f"2024-01-02T10:00:{i:02}Z" for i in range(30)],
+    ],
+    ids=["percent", "comma", "thousands", "date", "money", "unit", "time"],
+)
+def test_numbers_in_another_notation_are_warned_of(tmp_path, opened, cells):
+    quoted = [f'"{cell}"' for cell in cells] if opened is from_csv else cells
+    columns = {"a": quoted * 2, "label": ["x", "y"] * 30}
+    (told,) = opened(tmp_path, columns).spec.warnings
+    assert told.startswith(f"column 'a' has 30 distinct texts that look like numbers or dates, such as {cells[0]!r}")
+    assert 'data.ignore = ["a"] leaves it out' in told
+    assert opened(tmp_path, columns, categorical=("a",)).spec.warnings == ()
+
+
+@both
+@pytest.mark.parametrize(
+    "cells",
+    [
+        ["1st", "2nd", "3rd"] * 10,
+        [f"2{i:03x}f8d1e-{i:03x}" for i in range(20)] * 3,
+        [f"red {i}" for i in range(20)] * 3,
+    ],
+    ids=["few", "codes", "names"],
+)
+def test_names_with_digits_are_not_warned_of(tmp_path, opened, cells):
+    assert opened(tmp_path, {"a": cells, "label": ["x", "y"] * (len(cells) // 2)}).spec.warnings == ()
+
+
+@both
+@pytest.mark.parametrize(("cell", "shown"), [("5", "5"), ("red", "'red'")])
+def test_a_column_of_one_value_is_warned_of(tmp_path, opened, cell, shown):
+    columns = {"a": [cell] * 30, "b": ["1", "2", "4"] * 10, "label": ["x", "y"] * 15}
+    (told,) = opened(tmp_path, columns).spec.warnings
+    assert told.startswith(f"column 'a' is {shown} in every row, from which nothing can be learned")
+    columns["a"] = [cell, ""] * 15
+    assert opened(tmp_path, columns).spec.warnings == (), "whether it is missing can be learned from"
+
+
+@both
 def test_a_word_that_fills_most_of_a_numeric_column_does_not_make_it_text(tmp_path, opened):
     cells = ["1", "2", "3", "unknown", "unknown", "unknown", "unknown", "unknown"]
     with pytest.raises(BadData, match=r"row 4.*: found 'unknown', as have 4 more rows; 3 of the 8 values"):

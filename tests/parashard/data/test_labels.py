@@ -100,6 +100,32 @@ def test_a_value_that_is_missing_or_constant_is_told(tmp_path, opened):
 
 
 @both
+def test_a_text_among_the_labels_gets_no_advice_that_is_refused_next(tmp_path, opened):
+    with pytest.raises(BadData) as refused:
+        opened(tmp_path, [*map(str, range(599)), "hello"])
+    assert "found 'hello'; 599 of the 600 values in this column are finite" in str(refused.value)
+    assert str(refused.value).endswith("Correct the file, or leave such a row out")
+    with pytest.raises(BadData) as refused:
+        opened(tmp_path, ["1", "2", "none", "1", "2", "1"])
+    assert str(refused.value).endswith('or say data.target = "class" if all of the column\'s values are names')
+    with pytest.raises(BadData) as refused:
+        opened(tmp_path, ["1", "2", "none", "1", "2", "1"], target="value")
+    assert str(refused.value).endswith("Correct the file, or leave such a row out")
+
+
+@both
+def test_a_label_of_any_length_leaves_room_for_its_place(tmp_path, opened):
+    long = "x" * 5000
+    with pytest.raises(BadData, match="column 'price', row 1") as refused:
+        opened(tmp_path, [long, *"y" * 40], target="value")
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+    (tmp_path / "b.csv").write_text(f"x,price\n1,{long}\n")
+    with pytest.raises(BadData, match="column 'price', row 1") as refused:
+        from_csv(tmp_path, ["a", "b"] * 5, held_out_path=tmp_path / "b.csv")
+    assert len(str(refused.value)) < 400 + len(str(tmp_path))
+
+
+@both
 def test_classes_may_be_named_by_numbers_and_texts_if_asked_for(tmp_path, opened):
     labels = ["1", "2", "none", "1"]
     with pytest.raises(BadData, match=r"column 'price', row 3.*: found 'none'; 3 of the 4 values"):

@@ -89,11 +89,37 @@ def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path
         ({"a": [1, 2], "label": ["x", None]}, "label column 'label': must have 2"),
         ({"a": [1, 2, 3], "label": ["x", None, "y"]}, "column 'label', row 2: the label is missing"),
         ({"a": [1, 2]}, "has no column 'label'"),
+        ({"a": [1, 2], "label": pa.nulls(2)}, "label column 'label': must have 2"),
     ],
 )
 def test_a_wrong_table_is_told(tmp_path, columns, said):
     with pytest.raises(BadData, match=rf"a\.parquet.*{said}"):
         load(tmp_path, **columns)
+
+
+UNREADABLE = {"date": [datetime.date(2020, 1, 1)] * 2, "list": [[1], [2]], "infinite": [1.0, float("inf")]}
+
+
+@pytest.mark.parametrize("name", UNREADABLE)
+def test_a_column_that_is_left_out_may_hold_anything(tmp_path, name):
+    training = write(tmp_path / "a.parquet", a=[1, 3], b=UNREADABLE[name], label=["x", "y"])
+    held_out = write(tmp_path / "b.parquet", a=[1, 3], b=UNREADABLE[name], label=["x", "y"])
+    options = ParquetOptions(path=training, label="label", held_out_path=held_out, ignore=("b",))
+    assert inputs_of(open_parquet(options)) == [[-1], [1]]
+
+
+def test_a_held_out_table_may_have_more_columns_of_any_type(tmp_path):
+    training = write(tmp_path / "a.parquet", a=[1, 3], label=["x", "y"])
+    held_out = write(tmp_path / "b.parquet", a=[1, 3], b=UNREADABLE["date"], label=["x", "y"])
+    open_parquet(ParquetOptions(path=training, label="label", held_out_path=held_out))
+
+
+def test_a_column_without_any_value_is_warned_of_as_in_text(tmp_path):
+    source = load(tmp_path, a=[1, 3], b=pa.nulls(2), label=["x", "y"])
+    (tmp_path / "a.csv").write_text("a,b,label\n1,,x\n3,,y\n")
+    from_text = open_csv(CsvOptions(path=tmp_path / "a.csv", label="label", held_out=0.0))
+    assert source.spec == from_text.spec
+    assert "column 'b' has no value in any row" in source.spec.warnings[0]
 
 
 def test_a_held_out_column_of_another_kind_is_told(tmp_path):

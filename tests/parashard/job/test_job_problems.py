@@ -41,6 +41,14 @@ KEYS = [
     ("data.exampels=3", "data.exampels: unknown key; did you mean data.examples?"),
     ("model.kind=mpl", 'model.kind: found "mpl"; allowed: softmax, mlp, cnn, module:factory'),
     ("model.kind=3", "model.kind: found 3; allowed: softmax, mlp, cnn, module:factory"),
+    *(
+        (
+            f"model.kind={kind}",
+            f'model.kind: found "{kind}"; allowed: module:factory, such as line:build: a Python module, '
+            "a colon and a function in it",
+        )
+        for kind in ("mlp:", ":build", "a:b:c", "my-model:build", "1:2")
+    ),
     ("model={}", "model.kind: missing; allowed: softmax, mlp, cnn, module:factory"),
     ("model={kind='mlp', hidden=[64, 'x']}", 'model.hidden.1: found "x"; allowed: an integer'),
     ("model={kind='mlp', hidden=64}", "model.hidden: found 64; allowed: a list"),
