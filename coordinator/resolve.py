@@ -15,6 +15,7 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from parashard.blame import named_with_line
 from parashard.checkpoints.manifest import InitialManifest
 from parashard.data import open_source
 from parashard.data.base import DataSpec
@@ -140,8 +141,8 @@ def _initial_variables(model: Model) -> Mapping[str, Any]:
         initial = model.initial_variables()
     except ConfigurationError:
         raise
-    except Exception as error:
-        raise ConfigurationError(f"the model's initial_variables() raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # SystemExit too: the coordinator would end as if it were done
+        raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
     if not isinstance(initial, Mapping):
         raise ConfigurationError(
             f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from parashard.blame import place_of
 from parashard.data.base import Array, Batch, DataSource, Indices
 from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
 from parashard.models.base import Model
 from parashard.partition import Plan
 from parashard.steps import StepPlan
 from parashard.variables import Float32s
-from worker.blame import place_of
 from worker.device import Device
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once

@@ -149,6 +149,17 @@ def test_what_initial_variables_raises_is_told(tmp_path: Path) -> None:
         resolved(tmp_path, "mine:build")
 
 
+@pytest.mark.parametrize("raising", ["sys.exit()", "raise KeyboardInterrupt"])
+def test_a_model_that_exits_in_initial_variables_is_told_with_its_line(tmp_path: Path, raising: str) -> None:
+    text = USER.replace("return self.initial", f"import sys; {raising}")
+    (tmp_path / "mine.py").write_text(f"{text.rstrip()}3)\n")
+    line = 1 + text.splitlines().index(next(line for line in text.splitlines() if raising in line))
+    with pytest.raises(
+        ConfigurationError, match=rf"initial_variables\(\) raised (SystemExit|Key\w+) \(.*mine\.py:{line}\)$"
+    ):
+        resolved(tmp_path, "mine:build")
+
+
 def test_a_file_may_have_the_first_values(tmp_path: Path) -> None:
     file = stored(tmp_path)
     job = resolved(tmp_path, init_file=file)

@@ -8,8 +8,9 @@ from typing import Any
 import loop_cases
 import numpy as np
 import pytest
-from loop_cases import Counting, Job, Numbered
+from loop_cases import Counting, Job, Numbered, evaluation
 
+from parashard.blame import shown
 from parashard.data.base import Batch
 from parashard.errors import (
     ConfigurationError,
@@ -29,7 +30,6 @@ from parashard.errors import (
 )
 from parashard.messages import PullRun, PushChunk
 from protos import coordinator_pb2 as pb
-from worker.blame import shown
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 
@@ -168,14 +168,16 @@ def test_an_example_that_is_not_finite_is_named_in_place_of_the_loss(monkeypatch
     assert job.leasing.kinds == {0: pb.FAILURE_KIND_MODEL}
 
 
-def test_a_model_that_ends_the_process_by_an_exception_fails_its_step() -> None:
+@pytest.mark.parametrize("error", [SystemExit, KeyboardInterrupt, GeneratorExit])
+def test_a_model_that_ends_the_process_by_an_exception_fails_its_step(error: type[BaseException]) -> None:
     def leaves(batch: Batch) -> None:
-        raise SystemExit(0)
+        raise error(0)
 
-    job = Job(0)
+    job = Job(0, evaluation(1))
     job.model.before = leaves
     job.run()
-    assert job.leasing.failures[0].endswith("SystemExit: 0")
+    assert job.leasing.failures[0].endswith(f"{error.__name__}: 0")
+    assert job.leasing.evaluations[1][1].endswith(f"{error.__name__}: 0")
 
 
 # --- a step at which a worker died ---
