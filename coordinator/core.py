@@ -6,6 +6,7 @@ stands, is `coordinator.course`. `coordinator.service` translates calls and hold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.calls import (
@@ -33,6 +34,7 @@ from parashard.intervals import IntervalSet
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
 NO_WORKER = "no worker"
+HELD_OUT = "held-out "  # a metric's problem's key, with its name
 STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
@@ -329,8 +331,9 @@ class Core(Course):
         if tuple(result.incarnations) != self.shards.incarnations():  # P25
             self._event(f"a result of the evaluation after step {after_step} is void: a shard has another life by now")
         elif result.error:
+            if not self.over:
+                self._event(f"the evaluation after step {after_step} failed: {result.error}")
             given_up = self.evaluations.fail(after_step, result.error)
-            self._event(f"an evaluation failed: {result.error}")
             if given_up:
                 self.fail(given_up, must_be_fixed=True)
         elif self.evaluations.finish(after_step, metrics):
@@ -339,7 +342,17 @@ class Core(Course):
                 metrics_then = sorted((one.metrics or {}).items())
                 shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
                 self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+                self._check_finite(one)
             self._check_targets(metrics)
+
+    def _check_finite(self, evaluation: Evaluation) -> None:
+        for name, value in (evaluation.metrics or {}).items():
+            named = f"held-out {metric_name(name)}"
+            if math.isfinite(value):
+                self.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
+            else:
+                what = "NaN" if math.isnan(value) else "infinite"
+                self.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
         reached = ""
