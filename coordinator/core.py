@@ -6,6 +6,7 @@ stands, is `coordinator.course`. `coordinator.service` translates calls and hold
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 from coordinator.calls import (
@@ -33,6 +34,8 @@ from parashard.intervals import IntervalSet
 WORKERS_MAX = 4096
 SHARD_SILENCE_SHOWN_S = 3.0
 NO_WORKER = "no worker"
+SLOW = "slow"
+HELD_OUT = "held-out "  # a metric's problem's key, with its name
 STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
@@ -158,7 +161,8 @@ class Core(Course):
             return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if self.rounds.returning_to is None:
-            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, self.shards.incarnations())
+            lives = self.shards.incarnations()
+            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, lives, now_s)
         if evaluations:
             return self._answer([], evaluations, revoked, "")
         granted = self.leases.grant(
@@ -173,12 +177,13 @@ class Core(Course):
         return self._answer(granted, [], revoked, "" if granted else self._why_nothing())
 
     def tick(self, now_s: float) -> None:
-        """End the leases of workers that have been silent for the lease time."""
+        """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
         self._act(now_s)
         for worker in self.workers.silent(now_s):
             silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
             self._died(worker, silent, now_s)
             self._left(worker, silent)
+        self._check_slow(now_s)
 
     # --- operators and the launcher ---
 
@@ -329,8 +334,9 @@ class Core(Course):
         if tuple(result.incarnations) != self.shards.incarnations():  # P25
             self._event(f"a result of the evaluation after step {after_step} is void: a shard has another life by now")
         elif result.error:
+            if not self.over:
+                self._event(f"the evaluation after step {after_step} failed: {result.error}")
             given_up = self.evaluations.fail(after_step, result.error)
-            self._event(f"an evaluation failed: {result.error}")
             if given_up:
                 self.fail(given_up, must_be_fixed=True)
         elif self.evaluations.finish(after_step, metrics):
@@ -339,7 +345,32 @@ class Core(Course):
                 metrics_then = sorted((one.metrics or {}).items())
                 shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
                 self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+                self._check_finite(one)
             self._check_targets(metrics)
+
+    def _check_slow(self, now_s: float) -> None:
+        """Tell what the job waits for, of all leases the one that is held longest."""
+        if self.over:
+            return
+        slowest, what = self.leases.slowest(now_s), "step"
+        if slowest is None:
+            slowest, what = self.evaluations.slowest(now_s), "the evaluation after step"
+        if slowest is None:
+            self.resolved(SLOW)
+            self._slow_told = False
+        elif not self._slow_told or SLOW in self.problems:  # without room there it is told once, too
+            worker, number, held_s = slowest
+            self.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
+            self._slow_told = True
+
+    def _check_finite(self, evaluation: Evaluation) -> None:
+        for name, value in (evaluation.metrics or {}).items():
+            named = f"held-out {metric_name(name)}"
+            if math.isfinite(value):
+                self.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
+            else:
+                what = "NaN" if math.isnan(value) else "infinite"
+                self.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
         reached = ""

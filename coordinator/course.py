@@ -120,6 +120,7 @@ class Course:
         self._silent_shards: set[int] = set()
         self._shard_seen_s: dict[int, float] = {}
         self._acted_s = self._awake_since_s = -math.inf
+        self._slow_told = False
 
     # --- how it stands ---
 

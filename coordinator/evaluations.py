@@ -14,18 +14,20 @@ from dataclasses import dataclass, field
 from coordinator.policies import LeasingPolicy
 
 ATTEMPTS_MAX = 5
+SLOW_S = 60.0  # one that is held for longer is told of
 
 
 @dataclass
 class Evaluation:
     """One evaluation: due when `after_step` steps are complete, which is its name.
 
-    `incarnations` are the shards' lives whose weights the holder judges.
+    `incarnations` are the shards' lives whose weights the holder judges, since `granted_s`.
     """
 
     after_step: int
     round: int | None
     holder: str | None = None
+    granted_s: float = 0.0
     incarnations: tuple[int, ...] = ()
     failures: list[str] = field(default_factory=list)
     metrics: dict[str, float] | None = None
@@ -68,13 +70,15 @@ class Evaluations:
             return 1 << 62
         return self._open[0].after_step
 
-    def grant(self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...]) -> list[Evaluation]:
+    def grant(
+        self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
+    ) -> list[Evaluation]:
         """Lease the first evaluation that is due and that nobody holds, of the weights that these lives have."""
         for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
             if evaluation.holder is None:
-                evaluation.holder, evaluation.incarnations = worker, incarnations
+                evaluation.holder, evaluation.incarnations, evaluation.granted_s = worker, incarnations, now_s
                 self._held[evaluation.after_step] = evaluation
                 return [evaluation]
         return []
@@ -83,6 +87,13 @@ class Evaluations:
         """Free what a worker does not list."""
         for evaluation in [e for e in self._held.values() if e.holder == worker and e.after_step not in held]:
             self._free(evaluation)
+
+    def slowest(self, now_s: float) -> tuple[str, int, float] | None:
+        """Return the evaluation that is held longest, if that is long: the worker, its name, and for how long."""
+        held = min(self._held.values(), key=lambda e: e.granted_s, default=None)
+        if held is None or held.holder is None or now_s - held.granted_s <= SLOW_S:
+            return None
+        return held.holder, held.after_step, now_s - held.granted_s
 
     def finish(self, after_step: int, metrics: Mapping[str, float]) -> bool:
         """Record a result of the weights that there are; return whether it is the first one for them."""

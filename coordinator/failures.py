@@ -43,10 +43,13 @@ class Failures:
         self._raised = 0  # attempts in which the model raised an error, before any step succeeded
         self._raised_at: set[int] = set()
         self._given_up_in_a_row = 0
+        self._succeeded = 0
+        self._not_finite: dict[int, tuple[int, int]] = {}  # step -> steps that had succeeded at its first, last failure
 
     def succeeded(self) -> None:
         """Take note of a step that is complete with its gradient."""
         self._raised = self._given_up_in_a_row = 0
+        self._succeeded += 1
         self._raised_at.clear()
 
     def failed(self, failed: FailedStep, result: Failed, examples: str, *, any_succeeded: bool) -> Verdict | None:
@@ -63,6 +66,9 @@ class Failures:
         any_succeeded : bool
             Whether any step of the job has ever been completed with its gradient.
         """
+        if failed.kind is FailureKind.NOT_FINITE:
+            first, _ = self._not_finite.get(failed.step, (self._succeeded, 0))
+            self._not_finite[failed.step] = first, self._succeeded
         reason, users = self.named(failed, any_succeeded=any_succeeded), failed.kind is FailureKind.MODEL
         if failed.kind is FailureKind.WRONG_RESULT:
             return Verdict(reason, must_be_fixed=True)
@@ -83,9 +89,19 @@ class Failures:
         return Verdict(f"{reason}; {row} {attempts}", must_be_fixed=users)
 
     def named(self, failed: FailedStep, *, any_succeeded: bool) -> str:
-        """Return what went wrong: a loss that is not finite after others that were is a divergence."""
+        """Return what went wrong: a loss that is not finite after others that were is a divergence.
+
+        Unless only this step fails so, and others succeed meanwhile: then it is something in its examples.
+        """
         if failed.kind is not FailureKind.NOT_FINITE:
             return failed.reason
         if not any_succeeded:
             return f"{failed.reason}, and no step was in before it; check the model and its first values"
+        if self._fails_alone(failed.step):
+            return f"{failed.reason}, while other steps succeed; check its examples and what the model makes of them"
         return f"training diverged: {failed.reason}; {self._against_divergence}"
+
+    def _fails_alone(self, step: int) -> bool:
+        first, _ = self._not_finite[step]
+        others = any(last >= first for other, (_, last) in self._not_finite.items() if other != step)
+        return self._succeeded > first and not others

@@ -16,6 +16,8 @@ from parashard.intervals import IntervalSet
 
 HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5
+SLOW_S = 30.0  # a step that is held for longer is told of, if others take less than a quarter of its time
+SLOW_MEDIANS = 4
 DURATIONS_KEPT = 128
 RETRY_PAUSE_S = 0.25
 RETRY_PAUSE_MAX_S = 5.0
@@ -292,6 +294,17 @@ class StepLeases:
         if self._frontier <= step:
             self._returned.add_range(self._frontier, step + 1)
             self._frontier = step + 1
+
+    def slowest(self, now_s: float) -> tuple[str, int, float] | None:
+        """Return the lease that is held longest, if that is far too long: the worker, the step, and for how long."""
+        if not self._granted_s:
+            return None
+        (step, worker), granted_s = next(iter(self._granted_s.items()))
+        held_s = now_s - granted_s
+        if held_s <= SLOW_S:
+            return None
+        usual_s = statistics.median(self._durations_s) if self._durations_s else 0.0
+        return (worker, step, held_s) if held_s > SLOW_MEDIANS * usual_s else None
 
     def _recount(self, complete: IntervalSet) -> None:
         """Derive from the complete steps what is still to be leased."""

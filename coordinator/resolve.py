@@ -6,6 +6,7 @@ Here a job's promises meet what is on the disk; whatever does not fit is a Confi
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,20 +16,25 @@ import numpy as np
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from parashard.blame import named_with_line
 from parashard.checkpoints.manifest import InitialManifest
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.encodings import Encoding
 from parashard.errors import BadData, ConfigurationError
+from parashard.figures import counted
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
-from parashard.job.tables import received_bytes
+from parashard.job.tables import ClusterOptions, received_bytes
 from parashard.models import build_model, code_sha256
 from parashard.models.base import Model
+from parashard.optimizers import SLOTS
 from parashard.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.steps import StepPlan
 from parashard.variables import Float32s, Variable, values_sha256
+
+SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ def resolve(
     identity = job_identity(
         job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
     )
+    _check_shards(job, variables)
+    _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
@@ -140,8 +148,8 @@ def _initial_variables(model: Model) -> Mapping[str, Any]:
         initial = model.initial_variables()
     except ConfigurationError:
         raise
-    except Exception as error:
-        raise ConfigurationError(f"the model's initial_variables() raised {type(error).__name__}: {error}") from error
+    except BaseException as error:  # SystemExit too: the coordinator would end as if it were done
+        raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
     if not isinstance(initial, Mapping):
         raise ConfigurationError(
             f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "
@@ -185,6 +193,44 @@ def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
                 f"variable {variable.name!r}: encoding {encoding} with consistency.policy {job.consistency.policy}; "
                 "allowed in sync: float32, bfloat16, float16"
             )
+
+
+def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
+    """A row is never cut: shards beyond so many hold nothing. The smallest model runs with the default number, too."""
+    rows = sum(variable.rows for variable in variables.values())
+    allowed = max(rows, SHARDS_DEFAULT)
+    if job.cluster.shards > allowed:
+        raise ConfigurationError(
+            f"cluster.shards = {job.cluster.shards}: the model's variables have {counted(rows, 'row')} in all, and "
+            f"a row is not cut; allowed: at most {allowed}"
+        )
+
+
+def _check_memory(job: Job, variables: Mapping[str, Variable], machine_bytes: int) -> None:
+    """Where all shards are on this machine, its memory must hold what they cannot do without."""
+    cluster = job.cluster
+    if cluster.launcher != "local":
+        return
+    slots = SLOTS[job.optimizer.kind] if cluster.shard_device == "cpu" else 0  # else they are on the card
+    of_each = {name: ELEMENT_BYTES * math.prod(variable.shape) for name, variable in variables.items()}
+    needed_bytes = (1 + slots) * sum(of_each.values())
+    if needed_bytes > machine_bytes:
+        largest = max(sorted(of_each), key=lambda name: of_each[name])
+        beside = f" and {slots} times as much for optimizer.kind = {job.optimizer.kind!r}" if slots else ""
+        raise ConfigurationError(
+            f"the model's variables{beside} need {_gib(needed_bytes)}, and this machine's memory is "
+            f"{_gib(machine_bytes)}; the largest variable is {largest!r} of shape {variables[largest].shape}: "
+            f"{_gib(of_each[largest])}"
+        )
+
+
+def memory_bytes() -> int:
+    """Return the size of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):,.1f} GiB"
 
 
 def _check_push_memory(job: Job, plan: Plan) -> None:

@@ -16,6 +16,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from parashard.schedules import ConstantSchedule, ScheduleOptions
 
+SLOTS = {
+    "sgd": 0,
+    "momentum": 1,
+    "nesterov": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "adam": 2,
+    "adamw": 2,
+    "ftrl": 2,
+    "lamb": 2,
+}
+"""How many vectors of the weights' length a rule keeps beside them (`ps_server.optimizer` has their names)."""
+
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
 

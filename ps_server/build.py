@@ -8,7 +8,7 @@ from parashard import encodings
 from parashard.checkpoints.state import ShardState, first_values
 from parashard.compute import threads_for
 from parashard.contracts import plan_from
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.messages import Target
@@ -107,7 +107,26 @@ class ShardBuilder:
         ------
         DamagedCheckpoint, StoreFailed
             If the first values in the store are not what was written, or it gives an error.
+        Unavailable
+            If this machine has no memory for the weights and what lies beside them.
         """
+        try:
+            return self._build(incarnation, state)
+        except MemoryError as error:
+            if not self.plan.layouts[self.index]:
+                raise
+            raise Unavailable(self._without_memory(error)) from error
+
+    def _without_memory(self, error: MemoryError) -> str:
+        layout, slots = self.plan.layouts[self.index], len(self.optimizer.slots)
+        largest = max(layout, key=lambda placed: placed.elements).partition
+        mebibytes = ELEMENT_BYTES * (1 + slots) * self.plan.shard_elements(self.index) / (1 << 20)
+        return (
+            f"no memory for {mebibytes:,.1f} MiB of weights and {slots} slots of the optimizer; the largest part is "
+            f"rows [{largest.row_start}, {largest.row_stop}) of variable {largest.variable!r}: {error}"
+        )
+
+    def _build(self, incarnation: int, state: ShardState | None) -> Shard:
         job, plan, reply = self.job, self.plan, self._reply
         values = self._first_values() if state is None else stored_values(state)
         memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=allows(job.cluster.transport, "shm"))

@@ -19,6 +19,7 @@ import structlog
 import tenacity
 
 from parashard import failpoints
+from parashard.blame import described
 from parashard.client import Pulled, ShardClient
 from parashard.errors import (
     ConfigurationError,
@@ -35,7 +36,6 @@ from parashard.errors import (
 from parashard.transports.base import View
 from parashard.variables import Float32s
 from protos import coordinator_pb2 as pb
-from worker.blame import described
 from worker.computing import Task, WrongResult
 from worker.leasing import Leasing
 
@@ -218,7 +218,7 @@ class StepLoop:
                 raise
             self._leasing.failed(grant.step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
             return
-        except (Exception, SystemExit) as error:  # a model is somebody else's code: what it raises fails the step (P6)
+        except BaseException as error:  # a model is somebody else's code: what it raises fails the step (P6)
             log.warning("step-failed", step=grant.step, exc_info=error)
             kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
             self._leasing.failed(grant.step, described(error), kind)
@@ -318,7 +318,7 @@ class StepLoop:
             return
         try:
             metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
-        except (Exception, SystemExit) as error:  # the model's code
+        except BaseException as error:  # the model's code
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
             self._leasing.evaluated(grant, {}, described(error))
             return

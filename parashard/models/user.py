@@ -17,6 +17,7 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from parashard.blame import named_with_line
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model
@@ -98,15 +99,13 @@ def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
     places = _search_last(folder)
     try:
         module = importlib.import_module(name)
-    except Exception as error:  # whatever the user's module raises while it is read
+    except BaseException as error:  # whatever the user's module raises while it is read, SystemExit too
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             where = "".join(f"in {place}, " for place in places)
             raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where}or installed") from None
         if isinstance(error, ImportError) and error.name:
             _check_unshadowed(kind, error.name.partition(".")[0], places)
-        raise ConfigurationError(
-            f"model kind {kind!r}: importing {name!r} failed: {type(error).__name__}: {error}"
-        ) from error
+        raise ConfigurationError(f"model kind {kind!r}: importing {name!r} failed: {named_with_line(error)}") from error
     _check_unshadowed(kind, name, places)
     return module
 
@@ -137,10 +136,10 @@ def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, p
         return factory(spec, **extra)
     except ConfigurationError:
         raise
-    except Exception as error:  # the factory is the user's: whatever it raises is theirs to mend
+    except BaseException as error:  # the factory is the user's: whatever it raises is theirs to mend
         raise ConfigurationError(
             f"model kind {options.kind!r}: the factory in {place}, called with the data's spec and the options "
-            f"{', '.join(extra) or '(none)'}, raised {type(error).__name__}: {error}"
+            f"{', '.join(extra) or '(none)'}, raised {named_with_line(error)}"
         ) from error
 
 

@@ -211,3 +211,31 @@ def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:
     at_its_evaluation(core)
     answer = Caller(core).call(want=1)
     assert answer.reason == "every step is in; an evaluation is under way"
+
+
+def test_each_failed_attempt_names_its_evaluation_and_none_is_told_after_the_end() -> None:
+    core = core_of(evaluate_after=[4, 6])
+    caller = at_its_evaluation(core)
+    for _ in range(ATTEMPTS_MAX + 3):
+        caller.call(evaluated=judged(4, error="no mapping"), want=1)
+    told = [event for event in core.events if "no mapping" in event]
+    assert told[:-1] == ["the evaluation after step 4 failed: no mapping"] * ATTEMPTS_MAX
+    assert told[-1] == f"failed: no mapping; the evaluation after step 4 failed {ATTEMPTS_MAX} times"
+
+
+def test_a_held_out_metric_that_is_not_finite_is_warned_of_until_it_is() -> None:
+    core = core_of(evaluate_after=[4, 6, 8])
+    caller = at_its_evaluation(core)
+    for after_step, loss, problems in (
+        (4, math.nan, ["held-out loss is NaN after step 4"]),
+        (6, math.inf, ["held-out loss is infinite after step 6"]),
+        (8, 0.5, []),
+    ):
+        caller.lease(2, evaluated=judged(after_step, loss=loss, accuracy=0.5))
+        caller.complete_all(want=1)
+        assert core.problems.texts == problems
+    told = [event for event in core.events if event.startswith(("warning: ", "resolved: "))]
+    assert told == [
+        "warning: held-out loss is NaN after step 4",
+        "resolved: held-out loss is finite again after step 8",
+    ]

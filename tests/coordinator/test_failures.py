@@ -115,3 +115,36 @@ def test_a_loss_that_is_not_finite_at_the_first_weights_is_none() -> None:
         "loss became NaN at step 0, and no step was in before it; check the model and its first values; "
         "step 0 failed 1 times"
     )
+
+
+def test_one_step_that_is_not_finite_while_others_succeed_is_no_divergence() -> None:
+    core = core_of(max_attempts=3, examples_of=lambda step: " (examples 3, 5)")
+    bad, others = Caller(core), Caller(core)
+    others.lease(1)
+    others.complete_all()
+    failed = [FailedStep(1, "the gradient of 'w' became NaN at step 1", FailureKind.NOT_FINITE)]
+    assert bad.lease(1) == [1]
+    for _ in range(2):
+        assert bad.lease(1, failed=failed) == [1]
+        others.lease(1)
+        others.complete_all()
+    bad.call(failed=failed)
+    reason, code = ended(core)
+    assert reason == (
+        "the gradient of 'w' became NaN at step 1, while other steps succeed; check its examples and what the model "
+        "makes of them; step 1 failed 3 times (examples 3, 5)"
+    )
+    assert code == FAILED
+
+
+def test_several_steps_that_are_not_finite_are_a_divergence_though_late_ones_succeed() -> None:
+    core = core_of(max_attempts=2, retry_pause_s=1.0)
+    bad, late = Caller(core), Caller(core)
+    late.lease(1)
+    late.complete_all(want=2)
+    attempt(bad, "loss became NaN at step STEP", FailureKind.NOT_FINITE)
+    late.complete_all()
+    attempt(bad, "loss became NaN at step STEP", FailureKind.NOT_FINITE)
+    [again] = bad.lease(1, now_s=2.0)
+    bad.call(2.0, failed=[FailedStep(again, "loss became NaN", FailureKind.NOT_FINITE)])
+    assert ended(core)[0].startswith("training diverged: loss became NaN; lower ")

@@ -94,7 +94,9 @@ def test_metrics_that_nobody_could_show_are_an_evaluation_that_failed(it: Served
     start(it)
     it.client.lease(lease_request(evaluated=[pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics=metrics)]))
     assert it.core.evaluations.latest is None
-    assert any(event.startswith("an evaluation failed: ") and event.isprintable() for event in it.core.events)
+    assert any(
+        event.startswith("the evaluation after step 1 failed: ") and event.isprintable() for event in it.core.events
+    )
 
 
 def test_a_message_over_the_bound_is_refused(it: Served) -> None:

@@ -149,6 +149,17 @@ def test_what_initial_variables_raises_is_told(tmp_path: Path) -> None:
         resolved(tmp_path, "mine:build")
 
 
+@pytest.mark.parametrize("raising", ["sys.exit()", "raise KeyboardInterrupt"])
+def test_a_model_that_exits_in_initial_variables_is_told_with_its_line(tmp_path: Path, raising: str) -> None:
+    text = USER.replace("return self.initial", f"import sys; {raising}")
+    (tmp_path / "mine.py").write_text(f"{text.rstrip()}3)\n")
+    line = 1 + text.splitlines().index(next(line for line in text.splitlines() if raising in line))
+    with pytest.raises(
+        ConfigurationError, match=rf"initial_variables\(\) raised (SystemExit|Key\w+) \(.*mine\.py:{line}\)$"
+    ):
+        resolved(tmp_path, "mine:build")
+
+
 def test_a_file_may_have_the_first_values(tmp_path: Path) -> None:
     file = stored(tmp_path)
     job = resolved(tmp_path, init_file=file)
@@ -265,6 +276,33 @@ def test_a_round_that_cannot_be_held_in_memory_is_refused(tmp_path: Path) -> Non
     with pytest.raises(ConfigurationError, match=r"sync:4: a shard may hold 4 gradients of \d+ bytes, more than"):
         resolved(tmp_path, policy="sync:4", queue_bytes=100)
     resolved(tmp_path, policy="ssp:4", queue_bytes=100)
+
+
+def test_more_shards_than_rows_are_refused(tmp_path: Path) -> None:
+    text = JOB.format(kind="softmax", held_out=0, evaluation="", policy="async", queue_bytes=0)
+    told = r"^cluster\.shards = 8: the model's variables have 7 rows in all, and a row is not cut; allowed: at most 7$"
+    with pytest.raises(ConfigurationError, match=told):
+        resolve(job_from_toml(text, [("cluster.shards", 8, "--shards")]), None)
+    assert len(resolve(job_from_toml(text, [("cluster.shards", 7, "--shards")]), None).plan.shards) == 7
+
+
+def test_variables_that_this_machine_has_no_memory_for_are_refused_with_the_largest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = user_model(tmp_path, '{"a": Variable("a", (1 << 28,)), "b": Variable("b", (1 << 30,))}')
+    told = (
+        "the model's variables and 2 times as much for optimizer.kind = 'adam' need 15.0 GiB, and this machine's "
+        "memory is 14.0 GiB; the largest variable is 'b' of shape (1073741824,): 4.0 GiB"
+    )
+    text = JOB.format(kind=kind, held_out=0, evaluation="", policy="async", queue_bytes=0)
+    monkeypatch.setattr("coordinator.resolve.memory_bytes", lambda: 14 << 30)
+    for kind, launcher, refused in (("adam", "local", told), ("sgd", "local", ""), ("adam", "external", "")):
+        over = [("optimizer.kind", kind, "--set"), ("cluster.launcher", launcher, "--set")]
+        if refused:
+            with pytest.raises(ConfigurationError, match=f"^{re.escape(refused)}$"):
+                resolve(job_from_toml(text, over), tmp_path)
+        else:
+            resolve(job_from_toml(text, over), tmp_path)
 
 
 def test_a_budget_that_no_push_fits_into_is_refused(tmp_path: Path) -> None:  # P19

@@ -11,7 +11,7 @@ from store_fakes import MemoryStore
 from coordinator.run_store import RunStore
 from parashard.checkpoints.state import ShardState
 from parashard.checkpoints.tensors import write_tensors
-from parashard.errors import ConfigurationError, DamagedCheckpoint
+from parashard.errors import ConfigurationError, DamagedCheckpoint, Unavailable
 from parashard.intervals import IntervalSet
 from parashard.messages import PushResult, Target
 from parashard.optimizers import SGD, Adam
@@ -49,6 +49,16 @@ def test_a_shard_knows_which_life_of_which_job_it_is() -> None:  # P2, P3
 def test_a_shard_that_the_plan_lacks_cannot_be_built(index: int) -> None:
     with pytest.raises(ConfigurationError, match=rf"shards 0\.\.1; this process was started as {index}"):
         built(index)
+
+
+def test_a_shard_without_memory_names_the_variable_that_takes_most(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise MemoryError("Unable to allocate 37.3 GiB")
+
+    monkeypatch.setattr("ps_server.build.weight_memory", full)
+    told = r"^no memory for .* MiB of weights and 2 slots .* rows \[\d+, \d+\) of variable '\w+': Unable to allocate 37"
+    with pytest.raises(Unavailable, match=told):
+        built(optimizer=ADAM)
 
 
 def test_without_a_file_values_are_drawn_from_the_jobs_seed() -> None:

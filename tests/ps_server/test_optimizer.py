@@ -6,7 +6,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
+from parashard.optimizers import (
+    FTRL,
+    LAMB,
+    SGD,
+    SLOTS,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    OptimizerSpec,
+    RMSProp,
+)
 from parashard.schedules import StepSchedule
 from parashard.variables import Variable
 from ps_server.kernels import fused, reference
@@ -50,6 +62,7 @@ def test_slots_and_their_initial_values(kind: str) -> None:
     spec, slots = SPECS[kind]
     optimizer = Optimizer(spec)
     assert optimizer.slots == slots
+    assert SLOTS[kind] == len(slots)
     assert optimizer.initial_values == dict.fromkeys(slots, 0.25 if kind == "adagrad" else 0.0)
 
 

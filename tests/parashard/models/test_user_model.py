@@ -134,6 +134,27 @@ def test_a_mistake_is_told(tmp_path: Path, kind: str, extra: Any, told: str) -> 
     assert repr(kind) in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("raising", "named"),
+    [
+        ("sys.exit()", "SystemExit"),
+        ("sys.exit('no data')", "SystemExit: no data"),
+        ("raise KeyboardInterrupt", "KeyboardInterrupt"),
+        ("raise BaseException('mine')", "BaseException: mine"),
+        ("raise ValueError('mine\\nand more')", "ValueError: mine"),
+    ],
+)
+def test_whatever_is_raised_is_the_user_s_mistake_and_has_a_line(tmp_path: Path, raising: str, named: str) -> None:
+    written(tmp_path, "read.py", f"import sys\n{raising}\n")
+    written(tmp_path, "built.py", f"import sys\ndef build(spec):\n    {raising}\n")
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, "read:build")
+    assert str(caught.value) == f"model kind 'read:build': importing 'read' failed: {named} ({tmp_path}/read.py:2)"
+    with pytest.raises(ConfigurationError) as caught:
+        load(tmp_path, "built:build")
+    assert str(caught.value).endswith(f"the options (none), raised {named} ({tmp_path}/built.py:3)")
+
+
 def test_the_factory_s_own_configuration_error_is_passed_on(tmp_path: Path) -> None:
     text = (
         "from parashard.errors import ConfigurationError\ndef build(spec): raise ConfigurationError('width is odd')\n"

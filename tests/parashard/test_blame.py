@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from parashard.blame import described, place_of, shown
 from parashard.errors import NotReady
 from parashard.models.softmax import SoftmaxRegression
-from worker.blame import described, place_of, shown
 
 
 def raised(call: object, *arguments: object) -> BaseException:
@@ -46,6 +46,10 @@ def test_an_error_of_ours_says_what_it_is_about_by_itself() -> None:
 def test_a_message_has_one_line_and_may_be_missing() -> None:
     assert described(ValueError("first\nsecond")) == "ValueError: first"
     assert described(ValueError()) == "ValueError"
+
+
+def test_a_message_is_text_that_can_be_sent() -> None:
+    assert described(ValueError("no file \udcff.csv")) == "ValueError: no file ?.csv"
 
 
 def test_a_method_of_the_user_s_has_a_place_and_one_of_ours_has_none() -> None:
