@@ -22,10 +22,10 @@ test-containers: $(READY)  ## the compose file brought up by podman, with kills:
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu
 
-chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about half an hour
+chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
 
-chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 45 faults each
-	$(BIN)/python tests/chaos/campaigns.py --faults 45 --write
+chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 55 faults each
+	$(BIN)/python tests/chaos/campaigns.py --faults 55 --write
 
 chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write

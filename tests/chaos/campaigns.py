@@ -1,6 +1,6 @@
 """Campaigns: jobs of every oracle and policy under every kind of fault, `parashard chaos` for each.
 
-`python tests/chaos/campaigns.py --faults 45 --write` prints a line for each job and writes
+`python tests/chaos/campaigns.py --faults 55 --write` prints a line for each job and writes
 benchmarks/results/chaos_campaigns.json. The tests run some of the same campaigns for a shorter time.
 """
 
