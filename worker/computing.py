@@ -132,7 +132,7 @@ class Task:
                 totals[name] = totals.get(name, 0.0) + value * (stop - start)
         return {name: total / examples for name, total in totals.items()}
 
-    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array]]:
+    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None]]:
         """Return a model's loss and gradients if that is what it returned."""
         due = "due is a loss and a mapping of gradients by variable"
         if not isinstance(result, tuple | list) or len(result) != 2:
@@ -161,15 +161,17 @@ class Task:
                 raise self._wrong(f"returned no float for {name!r}: {error}; {due}", "evaluate") from error
         return judged
 
-    def _trainable(self, gradients: Mapping[str, Array]) -> dict[str, Array]:
-        """Check a model's gradients against its variables, and leave out those of frozen ones."""
+    def _trainable(self, gradients: Mapping[str, Array | None]) -> dict[str, Array]:
+        """Check a model's gradients against its variables, and leave out None and those of frozen ones."""
         variables = self.plan.variables
         for name, gradient in gradients.items():
             if name not in variables:
                 known = ", ".join(sorted(variables))
                 raise self._wrong(f"returned a gradient for {name!r}, which is none of its variables: {known}")
+            if gradient is None:
+                continue
             if not hasattr(gradient, "shape"):
-                raise self._wrong(f"returned {_in_words(gradient)} for {name!r}; due is an array")
+                raise self._wrong(f"returned {_in_words(gradient)} for {name!r}; due is an array, or None for zeros")
             if tuple(gradient.shape) != variables[name].shape:
                 raise self._wrong(
                     f"returned a gradient for {name!r} of shape {tuple(gradient.shape)}; the variable has "
@@ -181,10 +183,10 @@ class Task:
         missing = [name for name in sorted(variables) if name not in gradients and not variables[name].frozen]
         if missing:
             raise self._wrong(
-                f"returned no gradient for {missing[0]!r}; due is one for each variable: zeros where it "
-                "does not count, or frozen = true for a variable that is not trained"
+                f"returned no gradient for {missing[0]!r}; due is one for each variable: None where it "
+                "does not count in this step, or frozen = true for a variable that is not trained"
             )
-        return {name: g for name, g in gradients.items() if not variables[name].frozen}
+        return {name: g for name, g in gradients.items() if g is not None and not variables[name].frozen}
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")

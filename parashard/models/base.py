@@ -39,9 +39,9 @@ class Model(Protocol):
         loss : float, or array of shape ()
             On a GPU an array is better: it comes to the host with the gradients, and a float has waited for it alone.
         gradients : mapping of str to array
-            By variable, in its shape, of floating point: one for each variable that is not frozen. They belong to the
-            caller: while they are pushed the next step may be computed already, so a model must not write into them
-            again.
+            By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
+            of zeros, which is not sent. They belong to the caller: while they are pushed the next step may be computed
+            already, so a model must not write into them again.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:

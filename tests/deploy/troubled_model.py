@@ -44,7 +44,8 @@ class Troubled:
             raise RuntimeError("this batch is poison")
         if self._lag_steps:
             self._keep_apart()
-        return 1.0, {"weight": np.full(SHAPE, np.nan if self._not_finite.exists() else 0.0, np.float32)}
+        gradient = np.full(SHAPE, np.nan if self._not_finite.exists() else 0.0, np.float32)
+        return 1.0, {"weight": gradient, "idle": None} if self._idle_rows else {"weight": gradient}
 
     def evaluate(self, variables: Any, batch: Batch, xp: Any) -> dict[str, float]:
         return {"loss": 1.0}

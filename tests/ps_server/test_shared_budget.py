@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import time
 from collections.abc import Iterator
@@ -92,9 +93,7 @@ class Ports:
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
     use_small_chunks(monkeypatch, QUEUE_GRAIN_BYTES)  # a push over gRPC has two messages
-    monkeypatch.setattr(
-        "shard_process.RUN", "run-of-budgets"
-    )  # its local socket is not another test's, beside this one
+    monkeypatch.setattr("shard_process.RUN", f"budgets-{os.getpid()}")  # its local socket is no other process's
     with ExitStack() as stack:
         yield stack
 

@@ -118,7 +118,6 @@ def test_the_greatest_finite_gradient_is_finite() -> None:
         ),
         (lambda g: g.update(still=np.zeros(4)), "a gradient for 'still' of shape (4,)"),  # frozen ones, too
         (lambda g: g.update(bias=[0.0, 0.0]), "a list for 'bias'; due is an array"),
-        (lambda g: g.update(bias=None), "None for 'bias'; due is an array"),
         (lambda g: g.update(bias=np.zeros(2, np.complex64)), "a gradient for 'bias' of complex64; gradients are float"),
         (lambda g: g.update(bias=np.zeros(2, object)), "a gradient for 'bias' of object; gradients are float"),
         (lambda g: g.update(bias=np.zeros(2, np.int64)), "a gradient for 'bias' of int64; gradients are float"),
@@ -251,6 +250,16 @@ def test_a_step_whose_announcement_is_not_answered_is_given_back() -> None:
     job.leasing.known = False
     job.run()
     assert (job.leasing.drops, job.completed, job.model.computed) == ([0], [1], [1])
+
+
+def test_none_is_a_gradient_of_zeros_that_is_not_sent() -> None:
+    job = Job(0)
+    job.model.spoil = at_step(0, lambda gradients: gradients.update(bias=None))
+    assert job.run().completed == [0]
+    (pushed,) = {
+        tuple(sorted({s.partition.variable for s in push.slices})) for push in job.cluster.pushes if push.slices
+    }
+    assert pushed == ("weight",)
 
 
 def test_a_frozen_variable_needs_no_gradient() -> None:
