@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from coordinator.policies import LeasingPolicy
 
 ATTEMPTS_MAX = 5
-SLOW_S = 60.0  # one that is held for longer is told of
+SLOW_S = 60.0  # after that a warning names it
 
 
 @dataclass

@@ -16,7 +16,7 @@ from parashard.intervals import IntervalSet
 
 HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
 SPECULATION_MIN_S = 0.5
-SLOW_S = 30.0  # a step that is held for longer is told of, if others take less than a quarter of its time
+SLOW_S = 30.0  # after that a warning names the step, if the median is under a quarter of its time
 SLOW_MEDIANS = 4
 DURATIONS_KEPT = 128
 RETRY_PAUSE_S = 0.25

@@ -64,7 +64,7 @@ def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict
     if not report or not saved or isinstance(saved, ParashardError):
         return report
     corrected = {**report, "steps_applied": [len(steps) for steps in saved]}
-    with suppress(OSError):  # a full disk: the summary is right all the same, and whoever resumes gets a new report
+    with suppress(OSError):  # a full disk: the summary is right all the same, and a resumed run writes a new report
         write_report(run_dir, corrected)
     return corrected
 
