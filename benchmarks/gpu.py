@@ -24,7 +24,6 @@ import numpy as np
 
 from benchmarks.tables import RESULTS, table, write
 from benchmarks.training import clean_up_when_ended, trained
-from parashard import cuda
 from parashard.data import open_source
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
@@ -32,16 +31,17 @@ from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
 from parashard.models import build_model
-from parashard.optimizers import SGD, Adam, OptimizerSpec
-from parashard.partition import Plan, place, split, whole
-from parashard.steps import StepPlan
-from parashard.variables import Variable, initial_rows
-from ps_server.card import CudaCard
-from ps_server.gpu_storage import Card, GpuStorage, warm_up
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
-from ps_server.storage import Storage, drawn_from
-from worker.device import Device, Gpu
+from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
+from parashard.plan.partition import Plan, place, split, whole
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Variable, initial_rows
+from parashard.process import cuda
+from parashard_server.state.cuda_device import CudaDevice
+from parashard_server.state.cuda_storage import Card, CudaStorage, warm_up
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
+from parashard_worker.device import Device, Gpu
 
 Row = dict[str, Any]
 """`table`, `case`, `peer`, and `ours_ms`, `peer_ms`, `ratio`: None where they were not measured."""
@@ -171,7 +171,7 @@ def shard_rows(card: Card, sizes_mib: Sequence[float], *, turns: int) -> list[Ro
             on_card = Optimizer(spec, card.kernels)
             warm_up(card, on_card)
             storages = {
-                "card": GpuStorage(plan, 0, on_card, drawn_from(0), card=card),
+                "card": CudaStorage(plan, 0, on_card, drawn_from(0), card=card),
                 "host": Storage(plan, 0, Optimizer(spec, fused), drawn_from(0)),
             }
             times = timed({name: moves(storage) for name, storage in storages.items()}, turns)
@@ -266,7 +266,7 @@ def shown(figure: float | None, unit: str = "") -> str:
 def measured(turns: int) -> tuple[list[Row], str]:
     """Return every row, and the card's name; without a card, rows without figures, and why."""
     try:
-        card = CudaCard(0)
+        card = CudaDevice(0)
     except ConfigurationError as error:
         return not_measured(), str(error)
     settings = [*SETTINGS, "cluster.device=cuda:0"]

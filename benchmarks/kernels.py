@@ -20,8 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.tables import RESULTS, table, write
-from parashard.compute import cores
-from ps_server.kernels import fused, loops, reference
+from parashard.process.compute_threads import cores
+from parashard_server.state.kernels import fused, loops, reference
 
 Float32s = NDArray[np.float32]
 Call = Callable[[], object]

@@ -15,11 +15,11 @@ import time
 
 from benchmarks.tables import median_and_worst, table
 from benchmarks.watched_run import Watch
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.errors import JobFailed
-from protos import coordinator_pb2 as pb
-from protos import shard_pb2
+from parashard.launch.local_cluster import MODULES
 
-MODULES = {"shard": "ps_server", "worker": "worker", "coordinator": "coordinator"}
 STEADY_STEPS = 20
 PLATEAU_S = 0.1
 IMPORT_RUNS = 5

@@ -18,19 +18,19 @@ from pathlib import Path
 import structlog
 
 from benchmarks.machine import described
-from coordinator.calls import Options
-from coordinator.core import Core
-from coordinator.evaluations import Evaluations
-from coordinator.exclusive import ExclusiveCore
-from coordinator.launchers import ExternalLauncher
-from coordinator.policies import Async
-from coordinator.rounds import NoRounds
-from coordinator.service import CoordinatorService
-from coordinator.status import StatusView
-from parashard.coordinator_client import CoordinatorClient
-from parashard.rpc import Server
-from protos import coordinator_pb2 as pb
-from worker.leasing import Joined, Leasing
+from parashard._proto import coordinator_pb2 as pb
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.rpc import Server
+from parashard_coordinator.api.service import CoordinatorService
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.launchers import ExternalLauncher
+from parashard_coordinator.core.policies import Async
+from parashard_coordinator.core.rounds import NoRounds
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_worker.leasing import Joined, Leasing
 
 RESULTS = Path(__file__).parent / "results" / "scheduling.json"
 RUN_ID = "benchmark"

@@ -1,8 +1,8 @@
 """How long a shard's process takes until it serves, from a warm cache: `python -m benchmarks.shard_start`.
 
-A real `python -m ps_server` on a job with Adam and one variable of 1 MiB; its coordinator is the two calls that a start
-makes, in this process. Imports and the loading of kernels are timed in processes of their own, taking turns with the
-whole, so that what they leave of it is the rest: connecting, claiming an incarnation, listening, registering.
+A real `python -m parashard_server` on a job with Adam and one variable of 1 MiB; its coordinator is the two calls that
+a start makes, in this process. Imports and the loading of kernels are timed in processes of their own, taking turns
+with the whole, so that what they leave of it is the rest: connecting, claiming an incarnation, listening, registering.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.tables import spread, table, write
-from parashard.contracts import plan_message
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import coordinator_pb2_grpc
 from parashard.job.load import as_toml, job_from_toml
-from parashard.partition import place, split, whole
-from parashard.rpc import Server
-from parashard.variables import Variable
-from protos import coordinator_pb2 as pb
-from protos import coordinator_pb2_grpc
+from parashard.plan.partition import place, split, whole
+from parashard.plan.variables import Variable
+from parashard.protocol.proto_conversion import plan_message
+from parashard.protocol.rpc import Server
 
 DEADLINE_S = 60.0
 JOB = """
@@ -35,11 +35,11 @@ JOB = """
 STAGES = """
 import time
 begin_s = time.perf_counter()
-import ps_server.__main__
+import parashard_server.__main__
 imported_s = time.perf_counter()
-from parashard.optimizers import Adam
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
+from parashard.plan.optimizers import Adam
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
 fused.warm_up()
 Optimizer(Adam()).warm_up()
 print(imported_s - begin_s, time.perf_counter() - imported_s)
@@ -76,7 +76,7 @@ def measure_whole() -> float:
         server, coordinator = Server("127.0.0.1:0"), Coordinator(Path(folder).as_uri())
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(coordinator, server.grpc)  # type: ignore[no-untyped-call]
         server.start()
-        command = [sys.executable, "-m", "ps_server", "--connect", server.address, "--index", "0"]
+        command = [sys.executable, "-m", "parashard_server", "--connect", server.address, "--index", "0"]
         begin_s = time.perf_counter()
         shard = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
         try:

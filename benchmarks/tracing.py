@@ -20,10 +20,10 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 
 from benchmarks.tables import spread, table, write
-from parashard.messages import PullRun, Target
+from parashard._proto import coordinator_pb2, tensor_pb2
+from parashard.protocol.messages import PullRun, Target
 from parashard.telemetry.tracer import Tracer, sender, traceparent
-from protos import coordinator_pb2, tensor_pb2
-from worker.traced import StepSpans
+from parashard_worker.traced import StepSpans
 
 ROUNDS = 15
 CALLS_OFF = 50_000
@@ -41,7 +41,7 @@ class Nowhere(SpanExporter):
 
 
 def header_of(request: PullRun | None) -> Callable[[], None]:
-    """Return a header's way, from its making to its reading; with a request, as that says (`parashard.wire`)."""
+    """Return a header's way, from its making to its reading; with a request, as that says (`protocol.wire`)."""
     kind = tensor_pb2.PushHeader
 
     def without() -> None:

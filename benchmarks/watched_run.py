@@ -18,16 +18,16 @@ from typing import TypeVar
 
 import grpc
 
-from parashard import rpc
-from parashard.coordinator_client import CoordinatorClient, address_in, run_id_in
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.display.live import NoView
 from parashard.errors import JobFailed, Redo, RetryLater
 from parashard.job.layers import Override
 from parashard.job.load import load_job
-from parashard.live import NoView
-from parashard.local_cluster import Ended, LocalCluster
-from parashard.run import run_job
-from protos import coordinator_pb2 as pb
-from protos import shard_pb2, shard_pb2_grpc
+from parashard.launch.local_cluster import Ended, LocalCluster
+from parashard.launch.run import run_job
+from parashard.protocol import rpc
+from parashard.protocol.coordinator_client import CoordinatorClient, address_in, run_id_in
 
 POLL_S = 0.005
 WAIT_S = 60.0

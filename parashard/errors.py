@@ -31,8 +31,8 @@
     ├── PeerFailed              the peer broke while answering: its log says more
     └── JobFailed               the job cannot go on; the message says why
 
-Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.rpc`), and the
-client raises the same class again. Broken invariants are `assert`s: they crash the process and are not listed here.
+Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.protocol.rpc`), and
+the client raises the same class again. Broken invariants are `assert`s: they crash the process and are not listed here.
 """
 
 from __future__ import annotations

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import tenacity
 import tenacity.nap
-from certificates import Certificates
+
+from support.certificates import Certificates
 
 BUCKET = "checkpoints"
 

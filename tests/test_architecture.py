@@ -10,8 +10,13 @@ from pathlib import Path
 import pytest
 from importlinter import cli as importlinter
 
-ROOT = Path(__file__).parent.parent
-PACKAGES = ("protos", "parashard", "ps_server", "worker", "coordinator")
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = (
+    "parashard",
+    "coordinator/parashard_coordinator",
+    "ps_server/parashard_server",
+    "worker/parashard_worker",
+)
 OURS = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
 CONTRACTS = sorted((ROOT / "protos").glob("*.proto"))
 MAP = ROOT / "ARCHITECTURE.md"
@@ -39,6 +44,11 @@ def imports_of(path: Path) -> Iterator[str]:
             yield from (a.value for a in node.args[:1] if isinstance(a, ast.Constant) and isinstance(a.value, str))
 
 
+def module_of(path: str) -> str:
+    """Return the dotted name of a file of ours: what follows the folder that is installed from."""
+    return path[path.index("parashard") :].removesuffix(".py").replace("/", ".")
+
+
 def importers_of(*modules: str) -> set[str]:
     """Return the files that import one of these modules or something below it."""
     return {
@@ -57,17 +67,23 @@ def test_the_import_rules_hold(monkeypatch):
 
 
 def test_cupy_is_imported_in_one_file_and_numba_where_the_kernels_are():
-    assert importers_of("cupy", "cupyx", "cupy_backends") == {"parashard/cuda.py"}
-    assert importers_of("numba") == {"ps_server/kernels/loops.py", "parashard/encodings/compiled.py"}
+    assert importers_of("cupy", "cupyx", "cupy_backends") == {"parashard/process/cuda.py"}
+    assert importers_of("numba") == {
+        "ps_server/parashard_server/state/kernels/loops.py",
+        "parashard/encodings/compiled.py",
+    }
 
 
 def test_only_a_process_that_traces_loads_opentelemetry():
-    traced = {"coordinator/traced.py", "ps_server/traced.py", "worker/traced.py"}
+    traced = {
+        "coordinator/parashard_coordinator/api/traced.py",
+        "ps_server/parashard_server/serving/traced.py",
+        "worker/parashard_worker/traced.py",
+    }
     assert importers_of("opentelemetry") == {"parashard/telemetry/tracer.py", *traced}
-    modules = [path.removesuffix(".py").replace("/", ".") for path in traced]
-    assert importers_of(*modules) == {path.replace("traced", "__main__") for path in traced}
+    assert importers_of(*map(module_of, traced)) == {f"{package}/__main__.py" for package in PACKAGES[1:]}
     for path in (*traced, "parashard/telemetry/tracer.py"):
-        module = path.removesuffix(".py").replace("/", ".")
+        module = module_of(path)
         for importer in importers_of(module) - traced:  # on demand, or for the types alone
             lines = [line for line in (ROOT / importer).read_text().splitlines() if f"from {module} " in line]
             assert all(line.startswith("    ") for line in lines), importer
@@ -96,19 +112,19 @@ def test_the_lint_refuses_what_pickles():
 
 
 def test_grpc_is_spoken_only_at_the_seams():
-    written = {path for path in importers_of("grpc", "grpc_health") if not path.startswith("protos/")}
+    written = {path for path in importers_of("grpc", "grpc_health") if "/_proto/" not in path}
     assert written <= {
-        "parashard/rpc.py",
+        "parashard/protocol/rpc.py",
         "parashard/security/grpc_admission.py",
         "parashard/security/grpc_tls.py",
-        "coordinator/service.py",
-        "ps_server/service.py",
+        "coordinator/parashard_coordinator/api/service.py",
+        "ps_server/parashard_server/serving/grpc_service.py",
     }
 
 
 def test_the_services_say_what_they_are():
     for path in OURS:
-        if path.parent.name != "protos":
+        if path.parent.name != "_proto":
             assert ast.get_docstring(ast.parse(path.read_text())), f"{path} has no docstring"
 
 

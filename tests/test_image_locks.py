@@ -5,7 +5,7 @@ from pathlib import Path
 
 from parashard import __version__
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).resolve().parents[1]
 
 
 def pins(path: str) -> set[str]:

@@ -10,29 +10,29 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from coordinator.calls import Options
-from coordinator.core import Core
-from coordinator.evaluations import Evaluations
-from coordinator.exclusive import ExclusiveCore
-from coordinator.launchers import ExternalLauncher
-from coordinator.metrics import CoordinatorCollector
-from coordinator.policies import Async
-from coordinator.rounds import NoRounds
-from coordinator.status import StatusView
 from parashard.telemetry.http import new_registry
 from parashard.telemetry.refusals import RefusedPeers
-from ps_server.checkpointing import CheckpointRecord
-from ps_server.metrics import ShardCollector
-from ps_server.owner import Owner
-from ps_server.served import Served
-from worker.loop import StepLoop
-from worker.metrics import WorkerCollector
+from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.launchers import ExternalLauncher
+from parashard_coordinator.core.policies import Async
+from parashard_coordinator.core.rounds import NoRounds
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_server.durability.checkpointer import CheckpointRecord
+from parashard_server.metrics import ShardCollector
+from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.served import Served
+from parashard_worker.loop import StepLoop
+from parashard_worker.metrics import WorkerCollector
+from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 
-DOCUMENT = Path(__file__).parent.parent / "docs" / "metrics.md"
+DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "metrics.md"
 TYPES = ("counter", "gauge", "histogram")
 
 CREDENTIALS: Any = SimpleNamespace(current=lambda: SimpleNamespace(expires=datetime.now(UTC)))
@@ -68,7 +68,7 @@ def _coordinator() -> CollectorRegistry:
 
 def _shard() -> CollectorRegistry:
     registry = new_registry("shard", CREDENTIALS)
-    served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), Owner(1), "")
+    served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
     log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
     registry.register(ShardCollector(served, CheckpointRecord(), lambda: log))
     registry.register(RefusedPeers({"bytes": lambda: 0}))

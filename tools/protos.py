@@ -1,4 +1,4 @@
-"""Generate the code of protos/*.proto beside them, or with --check tell whether it is up to date."""
+"""Generate parashard/_proto/ from protos/*.proto, or with --check tell whether it is up to date."""
 
 from __future__ import annotations
 
@@ -10,37 +10,43 @@ import grpc_tools
 from grpc_tools import protoc
 
 ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "parashard" / "_proto"
 GENERATED = ("*_pb2.py", "*_pb2.pyi", "*_pb2_grpc.py")
 
 
-def generate(out: Path) -> None:
-    """Compile every contract from the root, so that `protos/x.proto` becomes the module `protos.x_pb2`."""
-    sources = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "protos").glob("*.proto"))
+def generated() -> dict[str, str]:
+    """Compile every contract; return the text of each generated file by its name.
+
+    The compiler takes `protos/x.proto`, found from the root, for the module `protos.x_pb2`: the imports among the
+    modules are rewritten to the package that they are in.
+    """
+    sources = sorted(str(path) for path in (ROOT / "protos").glob("*.proto"))
     well_known = str(Path(grpc_tools.__file__).parent / "_proto")
-    arguments = ["protoc", f"-I{ROOT}", f"-I{well_known}"]
-    arguments += [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
-    if protoc.main([*arguments, *(str(ROOT / source) for source in sources)]) != 0:
-        sys.exit("protos: the compiler refused")
+    with tempfile.TemporaryDirectory() as out:
+        arguments = ["protoc", f"-I{ROOT}", f"-I{well_known}"]
+        arguments += [f"--python_out={out}", f"--pyi_out={out}", f"--grpc_python_out={out}"]
+        if protoc.main([*arguments, *sources]) != 0:
+            sys.exit("protos: the compiler refused")
+        return {
+            path.name: path.read_text().replace("from protos import ", "from parashard._proto import ")
+            for pattern in GENERATED
+            for path in sorted((Path(out) / "protos").glob(pattern))
+        }
 
 
-def differences(fresh: Path) -> list[str]:
-    """Return the names of generated files that differ from the committed ones."""
-    names = {
-        path.name for pattern in GENERATED for folder in (fresh, ROOT) for path in (folder / "protos").glob(pattern)
-    }
-    return sorted(name for name in names if _text(fresh / "protos" / name) != _text(ROOT / "protos" / name))
-
-
-def _text(path: Path) -> bytes | None:
-    return path.read_bytes() if path.exists() else None
+def stale(fresh: dict[str, str]) -> list[str]:
+    """Return the names of generated files that differ from the committed ones, or are missing, or too many."""
+    present = {path.name: path.read_text() for pattern in GENERATED for path in OUT.glob(pattern)}
+    return sorted(name for name in fresh.keys() | present.keys() if fresh.get(name) != present.get(name))
 
 
 if __name__ == "__main__":
+    fresh = generated()
     if "--check" in sys.argv[1:]:
-        with tempfile.TemporaryDirectory() as folder:
-            generate(Path(folder))
-            stale = differences(Path(folder))
-        if stale:
-            sys.exit(f"protos: not up to date, run `make protos`: {', '.join(stale)}")
+        if names := stale(fresh):
+            sys.exit(f"protos: not up to date, run `make protos`: {', '.join(names)}")
     else:
-        generate(ROOT)
+        for name in stale(fresh):
+            (OUT / name).unlink(missing_ok=True)
+            if name in fresh:
+                (OUT / name).write_text(fresh[name])

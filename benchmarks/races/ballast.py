@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch, DataSpec
-from parashard.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable
 
 COLUMNS = 256
 DENOMINATOR = 1024  # with few bits in every value, sums are exact in float32 in any order

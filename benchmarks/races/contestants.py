@@ -22,7 +22,7 @@ from typing import Any, Self
 from benchmarks.peers import seam
 from benchmarks.peers.environments import python_of
 from parashard.errors import JobFailed
-from parashard.local_cluster import ALLOCATOR
+from parashard.launch.local_cluster import ALLOCATOR
 
 START_S = 180.0
 ROUND_S = 600.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from benchmarks.peers import seam
-from parashard.compute import cores
-from parashard.optimizers import SGD
-from parashard.variables import Variable
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
+from parashard.plan.optimizers import SGD
+from parashard.plan.variables import Variable
+from parashard.process.compute_threads import cores
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
 
 
 class InPlace(seam.PushPull):

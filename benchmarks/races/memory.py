@@ -18,9 +18,9 @@ from benchmarks.races.push_pull import MIB, settings_of
 from benchmarks.tables import table, write
 from benchmarks.training import clean_up_when_ended
 from benchmarks.watched_run import Watch, run_watched
+from parashard._proto import shard_pb2
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
-from protos import shard_pb2
 
 JOB = Path(__file__).parent / "ballast.toml"
 WORKERS = 2

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from benchmarks.peers import seam
 from benchmarks.races.ballast import COLUMNS
-from parashard.arguments import credentials_in
-from parashard.client import Pulled, ShardClient
-from parashard.contracts import plan_from, view_from
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.client.shard_client import Pulled, ShardClient
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
-from parashard.local_cluster import LocalCluster
+from parashard.launch.local_cluster import MODULES, LocalCluster
+from parashard.process.arguments import credentials_in
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.transports.choosing import connect_by
 
 JOB = Path(__file__).parent / "ballast.toml"
@@ -48,8 +48,10 @@ class Cluster:
         model = ["--model-folder", str(JOB.parent)]
         tls = [] if tls_dir is None else ["--tls-dir", str(tls_dir)]
         credentials = credentials_in(tls_dir)
-        self._cluster.start("coordinator", "coordinator", ["--job", str(file), "--run-dir", str(folder), *model, *tls])
-        self._cluster.start("shard-0", "ps_server", ["--connect", str(folder), "--index", "0", *tls])
+        self._cluster.start(
+            "coordinator", MODULES["coordinator"], ["--job", str(file), "--run-dir", str(folder), *model, *tls]
+        )
+        self._cluster.start("shard-0", MODULES["shard"], ["--connect", str(folder), "--index", "0", *tls])
         self._coordinator = CoordinatorClient(find_coordinator(str(folder)), where=str(folder), credentials=credentials)
         reply = self._coordinator.get_job()
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport, credentials)

@@ -25,15 +25,15 @@ from benchmarks.races.push_pull import MIB, settings_of
 from benchmarks.races.rows import Row, as_json, compared
 from benchmarks.tables import spread, table, write
 from benchmarks.training import clean_up_when_ended
-from parashard.compute import cores
-from parashard.optimizers import SGD, Adam, OptimizerSpec
-from parashard.partition import place, split, whole
-from parashard.variables import Variable
-from ps_server.ingest import Immediate
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
-from ps_server.record import Record
-from ps_server.storage import Storage, drawn_from
+from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
+from parashard.plan.partition import place, split, whole
+from parashard.plan.variables import Variable
+from parashard.process.compute_threads import cores
+from parashard_server.core.counters import ShardCounters
+from parashard_server.core.update_policies import ImmediateUpdates
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
 
 JOB = Path(__file__).parent / "mnist.toml"
 SIZES = (64 << 10, MIB, 16 * MIB)
@@ -98,22 +98,22 @@ def kernel_us(storage: Storage, gradient: seam.Floats) -> float:
 
 def bookkeeping_us() -> float:
     """Return the microseconds of a push's bookkeeping: what a shard does for it beside moving weights and bytes."""
-    ingest, record = Immediate(_Still()), Record()  # type: ignore[arg-type]  # stands in for a storage
+    updates, record = ImmediateUpdates(_Still()), ShardCounters()  # type: ignore[arg-type]  # stands in for a storage
     steps = iter(interleaved(CALLS))
     nothing = np.empty(0, np.float32)
 
     def push() -> None:
         step = next(steps)
-        assert not ingest.holds(step)
-        ingest.admit(step)
-        lag = step - ingest.applied.lowest_missing()
-        ingest.take(step, nothing, 1)
+        assert not updates.holds(step)
+        updates.admit(step)
+        lag = step - updates.applied.lowest_missing()
+        updates.take(step, nothing, 1)
         record.saw_staleness(1)
         record.step_lag_max = max(record.step_lag_max, lag)
         record.applied_pushes += 1
 
     taken_us = _us(push, CALLS)
-    assert list(ingest.applied.intervals()) == [(0, CALLS)], "every step is applied once"
+    assert list(updates.applied.intervals()) == [(0, CALLS)], "every step is applied once"
     return taken_us
 
 

@@ -14,17 +14,17 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.peers import seam
-from parashard.compute import cores, limit_threads
 from parashard.data import open_source
 from parashard.data.base import Batch
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
 from parashard.models import build_model
-from parashard.steps import StepPlan
-from parashard.variables import Variable, initial_rows
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Variable, initial_rows
+from parashard.process.compute_threads import cores, limit_threads
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
 
 JOB = Path(__file__).parent / "mnist.toml"
 

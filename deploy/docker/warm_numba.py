@@ -6,10 +6,10 @@ The cache is per CPU model. On another one a process compiles what it needs at i
 from __future__ import annotations
 
 from parashard import encodings
-from parashard.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSProp
-from parashard.variables import Variable
-from ps_server.kernels import fused
-from ps_server.optimizer import Optimizer
+from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSProp
+from parashard.plan.variables import Variable
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
 
 ENCODINGS = ("float32", "bfloat16", "float16", "int8", "topk:0.1")
 

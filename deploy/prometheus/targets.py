@@ -16,11 +16,11 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from parashard.arguments import TLS_VARIABLE, credentials_in
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError, ParashardError, RetryLater
+from parashard.process.arguments import TLS_VARIABLE, credentials_in
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
-from protos import coordinator_pb2 as pb
 
 ASK_EVERY_S = 1.0
 LOOK_EVERY_S = 0.2

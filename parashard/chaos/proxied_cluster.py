@@ -3,7 +3,7 @@
 Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for whoever
 reads its address in the run directory. A shard listens at two ports; its one link has a way to each, and what befalls
 the link befalls both, as if the network between two hosts had failed. Does not know when a fault is due. Called by
-`parashard.run`, as any local cluster, and by the campaign, whose `Field` it is.
+`parashard.launch.run`, as any local cluster, and by the campaign, whose `Field` it is.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from parashard import failpoints
 from parashard.chaos.proxy import Faults, Link, Proxy
 from parashard.chaos.small_disk import SmallDisk
-from parashard.local_cluster import END_GRACE_S, LocalCluster
+from parashard.launch.local_cluster import END_GRACE_S, LocalCluster
+from parashard.process import failpoints
 
 COORDINATOR = "coordinator"
 STRAYS_MAX = 4  # at a time

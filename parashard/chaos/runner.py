@@ -1,4 +1,4 @@
-"""Runs a job as `parashard.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
+"""Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
 
 Owns the thread that strikes and the record of what struck. Decides neither what strikes whom (`schedule`) nor what a
 strike does (`campaign`). Called by `parashard chaos`.
@@ -20,12 +20,12 @@ from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.proxy import Proxy
 from parashard.chaos.schedule import DISK_KINDS, LENGTHS_S, LINK_KINDS, Strike, strikes, targets_of
 from parashard.chaos.small_disk import check_small
+from parashard.display.live import JobView
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
 from parashard.job.load import LoadedJob
-from parashard.live import JobView
-from parashard.run import Outcome, run_job
-from parashard.side_effects import SideEffect
+from parashard.launch.run import Outcome, run_job
+from parashard.process.side_effects import SideEffect
 from parashard.transports.base import allows
 
 STRIKES_FILE = "strikes.jsonl"
@@ -108,7 +108,7 @@ def run_chaos(
     Returns
     -------
     Outcome
-        As of `parashard.run.run_job`; its report also has `faults`, how many of each kind have struck (each of
+        As of `parashard.launch.run.run_job`; its report also has `faults`, how many of each kind have struck (each of
         `options.kinds` is there), `seed` and `transport`. The run directory has every strike in `strikes.jsonl`.
 
     Raises

@@ -14,9 +14,9 @@ from pydantic import Field, SerializerFunctionWrapHandler, field_validator, mode
 
 from parashard.checkpoints.encoding import Record, Table
 from parashard.errors import ConfigurationError, DamagedCheckpoint
-from parashard.intervals import IntervalSet
-from parashard.partition import Partition, Plan
-from parashard.variables import Initializer, Variable, in_name_order
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.variables import Initializer, Variable, in_name_order
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Ordinal = Annotated[int, Field(ge=0, lt=10**9)]
@@ -122,7 +122,7 @@ class ShardManifest(Record):
 
 
 class StoredVariable(Table):
-    """A variable's declaration; see `parashard.variables.Variable`."""
+    """A variable's declaration; see `parashard.plan.variables.Variable`."""
 
     name: Name
     shape: Shape
@@ -243,8 +243,8 @@ class JobManifest(Record):
 class InitialManifest(Record):
     """First values of a run that are not drawn from its seed; by the job's digest, which covers them (P2).
 
-    `variables` are names and shapes of those that the files hold, `sha256` is `parashard.variables.values_sha256` of
-    them, and `incarnation` the coordinator's that wrote the files.
+    `variables` are names and shapes of those that the files hold, `sha256` is `parashard.plan.variables.values_sha256`
+    of them, and `incarnation` the coordinator's that wrote the files.
     """
 
     kind = "initial-manifest"

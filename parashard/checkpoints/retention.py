@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
-from parashard.claims import Return
 from parashard.errors import NotStored
+from parashard.store.claims import Return
 
 
 @dataclass(frozen=True)

@@ -15,10 +15,10 @@ from parashard.checkpoints.catalogue import Catalogue, CheckpointId, initial_fol
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, ShardManifest
 from parashard.checkpoints.tensors import iterate_files, iterate_tensors, read_tensors, slot_tensor, variable_tensor
 from parashard.errors import DamagedCheckpoint
-from parashard.intervals import IntervalSet
-from parashard.partition import Partition, Plan
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.variables import Float32s, Variable
 from parashard.store.base import Store
-from parashard.variables import Float32s, Variable
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,9 @@ from parashard.checkpoints.catalogue import place_of
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.errors import DamagedCheckpoint, NotStored
-from parashard.partition import Partition
+from parashard.plan.partition import Partition
+from parashard.plan.variables import Float32s
 from parashard.store.base import Store
-from parashard.variables import Float32s
 
 FILE_BYTES = 256 << 20
 """Tensors are gathered into files of about this size; a larger tensor has a file of its own."""

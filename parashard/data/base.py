@@ -1,6 +1,6 @@
 """What a data source promises: a fixed number of examples, addressed by index, the same on every machine.
 
-Sources know nothing of steps, epochs or workers; `parashard.steps` decides which indices a step has.
+Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides which indices a step has.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from parashard.display.figures import metric
 from parashard.errors import BadData, Unavailable, may_pass
-from parashard.figures import metric
 
 if TYPE_CHECKING:
     from parashard.data.preprocessing import Preprocessing

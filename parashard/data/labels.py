@@ -16,7 +16,7 @@ import numpy.typing as npt
 from parashard.data.base import MAX_CLASSES
 from parashard.data.columns import Column, Numbers, as_words, number_text
 from parashard.errors import BadData, shortened
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
 
 TargetKind = Literal["class", "value"]
 

@@ -34,7 +34,7 @@ from parashard.data.columns import (
     words,
 )
 from parashard.errors import BadData
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
 
 MAX_CATEGORIES = 4096
 """Most categories that one column may have: each becomes an input of its own, in every example."""

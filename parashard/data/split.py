@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.base import Indices
-from parashard.permutation import Permutation
+from parashard.plan.permutation import Permutation
 
 _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
 

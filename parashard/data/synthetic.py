@@ -15,8 +15,8 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from parashard.data.base import MAX_CLASSES, DataSpec, Indices
-from parashard.permutation import MAX_LENGTH
-from parashard.splitmix import splitmix64
+from parashard.plan.permutation import MAX_LENGTH
+from parashard.plan.splitmix import splitmix64
 
 _Words = npt.NDArray[np.uint64]
 _U64 = np.uint64

@@ -41,7 +41,7 @@ from parashard.data.preprocessing import (
 )
 from parashard.data.split import SplitOptions
 from parashard.errors import BadData, shown_names
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
 
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9

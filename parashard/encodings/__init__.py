@@ -2,7 +2,7 @@
 
 `encoding` is the value that a job file names, `codec` puts a slice into bytes and back, `feedback` keeps what an
 encoding left behind; `reference` is the arithmetic to be read and `compiled` the same by Numba. Called by
-`parashard.client` (encodes) and `ps_server.storage` (decodes).
+`parashard.client.shard_client` (encodes) and `parashard_server.state.storage` (decodes).
 """
 
 from parashard.encodings.codec import decode, warm_up

@@ -1,7 +1,8 @@
 """The codec: one slice of a gradient to the bytes of a payload, and back.
 
 Owns where the parts of an encoded slice lie in its bytes, and every check of bytes that came from elsewhere. Knows
-nothing of jobs, pushes or what a residue is kept for. Called by `feedback` (encode) and `ps_server.storage` (decode).
+nothing of jobs, pushes or what a residue is kept for. Called by `feedback` (encode) and
+`parashard_server.state.storage` (decode).
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import numpy.typing as npt
 from parashard.encodings import reference
 from parashard.encodings.encoding import Encoding
 from parashard.errors import MalformedFrame, NonFiniteGradient
-from parashard.messages import INT8_BLOCK_ELEMENTS, DType, Slice
-from parashard.partition import Partition
-from parashard.variables import Float32s, Variable
+from parashard.plan.partition import Partition
+from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import INT8_BLOCK_ELEMENTS, DType, Slice
 
 _NONE: Float32s = np.empty(0, np.float32)
 

@@ -20,8 +20,8 @@ import numpy as np
 
 from parashard.encodings import reference
 from parashard.encodings.reference import Codes8, Codes16, Indices
-from parashard.messages import INT8_BLOCK_ELEMENTS
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import INT8_BLOCK_ELEMENTS
 
 _f32 = np.float32
 _u16 = np.uint16

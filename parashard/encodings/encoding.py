@@ -13,8 +13,8 @@ from fractions import Fraction
 from typing import Literal
 
 from parashard.errors import ConfigurationError
-from parashard.messages import DType, Slice
-from parashard.partition import Partition
+from parashard.plan.partition import Partition
+from parashard.protocol.messages import DType, Slice
 
 Kind = Literal["float32", "bfloat16", "float16", "int8", "topk"]
 

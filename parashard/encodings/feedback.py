@@ -1,8 +1,8 @@
 """Error feedback: what an encoding leaves out of one push joins the next.
 
 Owns the residues of a worker's variables and who may have them: a push that is under way takes the residue with it, and
-its receipt decides what comes back (P17). Knows nothing of bytes or sockets. Called by `parashard.client`, from every
-thread that pushes.
+its receipt decides what comes back (P17). Knows nothing of bytes or sockets. Called by `parashard.client.shard_client`,
+from every thread that pushes.
 
 With c = gradient + residue, a push sends Q(c). If the shard has applied it, c - Q(c) is left to be sent; if not, the
 residue is what it was, and the gradient is its step's business, which somebody computes again. So at any time
@@ -24,9 +24,9 @@ import numpy.typing as npt
 
 from parashard.encodings import codec
 from parashard.encodings.encoding import Encoding
-from parashard.messages import Slice
-from parashard.partition import Partition, Placed, Plan
-from parashard.variables import Float32s
+from parashard.plan.partition import Partition, Placed, Plan
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import Slice
 
 _Key = tuple[int, Partition]
 

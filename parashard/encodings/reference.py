@@ -14,8 +14,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from parashard.messages import INT8_BLOCK_ELEMENTS
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import INT8_BLOCK_ELEMENTS
 
 Codes16 = npt.NDArray[np.uint16]
 Codes8 = npt.NDArray[np.int8]

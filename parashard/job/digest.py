@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from parashard.data.base import DataSpec
 from parashard.job.keys import dotted, leaves, plain
 from parashard.job.schema import Job
-from parashard.variables import Variable, in_name_order
+from parashard.plan.variables import Variable, in_name_order
 
 
 def job_identity(
@@ -40,7 +40,7 @@ def job_identity(
     variables : mapping of str to Variable
         After `apply_settings`.
     initial_sha256 : str
-        Of the first values, where they are not drawn from the seed (`parashard.variables.values_sha256`).
+        Of the first values, where they are not drawn from the seed (`parashard.plan.variables.values_sha256`).
     model_sha256 : str
         Of the code of a user's own model (`parashard.models.code_sha256`).
     """

@@ -16,7 +16,7 @@ from parashard.job.relations import Contradictions, contradictions
 from parashard.job.settings import VariableSettings
 from parashard.job.tables import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
 from parashard.models import ModelOptions
-from parashard.optimizers import OptimizerOptions
+from parashard.plan.optimizers import OptimizerOptions
 
 
 class Job(BaseModel):

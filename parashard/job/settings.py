@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from parashard.encodings import Encoding
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 
 def _checked_encoding(value: Any) -> Any:

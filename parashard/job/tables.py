@@ -13,7 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
-from parashard.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well

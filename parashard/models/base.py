@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
-from parashard.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable
 
 
 class Model(Protocol):

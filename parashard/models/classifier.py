@@ -13,7 +13,7 @@ from typing import Any
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.layers import softmax_cross_entropy
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 Pullback = Callable[[Array], dict[str, Array]]
 """From the gradient by the logits (which it may overwrite) to the gradient by every variable, in new arrays."""

@@ -14,17 +14,10 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from parashard.data.base import Array, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.classifier import Classifier, Pullback, need_classes
-from parashard.models.convolution import (
-    PaddingName,
-    columns,
-    columns_pull_back,
-    max_pool,
-    max_pool_pull_back,
-    window,
-)
+from parashard.models.convolution import PaddingName, columns, columns_pull_back, max_pool, max_pool_pull_back, window
 from parashard.models.dense import DenseStack, hidden_start
 from parashard.models.layers import ACTIVATIONS, DROPOUT_RATE_MAX, ActivationName
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 
 class CnnOptions(BaseModel):

@@ -15,7 +15,7 @@ from typing import Any
 from parashard.data.base import Array, DataSpec
 from parashard.models.classifier import Classifier, Pullback
 from parashard.models.layers import ACTIVATIONS, ActivationName, dropout_mask
-from parashard.variables import Initializer, Variable, glorot_uniform, he_normal
+from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_normal
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from parashard.data.base import Array
-from parashard.splitmix import splitmix64
+from parashard.plan.splitmix import splitmix64
 
 ActivationName = Literal["relu", "gelu", "tanh"]
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
-from parashard.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable
 
 LEDGER_EPOCHS_MAX = 368
 """Most epochs whose sum of squares is at most 2^24, up to where float32 counts exactly."""

@@ -14,7 +14,7 @@ from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.classifier import Pullback
 from parashard.models.layers import mean_squared_error
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 
 class Regressor(ABC):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.base import Array, Batch
-from parashard.variables import Float32s, Variable
+from parashard.plan.variables import Float32s, Variable
 
 TORN_VARIABLES = tuple(f"torn_{piece:02}" for piece in range(8))
 

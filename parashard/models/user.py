@@ -17,10 +17,10 @@ from typing import Any, cast
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from parashard.blame import named_with_line
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model
+from parashard.models.blame import named_with_line
 
 _KIND = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
@@ -113,8 +113,8 @@ def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
 def _search_last(folder: Path | None) -> list[Path]:
     """Let modules in these folders be found after all that is installed; return the folders.
 
-    At the end of `sys.path`, not at its beginning as a script's folder is: a file named `worker.py` or `protos.py`
-    there must not take the place of a package of ours, which may not have been imported yet.
+    At the end of `sys.path`, not at its beginning as a script's folder is: a file named `numpy.py` there must
+    not take the place of a package that is installed, which may not have been imported yet.
     """
     places = [place.resolve() for place in (folder, Path()) if place is not None]
     sys.path += [place for place in dict.fromkeys(map(str, places)) if place not in sys.path]

@@ -1,7 +1,7 @@
 """A job as a compose file: a service for each shard, one for the workers, and certificates for all of them.
 
 Owns what of a job decides a line of the file, and what a job file must not say when it is to run in containers of one
-machine. The file itself is templates beside this one. Writes nothing; called by `parashard.cli_render`.
+machine. The file itself is templates beside this one. Writes nothing; called by `parashard.cli.render`.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What an earlier rendering left in a folder: files that it wrote, and that the job's manifests have no more.
 
-Looks, and removes nothing. Called by `parashard.cli_render`.
+Looks, and removes nothing. Called by `parashard.cli.render`.
 """
 
 from __future__ import annotations

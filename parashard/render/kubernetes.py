@@ -1,7 +1,7 @@
 """A job as manifests for Kubernetes: Kustomize's base and overlays, as texts by path.
 
 Owns what of a job decides a manifest's value, and what a job file must not say when it is to run on a cluster. The
-manifests themselves are templates beside this file. Writes nothing; called by `parashard.cli_render`.
+manifests themselves are templates beside this file. Writes nothing; called by `parashard.cli.render`.
 """
 
 from __future__ import annotations

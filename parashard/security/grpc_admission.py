@@ -2,7 +2,7 @@
 
 Owns the count and the two deadlines, and decodes the message. gRPC's own bounds are for all peers together; its
 threads would wait for ever for a message that does not come, and it would keep for ever an answer that nobody reads.
-Does not know roles nor errors' statuses: those interceptors come first. Called by `parashard.rpc`.
+Does not know roles nor errors' statuses: those interceptors come first. Called by `parashard.protocol.rpc`.
 """
 
 from __future__ import annotations

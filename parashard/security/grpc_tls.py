@@ -1,6 +1,6 @@
 """gRPC inside TLS: credentials of servers, the check of every call's certificate, and channels that outlive one.
 
-Owns what gRPC needs for both; its options are `parashard.rpc`'s, the only caller. The table of roles is
+Owns what gRPC needs for both; its options are `parashard.protocol.rpc`'s, the only caller. The table of roles is
 `parashard.security.roles`', the files are `parashard.security.credentials`'.
 """
 

@@ -1,7 +1,8 @@
 """Who counts as one peer: the identity in a certificate, without TLS the host that a connection comes from.
 
 Owns these names. They decide whose share something counts in (`parashard.security.shares`) and nothing else: what a
-peer may do is `parashard.security.roles`'. Called by `parashard.security.grpc_admission` and `ps_server.stream_server`.
+peer may do is `parashard.security.roles`'. Called by `parashard.security.grpc_admission` and
+`parashard_server.serving.stream_server`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which role may call what: one table, for gRPC and for the streams, and the check against it.
 
 Owns the table; what is not in it nobody may call. Knows nothing of TLS or gRPC: it is given the URIs of a certificate
-that has been verified. Called by `parashard.security.grpc_tls` and `ps_server.stream_server`.
+that has been verified. Called by `parashard.security.grpc_tls` and `parashard_server.serving.stream_server`.
 """
 
 from __future__ import annotations

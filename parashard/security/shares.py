@@ -3,8 +3,8 @@
 The rule is that of dynamic thresholds (Choudhury and Hahne, 1998, for buffers of switches): who holds something may
 take more only if it then holds at most `TIMES_FREE` times what is still free. Who is alone may take all. Pure, and not
 locked: each owner of a resource asks under its own lock. Does not know who a peer is (`parashard.security.peers`) nor
-what is shared. Called by `parashard.security.grpc_admission`, `ps_server.stream_server`, `ps_server.rooms` and
-`ps_server.assembly`.
+what is shared. Called by `parashard.security.grpc_admission`, `parashard_server.serving.stream_server`,
+`parashard_server.serving.receive_buffers` and `parashard_server.core.assembly`.
 """
 
 from __future__ import annotations

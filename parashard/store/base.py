@@ -1,7 +1,8 @@
 """What every store promises, and which names it takes.
 
 Owns the `Store` protocol and the check of names. Does not know what is stored, nor where. `parashard.store.local` and
-`parashard.store.remote` keep the promises; `parashard.claims`, `parashard.checkpoints` and the services rely on them.
+`parashard.store.remote` keep the promises; `parashard.store.claims`, `parashard.checkpoints` and the services rely on
+them.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ What ``pipe_file(mode="create")`` does, read in the sources of s3fs 2026.9, gcsf
 - memory: a look, then a store; not safe between threads, which is enough for tests.
 
 So large contents are created conditionally too. Three things remain. A server that speaks S3 may ignore the condition
-(`parashard.claims` looks). A request whose reply was lost is sent again by s3fs and botocore, and the second may find
-the first one's content: `AlreadyStored` may mean oneself, so whoever needs to know reads. And an upload that was
+(`parashard.store.claims` looks). A request whose reply was lost is sent again by s3fs and botocore, and the second may
+find the first one's content: `AlreadyStored` may mean oneself, so whoever needs to know reads. And an upload that was
 broken off leaves parts that no name shows; a lifecycle rule of the bucket should end those after a day.
 """
 

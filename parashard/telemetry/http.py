@@ -21,9 +21,9 @@ from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.errors import Unavailable
-from parashard.rpc import address_family, join_address
+from parashard.process.side_effects import failed_writes
+from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials
-from parashard.side_effects import failed_writes
 
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from parashard.arguments import TRACE_VARIABLE
 from parashard.errors import ConfigurationError
+from parashard.process.arguments import TRACE_VARIABLE
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, Protocol, TypeVar
 
-from parashard.buffers import Buffers
-from parashard.messages import PullRun, Push, Receipt, Target
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt, Target
 
 TransportKind = Literal["auto", "shm", "tcp", "grpc"]
 """What `cluster.transport` may be; with "auto" each worker takes the first of the others that can be."""

@@ -1,7 +1,7 @@
 """Which transport carries tensors to a shard: what the job says, or the fastest that works.
 
 Owns the order of preference and when it is decided: at the first request, for one life of a shard, once. Knows nothing
-of how any of them works. Its `connect_by` is what `parashard.client` makes transports with.
+of how any of them works. Its `connect_by` is what `parashard.client.shard_client` makes transports with.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Generic, Protocol, TypeVar
 
 import structlog
 
-from parashard import rpc
-from parashard.buffers import Buffers
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
-from parashard.messages import PullRun, Push, Receipt
+from parashard.protocol import rpc
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt
 from parashard.security.credentials import Credentials
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, TransportKind
 from parashard.transports.grpc import GrpcTransport

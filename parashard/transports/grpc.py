@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from parashard import failpoints, rpc, wire
-from parashard.buffers import Buffers
 from parashard.errors import QueueFull, UnknownAttempt, Unreachable
-from parashard.messages import CHUNK_BYTES_MAX, PullRun, Push, PushResult, Receipt
+from parashard.process import failpoints
+from parashard.protocol import rpc, wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import CHUNK_BYTES_MAX, PullRun, Push, PushResult, Receipt
 from parashard.transports.base import Greeting, Pending, ShardAddress
 
 SERVICE = "parashard.v1.ShardData"

@@ -15,8 +15,8 @@ import stat
 import numpy as np
 from numpy.typing import NDArray
 
-from parashard.buffers import Buffers
 from parashard.errors import MalformedFrame
+from parashard.protocol.buffers import Buffers
 
 SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
 """With these nobody can cut the memory short under a process that has it mapped, which would end by SIGBUS."""

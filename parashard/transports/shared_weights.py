@@ -1,7 +1,8 @@
 """A shard's weights in memory that other processes of its host may read while the shard moves them.
 
 Owns the layout of that memory, its creation by the shard and its reading by the worker. Knows no socket: the descriptor
-travels by `parashard.transports.shm` and `ps_server.shm_service`. `ps_server.storage` moves what lies here.
+travels by `parashard.transports.shm` and `parashard_server.serving.shm_service`. `parashard_server.state.storage` moves
+what lies here.
 
 The layout:
 
@@ -29,13 +30,13 @@ from collections.abc import Sequence
 import numpy as np
 import structlog
 
-from parashard.buffers import Buffers
 from parashard.errors import MalformedFrame, StaleRound
-from parashard.partition import ELEMENT_BYTES
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
-from parashard.variables import Float32s
-from parashard.weight_memory import PrivateWeights, Versions
+from parashard.transports.weight_memory import PrivateWeights, Versions
 
 MAGIC = b"PSW1\0\0\0\0"
 ATTEMPTS_MAX = 3  # copies of one partition, before its reader asks the shard for it

@@ -3,7 +3,7 @@
 A push is one copy, from the caller's arrays into the connection's slot, where the shard uses it as it lies. A pull is
 one copy, out of the shard's own weights, which the shard may move meanwhile: `parashard.transports.shared_weights`
 knows how that is made sure of. Where a partition moves too often, or the shard must know what was pulled, the shard
-copies to the slot under its own lock. The other end is `ps_server.shm_service`.
+copies to the slot under its own lock. The other end is `parashard_server.serving.shm_service`.
 
 The memory is the shard's, in both senses: its descriptors come with WELCOME, and it goes with its last user.
 """
@@ -13,11 +13,13 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from parashard import failpoints, wire
-from parashard.buffers import Buffers
+from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, StaleRound, Unreachable
-from parashard.messages import PullRun, Push, Receipt
-from parashard.partition import ELEMENT_BYTES
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.process import failpoints
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt
 from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
@@ -26,7 +28,6 @@ from parashard.transports.shared_weights import WeightsReader
 from parashard.transports.socket_io import close_descriptors, connected
 from parashard.transports.stream import Kind, Refused, Stream, answer, greet, parsed
 from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
-from protos import stream_pb2, tensor_pb2
 
 
 class ShmTransport(StreamTransport["ShmConnection"]):

@@ -22,11 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
-from parashard import wire
+from parashard._proto import stream_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, PeerFailed, Unreachable
+from parashard.protocol import wire
 from parashard.transports.base import Greeting
 from parashard.transports.socket_io import close_descriptors, io_of
-from protos import stream_pb2
 
 MAGIC = b"PSS1"
 HEADER_BYTES_MAX = 1 << 20

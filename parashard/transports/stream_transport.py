@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from typing import Generic, TypeVar
 
-from parashard import wire
+from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded
-from parashard.messages import Push, Receipt
+from parashard.protocol import wire
+from parashard.protocol.messages import Push, Receipt
 from parashard.transports.connections import Connection, Connections
 from parashard.transports.stream import Kind, Stream, answer, parsed
-from protos import tensor_pb2
 
 WHOLE_ATTEMPT = 0  # P4: a push is one message here, so no chunk of another attempt can be taken for one of it
 

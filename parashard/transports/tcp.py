@@ -1,7 +1,7 @@
 """The TCP transport: pushes go from the gradient's memory into the kernel, weights from the kernel to their place.
 
-Owns the dialogue on the client's side; `ps_server.tcp_service` has the other. Knows no plan, no step and no retry.
-Checks what a shard says before a byte of it is written anywhere.
+Owns the dialogue on the client's side; `parashard_server.serving.tcp_service` has the other. Knows no plan, no step and
+no retry. Checks what a shard says before a byte of it is written anywhere.
 """
 
 from __future__ import annotations
@@ -10,10 +10,11 @@ import ssl
 import time
 from collections.abc import Callable
 
-from parashard import wire
-from parashard.buffers import Buffers
+from parashard._proto import tensor_pb2
 from parashard.errors import Unreachable
-from parashard.messages import PullRun, Push, Receipt
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt
 from parashard.security.identity import Role, identities_in, in_words
 from parashard.transports.base import Greeting, Pending, ShardAddress
 from parashard.transports.connections import Connections, Exchange
@@ -21,7 +22,6 @@ from parashard.transports.dialling import dial
 from parashard.transports.socket_io import tune
 from parashard.transports.stream import Kind, Stream, answer, greet, parsed
 from parashard.transports.stream_transport import StreamTransport, receipt_from, whole_push
-from protos import tensor_pb2
 
 
 class TcpTransport(StreamTransport[Stream]):

@@ -8,17 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from late_card import LateCard
 
 from benchmarks import gpu
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
-from ps_server.gpu_storage import GpuStorage
-from ps_server.kernels import fused, reference
-from ps_server.optimizer import Optimizer
-from ps_server.storage import drawn_from
-from worker.device import Cpu
+from parashard_server.state.cuda_storage import CudaStorage
+from parashard_server.state.kernels import fused, reference
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import drawn_from
+from parashard_worker.device import Cpu
+from support.late_card import LateCard
 
 SMALL = ("model.hidden=[8]", "job.batch_size=64", 'optimizer.kind="sgd"', "optimizer.learning_rate=0.5")
 
@@ -109,7 +109,7 @@ def test_shards_that_disagree_are_no_figure() -> None:
 
 def test_a_move_pushes_and_pulls_all_that_moved() -> None:
     card = LateCard()
-    storage = GpuStorage(gpu.one_variable(6), 0, Optimizer(gpu.RULES["sgd"], card.kernels), drawn_from(0), card=card)
+    storage = CudaStorage(gpu.one_variable(6), 0, Optimizer(gpu.RULES["sgd"], card.kernels), drawn_from(0), card=card)
     move, moved = gpu.moves(storage), storage.moved
     found: list[int] = []
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks import kernels
-from ps_server.kernels import fused
+from parashard_server.state.kernels import fused
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ from benchmarks import recovery_costs, recovery_times
 from benchmarks.mnist_under_chaos import compared, in_band
 from benchmarks.recovery_goodput import rate, victims
 from benchmarks.watched_run import logged_s
-from protos import shard_pb2
+from parashard._proto import shard_pb2
 
 
 class TestVictims:

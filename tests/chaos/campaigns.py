@@ -20,7 +20,8 @@ from typing import Any
 
 from figures import say, write_figures
 from job_run import JobRun, fault_free, sets, violations
-from small_mount import NotPermitted, mounted
+
+from support.small_mount import NotPermitted, mounted
 
 MEAN_INTERVAL_S = 1.0
 JOBS_MAX = 4  # of one campaign, where the first ended before all faults had struck

@@ -22,7 +22,7 @@ from figures import say, write_figures
 from job_run import JobRun, fault_free, sets, violations
 from sweeps import ONCE, SWEEPS, Sweep
 
-from parashard.failpoints import FAILPOINTS, FOLDER_VARIABLE, SEED_VARIABLE, SPEC_VARIABLE, firings
+from parashard.process.failpoints import FAILPOINTS, FOLDER_VARIABLE, SEED_VARIABLE, SPEC_VARIABLE, firings
 
 FUEL_TIMES = 3  # as often as what it brings a job to
 FULL_FIRINGS = 20  # what the sweeps' epochs are for

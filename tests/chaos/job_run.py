@@ -18,14 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
-from report_oracle import evaluations_of, misreported
+from parashard.launch.local_cluster import MODULES
+from support.report_oracle import evaluations_of, misreported
 
 ROOT = Path(__file__).resolve().parents[2]
 LOOK_S = 0.05
 FAREWELL_S = 60.0  # for processes that have been asked to end and have not ended
 FAULT_FREE_S = 300.0
 ORACLES = ("ledger_wrong", "torn")
-SERVICES = ("coordinator", "ps_server", "worker")
 
 
 @dataclass(frozen=True)
@@ -105,10 +105,10 @@ class JobRun:
         except FileNotFoundError:
             return 0
 
-    def signal(self, module: str, label: str, number: int) -> None:
+    def signal(self, role: str, label: str, number: int) -> None:
         """Send a signal to a process of the run, if it is there."""
         for pid, words in self._pids().items():
-            if words[3] == module and label in words:
+            if words[3] == MODULES[role] and label in words:
                 with suppress(ProcessLookupError):
                     os.kill(pid, number)
 
@@ -125,7 +125,7 @@ class JobRun:
             if entry.name.isdigit() and int(entry.name) != self._process.pid:
                 with suppress(OSError):
                     words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                    if words[1:3] == ["-P", "-m"] and words[3] in SERVICES and str(self.dir) in " ".join(words):
+                    if words[1:3] == ["-P", "-m"] and words[3] in MODULES.values() and str(self.dir) in " ".join(words):
                         found[int(entry.name)] = words
         return found
 

@@ -92,7 +92,7 @@ class StopShards:
             if lives > self._asked[index]:
                 self._asked[index] = lives
                 self._next_s = time.monotonic() + STOP_EVERY_S
-                run.signal("ps_server", index, signal.SIGTERM)
+                run.signal("shard", index, signal.SIGTERM)
                 return
 
 

@@ -14,7 +14,8 @@ from campaigns import (
     run_campaign,
     run_where_it_fits,
 )
-from small_mount import NotPermitted
+
+from support.small_mount import NotPermitted
 
 FAULTS = 10
 BRIEF = ("--kill", "worker,shard,coordinator", "--pause")

@@ -6,7 +6,7 @@ import pytest
 from failpoint_sweep import run_sweep
 from sweeps import SWEEPS, Sweep
 
-from parashard.failpoints import FAILPOINTS
+from parashard.process.failpoints import FAILPOINTS
 
 
 def test_the_sweeps_kill_at_every_failpoint():

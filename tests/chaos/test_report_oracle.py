@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 from job_run import Ended, JobRun, violations
-from report_oracle import evaluations_of, misreported
 from safetensors.numpy import load_file, save_file
 
-from parashard.run_files import WEIGHTS_FILE
+from parashard.launch.run_files import WEIGHTS_FILE
+from support.report_oracle import evaluations_of, misreported
 
 DEADLINE_S = 100.0
 

@@ -12,7 +12,7 @@ from failpoint_sweep import spec
 from job_run import Ended, violations
 from sweeps import ONCE, Sweep
 
-from parashard.failpoints import parse
+from parashard.process.failpoints import parse
 
 REPORT = {"state": "done", "shards": 2, "steps_applied": [8, 8], "steps_total": 8, "ledger_wrong": 0, "torn": 0}
 SOUND = Ended(0, {**REPORT, "weights_sha256": "a1"}, "", ())
@@ -44,7 +44,9 @@ def test_a_run_without_a_report_is_a_violation() -> None:
 
 
 def test_a_process_that_is_left_over_is_a_violation() -> None:
-    assert violations(replace(SOUND, left_over=("python -m worker",))) == ["left over: python -m worker"]
+    assert violations(replace(SOUND, left_over=("python -m parashard_worker",))) == [
+        "left over: python -m parashard_worker"
+    ]
 
 
 def test_violations_are_counted_among_all_jobs() -> None:

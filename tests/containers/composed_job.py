@@ -19,8 +19,9 @@ from pathlib import Path
 from typing import Any
 
 from container_engine import PROBE_DEADLINE_S, ROOT, run
-from long_job import EXAMPLES, LongJob
-from waiting import eventually
+
+from support.long_job import EXAMPLES, LongJob
+from support.waiting import eventually
 
 COMPOSE_FILE = ROOT / "deploy/compose/compose.yaml"
 FIRST, SECOND, OTHERS = "certificates", "coordinator", ("shard-0", "shard-1", "worker")

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("PARASHARD_CONTAINER_CACHE", "/var/tmp/parashard-containers"))
 BASE = "localhost/parashard-test-base:bookworm"
 IMAGE = "localhost/parashard:test"

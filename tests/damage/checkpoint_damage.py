@@ -11,14 +11,13 @@ import random
 import sys
 from collections import Counter
 
-from checkpoint_cases import RUN, model_of, slots_of, state_of, write_job, write_plan, write_state
-from store_fakes import MemoryStore
-
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, job_name
 from parashard.checkpoints.restore import newest_verified
 from parashard.checkpoints.state import whole_model
-from parashard.partition import Partition, Plan
-from parashard.variables import Variable
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.variables import Variable
+from support.checkpoint_cases import RUN, model_of, slots_of, state_of, write_job, write_plan, write_state
+from support.store_fakes import MemoryStore
 
 PAGE_BYTES = 4096
 ROWS = 520

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ps_server.push_log.log import PushLog, open_log
-from ps_server.push_log.records import HEAD_BYTES, HEADER_BYTES, LogIdentity, LogRecord
-from ps_server.push_log.replaying import LogEnd, replay
-from ps_server.push_log.segments import find_segments
+from parashard_server.durability.write_ahead_log.log import WriteAheadLog, open_log
+from parashard_server.durability.write_ahead_log.records import HEAD_BYTES, HEADER_BYTES, LogIdentity, LogRecord
+from parashard_server.durability.write_ahead_log.replay import LogEnd, replay
+from parashard_server.durability.write_ahead_log.segments import find_segments
 
 IDENTITY = LogIdentity("run-1", "d" * 64, plan_version=1, shard=0)
 RECORD_BYTES_MAX = 1 << 16
@@ -115,7 +115,7 @@ def write_three_lives(folder: Path, draw: random.Random) -> None:
         log.close()
 
 
-def write_records(log: PushLog, records: int, draw: random.Random) -> None:
+def write_records(log: WriteAheadLog, records: int, draw: random.Random) -> None:
     """Append records of drawn content."""
     for _ in range(records):
         gradient = np.frombuffer(draw.randbytes(4 * draw.randrange(60)), "<f4") if draw.random() < 0.9 else None

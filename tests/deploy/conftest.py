@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from k8s_manifests import K8S, KUSTOMIZATIONS, Manifest, kustomized
+
+from support.k8s_manifests import K8S, KUSTOMIZATIONS, Manifest, kustomized
 
 
 @pytest.fixture(scope="module", params=KUSTOMIZATIONS)

@@ -13,13 +13,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from integration.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually, sets
-from prometheus_server import PrometheusServer, needs_prometheus
-from troubled_model import NOT_FINITE
-from watched_run import watch
 
 from deploy.prometheus.targets import follow
-from parashard.coordinator_client import ADDRESS_FILE
+from parashard.launch.local_cluster import MODULES
+from parashard.protocol.coordinator_client import ADDRESS_FILE
+from support.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually, sets
+from support.prometheus_server import PrometheusServer, needs_prometheus
+from support.troubled_model import NOT_FINITE
+from support.watched_run import watch
 
 pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
 
@@ -48,7 +49,7 @@ def test_what_a_shard_loses_again_and_again_reaches_the_other_one_twice(tmp_path
             if present > killed and watched.prometheus.query(
                 f'parashard_shard_steps_applied{{shard="0"}} > {LOST_STEPS}'
             ):
-                watched.run.kill("ps_server", "0")
+                watched.run.kill("shard", "0")
                 killed = present
             return "ParashardPushesWasted" in watched.prometheus.firing()
 
@@ -75,10 +76,10 @@ def test_a_failed_job_is_told_of_after_its_coordinator_has_gone(tmp_path: Path) 
     with ended(tmp_path) as start:
         prometheus = start.prometheus()
         of_job = ("--job", JOB, "--model-folder", str(Path(JOB).parent), *settings)
-        coordinator = start("coordinator", *of_job, "--run-dir", str(run_dir))
+        coordinator = start(MODULES["coordinator"], *of_job, "--run-dir", str(run_dir))
         eventually((run_dir / ADDRESS_FILE).exists, "the coordinator serves", told=start.told)
-        start("ps_server", *joined, "--index", "0")
-        start("worker", *joined, "--host", "localhost")
+        start(MODULES["shard"], *joined, "--index", "0")
+        start(MODULES["worker"], *joined, "--host", "localhost")
         threading.Thread(target=follow, args=(run_dir, prometheus.targets), daemon=True).start()
         state = "parashard_coordinator_job_state"
         eventually(lambda: prometheus.query(f"{state} == 2"), "the job is watched", told=start.told)

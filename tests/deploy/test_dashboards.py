@@ -14,7 +14,7 @@ from deploy.grafana.contents import DASHBOARDS
 from deploy.grafana.dashboards import present, wanted
 from deploy.grafana.layout import dashboard_json, of_run, queries_of
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 UNITS = ("s", "bytes", "Bps", "percentunit", "percent", "short", "watt", "celsius", "hertz")
 QUERIES = queries_of(DASHBOARDS)
 JSON = [dashboard_json(dashboard) for dashboard in DASHBOARDS]

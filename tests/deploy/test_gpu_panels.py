@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
-from prometheus_server import expressions_show, named, needs_promtool
 
 from deploy.grafana.contents import GPU
+from support.prometheus_server import expressions_show, named, needs_promtool
 
 MIB = 2**20
 CARDS = (("node-a", "0"), ("node-a", "1"), ("node-b", "0"))

@@ -6,10 +6,10 @@ import ssl
 import stat
 
 import pytest
-from issued_secrets import Issuing, hours, mount, secret_volumes
-from k8s_manifests import K8S, component, kustomized, of_kind, pod_templates, pods
 
 from parashard.security.credentials import OTHERS_MAY, load
+from support.issued_secrets import Issuing, hours, mount, secret_volumes
+from support.k8s_manifests import K8S, component, kustomized, of_kind, pod_templates, pods
 
 ROLES = ("coordinator", "shard", "worker")
 NAMED = re.compile(r"--(?:connect|advertise|advertise-data)=(.+):\d+")

@@ -13,16 +13,16 @@ from pathlib import Path
 
 import pytest
 import yaml
-from integration.cluster_run import DEADLINE_S, eventually
-from issued_secrets import Issuing, mount, secret_volumes
-from k8s_manifests import EXAMPLE, ROOT, pods
-from long_job import LongJob
 from typer.testing import CliRunner
 
-from parashard.cli import app
+from parashard.cli.main import app
+from parashard.launch.local_cluster import MODULES
+from support.cluster_run import DEADLINE_S, eventually
+from support.issued_secrets import Issuing, mount, secret_volumes
+from support.k8s_manifests import EXAMPLE, ROOT, pods
+from support.long_job import LongJob
 
-MODULES = {"coordinator": "coordinator", "shard": "ps_server", "worker": "worker"}
-WITH_NAMES = Path(__file__).parent / "named_hosts.py"
+WITH_NAMES = Path(__file__).resolve().parents[1] / "support" / "named_hosts.py"
 SHARDS = 2
 QUICK_STEPS = 200  # of 1350: the job is not over before a command that asks for its status has started
 

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from k8s_manifests import EXAMPLE, K8S, kustomized, of_kind, pod_templates, pods
-from k8s_schemas import MONITORS, assert_valid
 from typer.testing import CliRunner
 
-from parashard.cli import app
-from parashard.process import ExitCode
+from parashard.cli.main import app
+from parashard.process.shell import ExitCode
+from support.k8s_manifests import EXAMPLE, K8S, kustomized, of_kind, pod_templates, pods
+from support.k8s_schemas import MONITORS, assert_valid
 
 
 def test_the_committed_manifests_are_what_render_writes_for_the_example(tmp_path):

@@ -5,11 +5,11 @@ import tomllib
 from pathlib import PurePosixPath
 
 import pytest
-from k8s_manifests import EXAMPLE, ROOT, component, kustomized, of_kind, pod_templates, pods
-from k8s_reach import HERE, Peer, named_ports, reach, selects
 from typer.testing import CliRunner
 
-from parashard.cli import app
+from parashard.cli.main import app
+from support.k8s_manifests import EXAMPLE, ROOT, component, kustomized, of_kind, pod_templates, pods
+from support.k8s_reach import HERE, Peer, named_ports, reach, selects
 
 ROLES = ("coordinator", "shard", "worker")
 PORTS = {"grpc": 7000, "data": 7001, "http": 9100}

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from certificates import Certificates
-from integration.cluster_run import ENDLESS, ClusterRun, eventually, sets
-from prometheus_server import RULES, needs_prometheus
-from watched_run import Watched, watch
 
 from deploy.grafana.contents import DASHBOARDS, GPU
 from deploy.grafana.layout import queries_of
 from parashard.security.identity import Role
+from support.certificates import Certificates
+from support.cluster_run import ENDLESS, ClusterRun, eventually, sets
+from support.prometheus_server import RULES, needs_prometheus
+from support.watched_run import Watched, watch
 
 pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
 
@@ -126,7 +126,7 @@ def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
     def kill_every_new_life() -> bool:
         for shard in killed:
             if (present := watched.life(shard)) > killed[shard]:
-                watched.run.kill("ps_server", str(shard))
+                watched.run.kill("shard", str(shard))
                 killed[shard] = present
         return "ParashardShardsRestarting" in watched.prometheus.firing()
 
@@ -136,7 +136,7 @@ def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
 def test_a_shard_and_a_worker_that_hang_are_missed_and_the_job_stands_still(watched: Watched) -> None:
     expected = ("ParashardShardDown", "ParashardNoProgress", "ParashardWorkersMissing")
     watched.expect_quiet(*expected)
-    with watched.stopped("ps_server", "1"), watched.stopped("worker", "worker-0"):
+    with watched.stopped("shard", "1"), watched.stopped("worker", "worker-0"):
         watched.expect_firing(*expected)
     watched.expect_quiet(*expected)
 
@@ -162,13 +162,13 @@ def file_in_the_place_of(watched: Watched, parent: Path) -> Iterator[None]:
     """Take shard 1's folder away and put a file there: that stops even root, whom no permission does."""
     folder, aside = parent / "p0001" / "s0001", parent / "aside"
     eventually(folder.exists, "there is a folder, since the first checkpoint")
-    with watched.stopped("ps_server", "1"):
+    with watched.stopped("shard", "1"):
         folder.rename(aside)
         folder.write_text("in the way")
     try:
         yield
     finally:
-        with watched.stopped("ps_server", "1"):
+        with watched.stopped("shard", "1"):
             folder.unlink()
             aside.rename(folder)
 

@@ -7,20 +7,20 @@ from functools import partial
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry
-from prometheus_server import expressions_show, named, needs_promtool
 
-from coordinator.calls import Options
-from coordinator.core import Core
-from coordinator.evaluations import Evaluations
-from coordinator.exclusive import ExclusiveCore
-from coordinator.launchers import ExternalLauncher
-from coordinator.metrics import CoordinatorCollector
-from coordinator.pods.ledger import REASONS, ROLES, Pod, PodEnd
-from coordinator.policies import Async
-from coordinator.rounds import NoRounds
-from coordinator.status import StatusView
 from deploy.grafana.contents import FAILURES
 from parashard.telemetry.refusals import RefusedPeers
+from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.launchers import ExternalLauncher
+from parashard_coordinator.core.policies import Async
+from parashard_coordinator.core.rounds import NoRounds
+from parashard_coordinator.kubernetes.ledger import REASONS, ROLES, Pod, PodEnd
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from support.prometheus_server import expressions_show, named, needs_promtool
 
 ENDS = {("worker", "preempted"): 3, ("worker", "failed"): 1, ("shard", "unseen"): 2}
 REFUSED = {"calls": 7, "slow": 0}

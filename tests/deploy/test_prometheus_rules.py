@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from prometheus_server import ALERTS, PROMETHEUS, ROOT, RULES, minutes_become_seconds, needs_promtool, promtool
+
+from support.prometheus_server import ALERTS, PROMETHEUS, ROOT, RULES, minutes_become_seconds, needs_promtool, promtool
 
 CONFIGURATIONS = ("prometheus.yml", "local.yml", "static.yml")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import typer
-from prometheus_server import ALERTS, ROOT
 
 from deploy.grafana.contents import DASHBOARDS
-from parashard.cli import app
-from ps_server.metrics import STALENESS_BUCKETS
+from parashard.cli.main import app
+from parashard_server.metrics import STALENESS_BUCKETS
+from support.prometheus_server import ALERTS, ROOT
 
 RUNBOOKS = ROOT / "docs" / "runbooks"
 PAGES = sorted(RUNBOOKS.glob("*.md"))

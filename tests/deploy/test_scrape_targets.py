@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from deploy.prometheus.targets import find_started, follow, replace, targets
-from parashard.coordinator_client import ADDRESS_FILE
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError
-from protos import coordinator_pb2 as pb
+from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 STATUS = pb.GetStatusReply(
     run_id="r1",

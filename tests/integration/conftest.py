@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import ROOT, ClusterRun
+
+from support.cluster_run import ROOT, ClusterRun
 
 TIMEOUT_S = 900
 

@@ -9,22 +9,23 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT, eventually
-from ipv6 import needs_ipv6
 
-from parashard.coordinator_client import ADDRESS_FILE, address_in
-from parashard.process import ExitCode
+from parashard.launch.local_cluster import MODULES
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import ADDRESS_FILE, address_in
+from support.cluster_run import DEADLINE_S, ROOT, eventually
+from support.ipv6 import needs_ipv6
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
-    """Return a function that starts a service as `python -m MODULE` does; it ends with the test."""
+    """Return a function that starts a service as a user would by hand; it ends with the test."""
     started: list[subprocess.Popen[str]] = []
 
-    def run(module: str, *arguments: str) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", module, *arguments]
+    def run(role: str, *arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", MODULES[role], *arguments]
         started.append(subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True))
         return started[-1]
 
@@ -44,7 +45,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
         *("--host", host),
     )
     eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")  # others wait for it, but not for ever
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0", "--host", host)
+    shard = start("shard", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0", "--host", host)
     worker = start("worker", "--connect", str(tmp_path), "--host", "::1" if ":" in host else "localhost")
     assert worker.wait(DEADLINE_S) == 0
     assert shard.wait(DEADLINE_S) == 0  # it has heard of the end, and nobody has to stop it
@@ -60,7 +61,7 @@ def test_a_worker_of_a_job_that_has_failed_says_so_and_so_does_each_that_comes_l
         *(word for text in (*sets, "optimizer.learning_rate=1e15") for word in ("--set", text)),
     )
     eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0")
+    shard = start("shard", "--connect", str(tmp_path), "--index", "0")
     worker = start("worker", "--connect", str(tmp_path))
     assert worker.wait(DEADLINE_S) == ExitCode.JOB_FAILED
     late = start("worker", "--connect", str(tmp_path))
@@ -76,7 +77,7 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
         *(word for text in sets for word in ("--set", text)),
     )
     eventually((tmp_path / ADDRESS_FILE).exists, "the coordinator serves")
-    shard = start("ps_server", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "3")
+    shard = start("shard", "--connect", str(tmp_path), "--index", "0", "--give-up-s", "3")
     worker = start("worker", "--connect", str(tmp_path), "--give-up-s", "3")  # over what an answer may take
     history = tmp_path / "history.jsonl"
     eventually(lambda: history.exists() and '"steps_complete": 1' in history.read_text(), "the job is on its way")

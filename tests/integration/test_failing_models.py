@@ -7,14 +7,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import ClusterRun, sets
+
+from support.cluster_run import ClusterRun, sets
 
 Start = Callable[..., ClusterRun]
 
 MODEL = """
 import ctypes
 import numpy as np
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 class Line:
     def initial_variables(self):

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
-from long_job import LongJob
 
-from protos import coordinator_pb2 as pb
+from parashard._proto import coordinator_pb2 as pb
+from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
 STEPS_BETWEEN_KILLS = range(200, 1701, 500)  # of 3072

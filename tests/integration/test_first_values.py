@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
-from small_job import SMALL_JOB
 
-from coordinator.__main__ import take_up
-from coordinator.resolve import ResolvedJob
-from coordinator.run_store import RunStore
+from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.verify import damage_in_store
-from parashard.contracts import plan_message
 from parashard.errors import ConfigurationError, NotReady
 from parashard.job.load import as_toml, job_from_toml
-from parashard.process import Stop
+from parashard.plan.variables import values_sha256
+from parashard.process.shell import Stop
+from parashard.protocol.proto_conversion import plan_message
 from parashard.store import Store, open_store
-from parashard.variables import values_sha256
-from protos import coordinator_pb2 as pb
-from ps_server.build import ShardBuilder
+from parashard_coordinator.__main__ import take_up
+from parashard_coordinator.run.resolve import ResolvedJob
+from parashard_coordinator.run.store import RunStore
+from parashard_server.build import ShardBuilder
+from support.small_job import SMALL_JOB
 
 MODEL = """
 import numpy as np
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 class Drawing:
     def initial_variables(self):

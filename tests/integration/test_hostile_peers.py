@@ -9,17 +9,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from certificates import Certificates
-from cluster_run import DEADLINE_S, ClusterRun, eventually, sets
-from hostile_peers import Hostile, ended
-from long_job import LongJob
 
-from parashard.coordinator_client import find_coordinator
-from parashard.messages import Target
+from parashard._proto import coordinator_pb2 as pb
+from parashard.protocol.coordinator_client import find_coordinator
+from parashard.protocol.messages import Target
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from parashard.security.roles import PUSH
-from protos import coordinator_pb2 as pb
+from support.certificates import Certificates
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.hostile_peers import Hostile, ended
+from support.long_job import LongJob
 
 SILENT = 1000
 SLOW = 20
@@ -101,7 +101,7 @@ def test_a_job_trains_on_and_its_memory_stays_under_the_cap(
     files(8 * SILENT)
     run.credentials = Credentials(folder) if folder else None
     run.wait_for_steps(50)
-    pids = {**run.pids("ps_server"), **run.pids("coordinator")}
+    pids = {**run.pids("shard"), **run.pids("coordinator")}
     assert len(pids) == 3
     before = {name: peak_bytes(pid) for name, pid in pids.items()}
     status, shards = run.status(), shards_of(run)
@@ -138,4 +138,4 @@ def test_a_job_trains_on_and_its_memory_stays_under_the_cap(
     assert max(cost.values()) < MEMORY_BYTES_MAX
     report = run.report()
     assert (report["ledger_wrong"], report["state"]) == (0, "done")
-    assert run.pids("ps_server") == {}
+    assert run.pids("shard") == {}

@@ -13,13 +13,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
-from long_job import LongJob
 from safetensors.numpy import load_file
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.job import load_job
 from parashard.store import open_store
-from protos import coordinator_pb2 as pb
+from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
 OFTEN = sets(checkpoint__every_s=0.5)
@@ -95,7 +95,7 @@ def saved(shard: int) -> Callable[[pb.GetStatusReply], bool]:
 def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: LongJob) -> None:  # P1, P3
     run = start_run(ledger.file, *LEDGER)
     run.until(saved(1), "a checkpoint is stored")
-    run.kill("ps_server", "1")
+    run.kill("shard", "1")
     ledger.let_end()
     report = assert_balanced(run)
     assert report["shard_restarts"] == 1
@@ -129,7 +129,7 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
 ) -> None:  # P12
     run = start_run(digits.file, *DIGITS)
     run.wait_for_steps(100)
-    run.kill("ps_server", "0")
+    run.kill("shard", "0")
     run.wait_for_steps(QUICK_DIGITS)
     digits.quick_until(QUICK_DIGITS + 200)
     run.wait_for_steps(QUICK_DIGITS + 100)
@@ -137,7 +137,7 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
     run.wait_for_steps(QUICK_DIGITS + 200)
     digits.quick_until(QUICK_DIGITS + 400)
     run.wait_for_steps(QUICK_DIGITS + 300)
-    run.kill("ps_server", "1")
+    run.kill("shard", "1")
     run.kill("worker", "worker-0")
     digits.let_end()
     report = run.report()
@@ -149,7 +149,7 @@ def test_rounds_end_with_the_same_bits_whatever_is_killed(
 def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, faultless_digest: str) -> None:  # P18
     run = start_run(digits.file, *DIGITS, *sets(checkpoint__durability="log"))
     run.wait_for_steps(100)
-    run.kill("ps_server", "0")
+    run.kill("shard", "0")
     digits.let_end()
     report = run.report()
     assert report["weights_sha256"] == faultless_digest
@@ -236,7 +236,7 @@ def test_two_launchers_do_not_share_a_run(start_run: Start, ledger: LongJob) -> 
 def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, *LEDGER, *sets(checkpoint__every_s=0))
     run.wait_for_steps(500)
-    run.kill("ps_server", "0", signal.SIGTERM)
+    run.kill("shard", "0", signal.SIGTERM)
     run.kill("worker", "worker-0", signal.SIGTERM)
     for process in ("worker-0", "shard-0"):
         run.wait_for_event(f"{process} ended: exit code 0")
@@ -251,12 +251,12 @@ def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start, ledge
 
 def replaced(status: pb.GetStatusReply, module: str) -> bool:
     """Tell whether shard 0, or worker-0, lives its second life."""
-    if module == "ps_server":
+    if module == "shard":
         return status.shards[0].record.incarnation > 1
     return any(worker.name == "worker-0" and worker.incarnation > 1 for worker in status.workers)
 
 
-@pytest.mark.parametrize(("module", "label"), [("ps_server", "0"), ("worker", "worker-0")])
+@pytest.mark.parametrize(("module", "label"), [("shard", "0"), ("worker", "worker-0")])
 def test_what_lives_and_gives_no_sign_of_it_is_replaced(
     start_run: Start, ledger: LongJob, module: str, label: str
 ) -> None:
@@ -267,16 +267,16 @@ def test_what_lives_and_gives_no_sign_of_it_is_replaced(
     run.until(lambda status: replaced(status, module), "it is there again")
     ledger.let_end()
     report = assert_balanced(run)
-    assert report["shard_restarts" if module == "ps_server" else "worker_restarts"] == 1
+    assert report["shard_restarts" if module == "shard" else "worker_restarts"] == 1
     assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
 def test_a_shard_that_hangs_while_the_coordinator_dies_is_replaced(start_run: Start, ledger: LongJob) -> None:  # P22
     run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0))
     run.wait_for_steps(500)
-    run.kill("ps_server", "0", signal.SIGSTOP)
+    run.kill("shard", "0", signal.SIGSTOP)
     run.kill("coordinator", "coordinator")
-    run.until(lambda status: replaced(status, "ps_server"), "the shard is there again")
+    run.until(lambda status: replaced(status, "shard"), "the shard is there again")
     ledger.let_end()
     report = assert_balanced(run)
     assert (report["shard_restarts"], report["worker_restarts"]) == (1, 0)
@@ -286,10 +286,10 @@ def test_a_shard_that_hangs_while_the_coordinator_dies_is_replaced(start_run: St
 def stopped_shards(run: ClusterRun) -> Iterator[None]:
     """Let no shard write, nor make its folder again, while files are moved."""
     for shard in ("0", "1"):
-        run.kill("ps_server", shard, signal.SIGSTOP)
+        run.kill("shard", shard, signal.SIGSTOP)
     yield
     for shard in ("0", "1"):
-        run.kill("ps_server", shard, signal.SIGCONT)
+        run.kill("shard", shard, signal.SIGCONT)
 
 
 def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> None:
@@ -318,7 +318,7 @@ def test_a_full_disk_stops_no_training(start_run: Start, ledger: LongJob) -> Non
 def test_a_run_keeps_its_checkpoints_in_an_object_store(start_run: Start, ledger: LongJob, s3_url: str) -> None:
     run = start_run(ledger.file, *LEDGER, *sets(checkpoint__url=s3_url, checkpoint__every_s=1.0))
     run.until(saved(1), "a checkpoint is stored")
-    run.kill("ps_server", "1")
+    run.kill("shard", "1")
     ledger.let_end()
     assert_balanced(run)
     assert {row["id"] for row in checkpoints(run)} >= {"j1"}

@@ -8,15 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from certificates import EXPIRED, WRONG_CA, Certificates
-from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
-from long_job import LongJob
 
-from parashard.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.errors import NotAllowed, ParashardError
-from parashard.process import ExitCode
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
+from support.certificates import EXPIRED, WRONG_CA, Certificates
+from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
 

@@ -10,20 +10,21 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
-from long_job import LongJob
 
-from parashard.failpoints import FOLDER_VARIABLE, SPEC_VARIABLE
+from parashard.launch.local_cluster import MODULES
+from parashard.process.failpoints import FOLDER_VARIABLE, SPEC_VARIABLE
+from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
 QUICK_LEDGER = 400  # steps of 1024
 
 
-def start_and_kill(marks: Path, failpoint: str, module: str, *arguments: str) -> None:
+def start_and_kill(marks: Path, failpoint: str, role: str, *arguments: str) -> None:
     """Start a process that is killed at a failpoint, and wait for its end."""
     faults = {SPEC_VARIABLE: f"{failpoint}=kill", FOLDER_VARIABLE: str(marks)}
     stray = subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+        [sys.executable, "-m", MODULES[role], *arguments],
         cwd=ROOT,
         env={**os.environ, **faults},
         timeout=DEADLINE_S,
@@ -40,7 +41,7 @@ def test_a_process_that_claims_and_dies_costs_one_restart(start_run: Start, tmp_
     run.wait_for_steps(QUICK_LEDGER // 2)
     if role == "shard":
         arguments = ["--index", "0", "--connect", str(run.dir)]
-        start_and_kill(tmp_path / "marks", "shard.boot.claimed", "ps_server", *arguments)
+        start_and_kill(tmp_path / "marks", "shard.boot.claimed", "shard", *arguments)
         run.wait_for_event("shard-0 restarted")
     else:
         arguments = ["--job", job.file, "--run-dir", str(run.dir), "--resume", "--model-folder", str(tmp_path)]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_run import ClusterRun
 from safetensors.numpy import load_file
 
 from parashard.data.preprocessing import read_preprocessing
+from support.cluster_run import ClusterRun
 
 Start = Callable[..., ClusterRun]
 

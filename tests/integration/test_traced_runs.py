@@ -8,11 +8,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
-from cluster_run import ClusterRun, sets
-from otlp_collector import Collector, Sent
 
-from parashard.coordinator_client import ADDRESS_FILE
+from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.telemetry.tracer import trace_id
+from support.cluster_run import ClusterRun, sets
+from support.otlp_collector import Collector, Sent
 
 Start = Callable[..., ClusterRun]
 EPOCH = ("examples/digits.toml", *sets(job__epochs=1, evaluation__every_epochs=1))

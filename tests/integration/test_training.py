@@ -12,10 +12,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
-from long_job import LongJob
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file
+
+from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
 
@@ -39,7 +40,7 @@ REPORT_KEYS = {
 # A model of a user's own, beside its job file: least squares on one variable, with an array to start from.
 OWN_MODEL = """
 import numpy as np
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 class Line:
     def __init__(self, inputs, start):

@@ -8,10 +8,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cluster_run import DEADLINE_S, ClusterRun, eventually, sets
-from small_job import SMALL_JOB
 
-from parashard.compute import THREAD_VARIABLES
+from parashard.process.compute_threads import THREAD_VARIABLES
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.small_job import SMALL_JOB
 
 # What a library would find in the environment that is imported with the model.
 MODEL = """
@@ -35,7 +35,7 @@ def test_a_model_of_the_working_directory_is_imported_within_its_process_s_threa
     elsewhere.mkdir()
     (elsewhere / "job.toml").write_text(SMALL_JOB.replace('"softmax"', '"mine:build"'))
     (here / "mine.py").write_text(MODEL.replace("NAMES", repr(THREAD_VARIABLES)))
-    for name in ("coordinator", "protos", "ps_server", "worker"):
+    for name in ("coordinator", "protos", "ps_server", "worker", "shard", "core"):
         (here / f"{name}.py").write_text("raise RuntimeError('the file of the user was run')\n")
     threads, workers = (0, 0) if by_hand else (3, 1)
     job = [str(elsewhere / "job.toml"), *sets(cluster__worker_threads=threads), "--workers", str(workers)]

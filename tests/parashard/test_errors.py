@@ -7,7 +7,7 @@ import pytest
 
 from parashard import errors
 from parashard.errors import BadData, ParashardError
-from parashard.rpc import status_of
+from parashard.protocol.rpc import status_of
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, ParashardError)]
 LEAVES = ParashardError.leaves()

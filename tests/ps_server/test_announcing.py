@@ -5,15 +5,15 @@ from __future__ import annotations
 import math
 
 import pytest
-from shard_process import ADAM, ShardProcess, job_reply
-from store_fakes import MemoryStore
 
-from parashard.claims import claim_incarnation
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Fenced, ParashardError, PeerFailed, Superseded, Unreachable, WrongRun
-from parashard.process import Stop
-from protos import coordinator_pb2 as pb
-from ps_server import __main__ as module
-from ps_server.__main__ import _Announcer
+from parashard.process.shell import Stop
+from parashard.store.claims import claim_incarnation
+from parashard_server import __main__ as module
+from parashard_server.__main__ import _Announcer
+from support.shard_process import ADAM, ShardProcess, job_reply
+from support.store_fakes import MemoryStore
 
 
 class ScriptedCoordinator:

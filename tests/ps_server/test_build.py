@@ -4,23 +4,23 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import pull, push
-from shard_process import ADAM, DIGEST, PLAN, RUN, SEED, VARIABLES, bits_of, gradient_of, job_reply
-from store_fakes import MemoryStore
 
-from coordinator.run_store import RunStore
 from parashard.checkpoints.state import ShardState
 from parashard.checkpoints.tensors import write_tensors
 from parashard.errors import ConfigurationError, DamagedCheckpoint, Unavailable
-from parashard.intervals import IntervalSet
-from parashard.messages import PushResult, Target
-from parashard.optimizers import SGD, Adam
-from parashard.partition import Partition
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.optimizers import SGD, Adam
+from parashard.plan.partition import Partition
+from parashard.plan.variables import initial_rows, values_sha256
+from parashard.protocol.messages import PushResult, Target
 from parashard.store.base import Store
-from parashard.variables import initial_rows, values_sha256
-from ps_server.build import ShardBuilder
-from ps_server.ingest import Immediate, Rounds
-from ps_server.shard import Shard
+from parashard_coordinator.run.store import RunStore
+from parashard_server.build import ShardBuilder
+from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
+from support.in_process import pull, push
+from support.shard_process import ADAM, DIGEST, PLAN, RUN, SEED, VARIABLES, bits_of, gradient_of, job_reply
+from support.store_fakes import MemoryStore
 
 
 def built(index: int = 0, store: Store | None = None, *, state: ShardState | None = None, **of_job: Any) -> Shard:
@@ -55,7 +55,7 @@ def test_a_shard_without_memory_names_the_variable_that_takes_most(monkeypatch: 
     def full(*_: object, **__: object) -> None:
         raise MemoryError("Unable to allocate 37.3 GiB")
 
-    monkeypatch.setattr("ps_server.build.weight_memory", full)
+    monkeypatch.setattr("parashard_server.build.weight_memory", full)
     told = r"^no memory for .* MiB of weights and 2 slots .* rows \[\d+, \d+\) of variable '\w+': Unable to allocate 37"
     with pytest.raises(Unavailable, match=told):
         built(optimizer=ADAM)
@@ -69,10 +69,10 @@ def test_without_a_file_values_are_drawn_from_the_jobs_seed() -> None:
 def test_consistency_chooses_what_becomes_of_pushes() -> None:
     for policy in ("async", "ssp:3"):
         shard = built(consistency=policy)
-        assert isinstance(shard.ingest, Immediate)
+        assert isinstance(shard.updates, ImmediateUpdates)
         assert push(shard, 0, 1.0).result is PushResult.APPLIED
     shard = built(consistency="sync:4")
-    assert isinstance(shard.ingest, Rounds)
+    assert isinstance(shard.updates, RoundUpdates)
     assert push(shard, 0, 1.0).result is PushResult.BUFFERED
 
 
@@ -124,7 +124,7 @@ def test_the_optimizer_has_its_slots() -> None:
 
 def state_of(shard: Shard) -> ShardState:
     """Return what a checkpoint of a shard would hold."""
-    storage, ingest = shard.storage, shard.ingest
+    storage, updates = shard.storage, shard.updates
 
     def rows(vector: np.ndarray) -> dict[Partition, np.ndarray]:
         return {
@@ -135,7 +135,7 @@ def state_of(shard: Shard) -> ShardState:
         }
 
     slots = {name: rows(slot) for name, slot in storage.slots.items()}
-    return ShardState(ingest.applied.copy(), ingest.version, ingest.round, rows(storage.weights), slots, None)
+    return ShardState(updates.applied.copy(), updates.version, updates.round, rows(storage.weights), slots, None)
 
 
 @pytest.mark.parametrize("consistency", ["async", "ssp:8", "sync:2"])
@@ -144,14 +144,14 @@ def test_a_shard_built_from_a_state_goes_on_as_the_one_that_it_is_of(consistency
     for step in range(4):
         push(first, step, gradient_of(first, step))
     if consistency == "sync:2":
-        first.ingest.reach(2)
+        first.updates.reach(2)
     second = built(1, optimizer=ADAM, consistency=consistency, state=state_of(first))
     assert bits_of(second) == bits_of(first)
     assert push(second, 3, 1.0).result is PushResult.DUPLICATE
     for shard in (first, second):
         for step in (4, 5):
             push(shard, step, gradient_of(shard, step))
-        shard.ingest.reach(3 if consistency == "sync:2" else None)
+        shard.updates.reach(3 if consistency == "sync:2" else None)
     assert bits_of(second) == bits_of(first)
 
 
@@ -162,7 +162,7 @@ def test_the_applied_steps_may_have_gaps_and_are_the_shards_own() -> None:  # P1
     state = state_of(first)
     second = built(0, state=state)
     push(second, 2, 1.0)
-    assert second.ingest.applied == IntervalSet([(0, 3), (7, 8)])
+    assert second.updates.applied == IntervalSet([(0, 3), (7, 8)])
     assert state.applied == IntervalSet([(0, 2), (7, 8)])
 
 

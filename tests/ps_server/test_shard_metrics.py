@@ -1,18 +1,18 @@
 """The shard's metrics: families that Prometheus can read, with the record's numbers in them."""
 
 import pytest
-from in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from parashard.optimizers import Adam
-from parashard.variables import Variable
-from ps_server.checkpointing import CheckpointRecord
-from ps_server.metrics import STALENESS_BUCKETS, ShardCollector
-from ps_server.owner import Owner
-from ps_server.record import APPLY_BOUNDS_S, Record
-from ps_server.served import Served
-from ps_server.shard import Shard
+from parashard.plan.optimizers import Adam
+from parashard.plan.variables import Variable
+from parashard_server.core.counters import APPLY_BOUNDS_S, ShardCounters
+from parashard_server.core.shard import Shard
+from parashard_server.durability.checkpointer import CheckpointRecord
+from parashard_server.metrics import STALENESS_BUCKETS, ShardCollector
+from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.served import Served
+from support.in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
 
 
 def scraped(
@@ -20,7 +20,7 @@ def scraped(
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return {(sample, labels but the shard's): value}."""
     registry = CollectorRegistry()
-    registry.register(ShardCollector(Served(shard, Owner(1), ""), saved or CheckpointRecord()))
+    registry.register(ShardCollector(Served(shard, AdmissionLock(1), ""), saved or CheckpointRecord()))
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation
@@ -121,7 +121,7 @@ def test_no_label_grows_with_the_job() -> None:
 
 
 def test_the_record_counts_unknown_staleness_apart() -> None:
-    record = Record()
+    record = ShardCounters()
     for staleness in (None, 0, 4095, 4096, 10**9):
         record.saw_staleness(staleness)
     assert (record.unknown_staleness, dict(record.staleness)) == (1, {0: 1, 4095: 3})

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import structlog
 
-sys.path.insert(1, str(Path(__file__).absolute().parents[2]))  # packages, before folders of their tests
-sys.path.insert(2, str(Path(__file__).absolute().parents[1]))  # the store that all tests share
+sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # `parashard`, before the folder of its tests
+sys.path.insert(2, str(Path(__file__).absolute().parents[1]))  # what all tests share
 
 from broken_rules import BROKEN_RULES
 from sim_parts import REAL, Parts

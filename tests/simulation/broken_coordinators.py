@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
-from coordinator.calls import EvaluationResult, Options
-from coordinator.core import Core
-from coordinator.evaluations import Evaluations
-from coordinator.launchers import Launcher
-from coordinator.leases import StepLeases
-from coordinator.membership import Shards, Worker
-from coordinator.policies import LeasingPolicy
-from coordinator.rounds import ANY_STEP, RoundBook, Rounds
-from coordinator.run_store import RunStore
-from parashard.intervals import IntervalSet
+from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.calls import EvaluationResult, Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.launchers import Launcher
+from parashard_coordinator.core.leases import StepLeases
+from parashard_coordinator.core.membership import Shards, Worker
+from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.rounds import ANY_STEP, RoundBook, Rounds
+from parashard_coordinator.run.store import RunStore
 
 
 def core_with(leases: type[StepLeases]) -> type[Core]:

@@ -11,24 +11,24 @@ import numpy as np
 from sim_store import Logs, MemoryReplay
 
 from parashard.errors import MalformedFrame, NonFiniteGradient
-from parashard.messages import PushChunk, PushResult, Target
-from parashard.variables import Float32s
-from ps_server.assembly import Assemblies, Assembly
-from ps_server.ingest import Immediate, Rounds
-from ps_server.kernels import fused
-from ps_server.shard import Shard
-from ps_server.snapshot import Snapshot
-from ps_server.storage import Storage
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import PushChunk, PushResult, Target
+from parashard_server.core.assembly import Assemblies, Assembly
+from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
+from parashard_server.state.kernels import fused
+from parashard_server.state.snapshot import Snapshot
+from parashard_server.state.storage import Storage
 
 
-class Forgetful(Immediate):
+class Forgetful(ImmediateUpdates):
     """P1 off: the shard forgets that it holds a step, and applies it again."""
 
     def holds(self, step: int) -> bool:
         return False
 
 
-class LateSet(Immediate):
+class LateSet(ImmediateUpdates):
     """P1 off, by a moment: a step enters the applied set in the critical section after that of the weights."""
 
     _moved: int | None = None
@@ -75,7 +75,7 @@ class StepAssemblies(Assemblies):
         return super().add(replace(chunk, attempt=0), now_s)
 
 
-class EagerRounds(Rounds):
+class EagerRounds(RoundUpdates):
     """P10 off: a full round is applied at once, wherever the other shards stand."""
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
@@ -85,7 +85,7 @@ class EagerRounds(Rounds):
         return result
 
 
-class UnnamedRounds(Rounds):
+class UnnamedRounds(RoundUpdates):
     """P11 off: a pull gets the weights of the moment, and a push of any round is taken.
 
     Pushes still commit the round before theirs (P10), and so does the pull of the final weights.
@@ -102,14 +102,14 @@ class UnnamedRounds(Rounds):
             self.commit()
 
 
-class KeepingRounds(Rounds):
+class KeepingRounds(RoundUpdates):
     """P24 off: what a shard holds of a step that is given up stays, though others get its empty push."""
 
     def replaceable(self, step: int) -> bool:
         return False
 
 
-class ArrivalOrder(Rounds):
+class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
@@ -147,7 +147,7 @@ class ReplayingAll(Shard):
         self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
     ) -> bool:
         zero = np.zeros(self.storage.elements, np.float32)
-        self.ingest.take(step, zero if gradient is None else gradient, staleness)
+        self.updates.take(step, zero if gradient is None else gradient, staleness)
         return True
 
 

@@ -1,4 +1,4 @@
-"""The worker's side of the data plane, as `parashard.client` and its gRPC transport have it: chunks, attempts, retries.
+"""The worker's side of the data plane, as `ShardClient` and its gRPC transport have it: chunks, attempts, retries.
 
 Cuts by itself, into chunks of a few bytes, so that tiny pushes have several. Waits for virtual time only. Used by the
 simulated workers, and by the coordinator for the final weights.
@@ -15,15 +15,15 @@ from sim_network import Network
 from sim_parts import Frame, PullFrame, PushFrame, identity
 from sim_world import Process, Promise
 
-from parashard import wire
-from parashard.buffers import Buffers
-from parashard.client import Pulled
+from parashard.client.pull_buffers import PullBuffer, PullBuffers
+from parashard.client.shard_client import Pulled
 from parashard.errors import QueueFull, RetryLater, UnknownAttempt, Unreachable
-from parashard.messages import PullRun, Push, PushResult, Receipt, Slice
-from parashard.partition import ELEMENT_BYTES, Plan
+from parashard.plan.partition import ELEMENT_BYTES, Plan
+from parashard.plan.variables import Float32s
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice
 from parashard.transports.base import View
-from parashard.variables import Float32s
-from parashard.weight_sets import WeightSet, WeightSets
 
 DEADLINE_S = 0.25  # of an operation on one shard
 RETRY_PAUSE_S = 0.02
@@ -82,7 +82,7 @@ class SimulatedClient:
         self.network = network
         self.plan = plan
         self.chunk_bytes = chunk_bytes
-        self._sets = WeightSets(plan)
+        self._sets = PullBuffers(plan)
         self._retry_budget_s = retry_budget_s
         self.view = View(0, ())
         self.pushing: list[UnderWay] = []
@@ -194,7 +194,7 @@ class _Operation(ABC, Generic[_Answer]):
 
 class _ShardPull(_Operation[int]):
     def __init__(
-        self, client: SimulatedClient, view: View, shard: int, step: int | None, round_: int | None, weights: WeightSet
+        self, client: SimulatedClient, view: View, shard: int, step: int | None, round_: int | None, weights: PullBuffer
     ) -> None:
         super().__init__(client, view, shard)
         self._into = weights.by_shard[shard]

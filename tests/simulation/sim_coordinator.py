@@ -1,7 +1,8 @@
 """A coordinator's process around the real core, service and run store, in virtual time.
 
-Does what `coordinator.coordination` and `coordinator.__main__` do: claims an incarnation, takes up what its predecessor
-saved, leases, sends shards back, names rounds, takes drained checkpoints, and ends the job. Knows no fault.
+Does what `parashard_coordinator.run.coordination` and `parashard_coordinator.__main__` do: claims an incarnation, takes
+up what its predecessor saved, leases, sends shards back, names rounds, takes drained checkpoints, and ends the job.
+Knows no fault.
 """
 
 from __future__ import annotations
@@ -17,21 +18,21 @@ from sim_parts import COORDINATOR, DIGEST, RUN_ID, Parts
 from sim_store import SimulatedStore
 from sim_world import Process, Promise, World
 
-from coordinator.core import Core
-from coordinator.course import DueCheckpoint
-from coordinator.draining import Answer
-from coordinator.exclusive import ExclusiveCore
-from coordinator.membership import ShardLife
-from coordinator.service import CoordinatorService
-from coordinator.shard_says import saved_shard
-from coordinator.status import StatusView
-from parashard.claims import claim_incarnation
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.errors import Fenced, ParashardError, Redo, RetryLater, StoreFailed, Superseded
-from parashard.intervals import IntervalSet
-from parashard.partition import Plan
-from parashard.variables import Float32s
-from protos import coordinator_pb2 as pb
-from protos import shard_pb2
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Plan
+from parashard.plan.variables import Float32s
+from parashard.store.claims import claim_incarnation
+from parashard_coordinator.api.service import CoordinatorService
+from parashard_coordinator.api.shard_reports import saved_shard
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.core_state import DueCheckpoint
+from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.run.exclusive import ExclusiveCore
 
 TICK_S = 0.05
 SAVE_S = 1.0
@@ -208,7 +209,7 @@ class CoordinatorProcess(Process):
                         shard=shard,
                     ),
                 )
-                for shard, round_ in core.rounds.strayed()
+                for shard, round_ in core.rounds.out_of_round()
             ]
         )
         round_ = self.exclusive.run_exclusive(

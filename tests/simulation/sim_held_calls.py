@@ -1,4 +1,4 @@
-"""HeldCalls: lease calls that wait at the coordinator, as `coordinator.service` holds them, in virtual time."""
+"""HeldCalls: lease calls that wait at the coordinator, as the coordinator's service holds them, in virtual time."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from functools import partial
 
 from sim_world import Promise, World
 
-from coordinator.calls import LeaseAnswer
-from coordinator.core import Core
-from coordinator.exclusive import ExclusiveCore
-from coordinator.service import lease_reply
-from protos import coordinator_pb2 as pb
+from parashard._proto import coordinator_pb2 as pb
+from parashard_coordinator.api.service import lease_reply
+from parashard_coordinator.core.calls import LeaseAnswer
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.run.exclusive import ExclusiveCore
 
 
 @dataclass

@@ -22,10 +22,10 @@ from parashard.models.base import Audited, Model
 from parashard.models.ledger import Ledger
 from parashard.models.mlp import MlpOptions, MultilayerPerceptron
 from parashard.models.torn import Torn, TornOptions
-from parashard.optimizers import SGD, Adam, OptimizerSpec
-from parashard.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
-from parashard.steps import StepPlan
-from parashard.variables import Float32s, Variable
+from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
+from parashard.plan.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Float32s, Variable
 
 SEED = 5
 EPOCHS = 3

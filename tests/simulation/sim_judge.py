@@ -14,17 +14,17 @@ from sim_jobs import STEPS, Job, digest, fingerprint, job
 from sim_parts import REAL, Builder
 from sim_settings import Setting
 from sim_shard import ShardProcess
-from store_fakes import MemoryStore
 
-from coordinator.calls import JobState
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.state import whole_model
-from parashard.claims import newest_claim
 from parashard.errors import StoreFailed
-from parashard.intervals import IntervalSet
 from parashard.job.policy import Policy
-from parashard.partition import Partition, Plan
-from parashard.variables import Float32s
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.variables import Float32s
+from parashard.store.claims import newest_claim
+from parashard_coordinator.core.calls import JobState
+from support.store_fakes import MemoryStore
 
 
 @lru_cache
@@ -34,15 +34,15 @@ def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS, skipped: t
     plan, round_steps = job_.plan(1), job_.round_steps
     shard = Builder(job_, plan, 0, 1 << 20, REAL).build(1, None)
     for step in range(steps):
-        shard.ingest.admit(step)
+        shard.updates.admit(step)
         pulled = joined(plan, [shard.storage.weights])
         gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
         vector = np.zeros_like(shard.storage.weights)
         for placed in plan.layouts[0] if step not in skipped else ():
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
-        shard.ingest.take(step, vector, None)
+        shard.updates.take(step, vector, None)
     if round_steps is not None:
-        shard.ingest.reach(-(-steps // round_steps))
+        shard.updates.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))
 
 
@@ -77,9 +77,9 @@ def violations(
         lives = {newest_claim(store, process.name), coordinator.lives[shard.identity.shard].incarnation}
         if not process.alive or lives != {shard.identity.incarnation}:
             continue  # it is dead, superseded, or began after the end was decided
-        applied = list(shard.ingest.applied.intervals())
+        applied = list(shard.updates.applied.intervals())
         if core.early_stop:  # an earlier coordinator's lease may still reach past the stop
-            if next(shard.ingest.applied.missing(0, target), None) is not None:
+            if next(shard.updates.applied.missing(0, target), None) is not None:
                 found.append(f"exactly once: {process.name} applied the steps {applied}, and the stop is at {target}")
         elif applied != [(0, target)]:
             found.append(f"exactly once: {process.name} applied the steps {applied}")

@@ -10,19 +10,19 @@ from dataclasses import dataclass, field
 from sim_jobs import SEED, Job
 from sim_store import Logs
 
-from coordinator.core import Core
-from coordinator.rounds import Rounds as RoundsBook
-from coordinator.run_store import RunStore
 from parashard.checkpoints.state import ShardState
-from parashard.messages import Target
-from parashard.partition import Plan
-from ps_server.assembly import Assemblies
-from ps_server.build import stored_values
-from ps_server.ingest import Immediate, Ingest, Rounds
-from ps_server.optimizer import Optimizer
-from ps_server.push_memory import PushMemory
-from ps_server.shard import Shard
-from ps_server.storage import Storage, drawn_from
+from parashard.plan.partition import Plan
+from parashard.protocol.messages import Target
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.rounds import RoundUpdates as RoundsBook
+from parashard_coordinator.run.store import RunStore
+from parashard_server.build import stored_values
+from parashard_server.core.assembly import Assemblies
+from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
 
 RUN_ID = "run"
 DIGEST = "d" * 64
@@ -51,8 +51,8 @@ class Parts:
     shard: type[Shard] = Shard
     storage: type[Storage] = Storage
     assemblies: type[Assemblies] = Assemblies
-    immediate: type[Immediate] = Immediate
-    rounds: type[Rounds] = Rounds
+    immediate: type[ImmediateUpdates] = ImmediateUpdates
+    rounds: type[RoundUpdates] = RoundUpdates
     logs: type[Logs] = Logs
     core: type[Core] = Core
     book: type[RoundsBook] = RoundsBook
@@ -79,7 +79,7 @@ class _JobFile:
 
 
 class Builder:
-    """Builds a shard's lives, as `ps_server.build.ShardBuilder` does from a job file."""
+    """Builds a shard's lives, as `parashard_server.build.ShardBuilder` does from a job file."""
 
     job = _JobFile()
 
@@ -103,9 +103,9 @@ class Builder:
         storage = parts.storage(self.plan, self.index, self.optimizer, values)
         if state is not None:
             storage.restore_slots(state.slots)
-        ingest: Ingest = parts.immediate(storage, applied=None if state is None else state.applied.copy())
+        updates: UpdatePolicy = parts.immediate(storage, applied=None if state is None else state.applied.copy())
         if job.round_steps is not None:
-            ingest = parts.rounds(
+            updates = parts.rounds(
                 storage,
                 round_steps=job.round_steps,
                 steps_total=job.steps_total,
@@ -113,7 +113,7 @@ class Builder:
                 round_=0 if state is None else state.round or 0,
             )
         if state is not None:
-            ingest.skipped = state.skipped.copy()
-        storage.begin_at(ingest.version)
+            updates.skipped = state.skipped.copy()
+        storage.begin_at(updates.version)
         target = identity(self.index, incarnation)
-        return parts.shard(target, job.steps_total, storage, ingest, parts.assemblies(self.push_memory))
+        return parts.shard(target, job.steps_total, storage, updates, parts.assemblies(self.push_memory))

@@ -23,18 +23,18 @@ from sim_visitors import Claimer, Operator, Stray
 from sim_worker import Habits, WorkerProcess
 from sim_world import CALM, Process, Stillborn, Stuck, World
 
-from coordinator.calls import Options
-from coordinator.core import Core
-from coordinator.evaluations import Evaluations, evaluation_steps
-from coordinator.launchers import ExternalLauncher, Launcher, LocalLauncher
-from coordinator.policies import leasing_policy
-from coordinator.restarts import Restarts
-from coordinator.rounds import NoRounds, RoundBook
 from parashard.checkpoints.catalogue import plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
+from parashard_coordinator.core.calls import Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
+from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
+from parashard_coordinator.core.policies import leasing_policy
+from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.rounds import NoRounds, RoundBook
 
 LEASE_TTL_S = 1.5
 START_S = 4.0
@@ -182,7 +182,7 @@ class _Run:
         )
 
     def _core(self, incarnation: int) -> Core:
-        """Return the coordinator's core, as `coordinator.__main__` builds it from a job file."""
+        """Return the coordinator's core, as `parashard_coordinator.__main__` builds it from a job file."""
         setting, steps, parts = self._setting, self._job.steps_total, self._parts
         policy = leasing_policy(setting.policy)
         after: list[int] = []

@@ -1,7 +1,7 @@
 """A shard's process around the real service, lives and checkpointer, in virtual time.
 
-Does what `ps_server.__main__` does: restores, announces itself, saves by its cadence, obeys the coordinator. Knows no
-fault, but for what a crash does to its disk.
+Does what `parashard_server.__main__` does: restores, announces itself, saves by its cadence, obeys the coordinator.
+Knows no fault, but for what a crash does to its disk.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, Pu
 from sim_store import Logs, MemoryLog, SimulatedStore
 from sim_world import Process, Promise, World
 
-from parashard import wire
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue
-from parashard.claims import Claims
-from parashard.contracts import interval_messages
 from parashard.errors import ParashardError, RetryLater
 from parashard.job.tables import CheckpointOptions
-from protos import coordinator_pb2 as pb
-from protos import shard_pb2
-from ps_server.cadence import Cadence
-from ps_server.checkpointing import Checkpointer
-from ps_server.data_plane import DataPlane
-from ps_server.lives import Lives
-from ps_server.owner import Owner
-from ps_server.restoring import Restorer
-from ps_server.service import ShardService
-from ps_server.shard import Shard
+from parashard.protocol import wire
+from parashard.protocol.proto_conversion import interval_messages
+from parashard.store.claims import Claims
+from parashard_server.core.shard import Shard
+from parashard_server.durability.checkpointer import Checkpointer
+from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.durability.recovery import Restorer
+from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.request_handler import RequestHandler
 
 ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1
@@ -89,7 +89,7 @@ class ShardProcess(Process):
             catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
         )
         claims = Claims(store, self.name, f"{world.now_s!r}/{world.events}")
-        self.lives = Lives(
+        self.lives = ShardLifecycle(
             builder,  # type: ignore[arg-type]
             restorer,
             store,
@@ -99,14 +99,14 @@ class ShardProcess(Process):
             replayed=logs.replayed,  # type: ignore[arg-type]
         )
         self.served = self.lives.first()
-        self.served.owner = Owner(1, broken=lambda error: None)  # it is raised, and ends the simulation
+        self.served.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
         builder.push_memory.clock = clock
-        cadence = Cadence(
+        cadence = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
             round_steps=rounds,
-            steps=len(self.shard.ingest.applied),
+            steps=len(self.shard.updates.applied),
             now_s=world.now_s,
         )
         self.checkpointer = Checkpointer(
@@ -121,7 +121,7 @@ class ShardProcess(Process):
             clock=clock,
         )
         self.lives.follow(self.checkpointer)
-        self._plane = DataPlane(self.served, self.checkpointer, self.lives, clock)
+        self._plane = RequestHandler(self.served, self.checkpointer, self.lives, clock)
         self.service = ShardService(self._plane, self.served, self.checkpointer, self.lives, builder.push_memory)
         world.fired["shard restored a checkpoint"] += "restored p1" in self.served.restored
         world.fired["log replayed"] += "replayed" in self.served.restored and "replayed 0" not in self.served.restored
@@ -163,17 +163,17 @@ class ShardProcess(Process):
                 world.fired["log_damaged"] += 1
 
     def _push(self, frame: bytes) -> bytes | Promise[bytes]:
-        before = self.shard.ingest.held.copy()
-        skipped = len(self.shard.ingest.skipped)
+        before = self.shard.updates.held.copy()
+        skipped = len(self.shard.updates.skipped)
         try:
             receipt = self.service.push(frame, _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
         finally:
-            gave_way = len(self.shard.ingest.skipped) > skipped and len(self.shard.ingest.held) <= len(before)
+            gave_way = len(self.shard.updates.skipped) > skipped and len(self.shard.updates.held) <= len(before)
             self.world.fired["skip after a partial push"] += gave_way
-            self.world.fired["round began again"] += gave_way and self.shard.ingest.held != before
+            self.world.fired["round began again"] += gave_way and self.shard.updates.held != before
         result = wire.decode_receipt(receipt).result.name
         self.world.note(f"{self.name} {result}")
         self.world.fired[f"receipt: {result.lower()}"] += 1
@@ -214,7 +214,7 @@ class ShardProcess(Process):
             )
 
     def _registration(self) -> pb.RegisterShardRequest:
-        mine, ingest = self.shard.identity, self.shard.ingest
+        mine, updates = self.shard.identity, self.shard.updates
         return pb.RegisterShardRequest(
             run_id=RUN_ID,
             job_digest=DIGEST,
@@ -222,9 +222,9 @@ class ShardProcess(Process):
             incarnation=mine.incarnation,
             first_incarnation=self.lives.first_incarnation,
             address=self.address,
-            applied=interval_messages(ingest.applied),
-            held=interval_messages(ingest.held),
-            skipped=interval_messages(ingest.skipped),
+            applied=interval_messages(updates.applied),
+            held=interval_messages(updates.held),
+            skipped=interval_messages(updates.skipped),
             checkpoint_rounds=self.lives.returnable(),
             restored=self.served.restored,
         )
@@ -245,7 +245,7 @@ class ShardProcess(Process):
                 await self.world.sleep(self.world.rng.uniform(*COPY_S))
                 more = cut.snapshot.save_next()
             await self.world.sleep(self.world.rng.uniform(*WRITE_S))
-            self.world.fired["pushes beside a checkpoint"] += cut.version != self.shard.ingest.version
+            self.world.fired["pushes beside a checkpoint"] += cut.version != self.shard.updates.version
             self.checkpointer.save_pending()
 
     def _stop(self) -> None:

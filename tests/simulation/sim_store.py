@@ -1,7 +1,7 @@
 """What outlives a process: a run's store in memory, and its shards' logs of pushes as lists (P18).
 
-The store is that of the tests; a log keeps the promises of `ps_server.push_log` without bytes. Knows no process: the
-disk of a shard that crashes is told to lose what it had not acknowledged, or to damage a record.
+The store is that of the tests; a log keeps the promises of `parashard_server.durability.write_ahead_log` without bytes.
+Knows no process: the disk of a shard that crashes is told to lose what it had not acknowledged, or to damage a record.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 import numpy as np
 from sim_world import World
-from store_fakes import MemoryStore
 
 from parashard.errors import AlreadyStored, StoreFailed
-from parashard.variables import Float32s
-from ps_server.push_log.records import LogIdentity, LogRecord
-from ps_server.push_log.replaying import LogEnd
+from parashard.plan.variables import Float32s
+from parashard_server.durability.write_ahead_log.records import LogIdentity, LogRecord
+from parashard_server.durability.write_ahead_log.replay import LogEnd
+from support.store_fakes import MemoryStore
 
 SLOW_S = (0.05, 1.0)
 
@@ -75,7 +75,7 @@ class Segment:
 
 
 class MemoryLog:
-    """One life's log, as `ps_server.push_log.log.PushLog`."""
+    """One life's log, as `parashard_server.durability.write_ahead_log.log.WriteAheadLog`."""
 
     failed = error = ""
     fsyncs = 0
@@ -131,7 +131,7 @@ class MemoryLog:
 
 
 class MemoryReplay:
-    """One reading of a log, as `ps_server.push_log.replaying.Replay`."""
+    """One reading of a log, as `parashard_server.durability.write_ahead_log.replay.Replay`."""
 
     checks = True
 

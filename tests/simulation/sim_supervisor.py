@@ -15,9 +15,9 @@ from sim_coordinator import Ending
 from sim_parts import RUN_ID
 from sim_world import Process, World
 
-from coordinator.launchers import ProcessName
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Superseded
-from protos import coordinator_pb2 as pb
+from parashard_coordinator.core.launchers import ProcessName
 
 LOOK_S = 0.2
 RESTART_S = (0.05, 1.0)

@@ -11,14 +11,14 @@ from sim_parts import COORDINATOR, DIGEST, RUN_ID, PushFrame
 from sim_shard import ShardProcess
 from sim_world import Process, World
 
-from parashard import wire
-from parashard.buffers import Buffers
-from parashard.claims import claim_incarnation
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import JobFailed, ParashardError, RetryLater
-from parashard.messages import Push, Slice, Target
-from parashard.partition import Plan
+from parashard.plan.partition import Plan
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Push, Slice, Target
 from parashard.store.base import Store
-from protos import coordinator_pb2 as pb
+from parashard.store.claims import claim_incarnation
 
 DEADLINE_S = 0.3
 OPERATOR_PAUSE_S = (0.2, 3.0)
@@ -104,7 +104,7 @@ class Stray(Process):
             Slice(placed.partition, self._plan.variables[placed.partition.variable].row_elements) for placed in layout
         )
         content = np.full(self._plan.shard_elements(shard.index), 0.25, np.float32).tobytes()
-        step = shard.shard.ingest.held.lowest_missing() % self._job.steps_total
+        step = shard.shard.updates.held.lowest_missing() % self._job.steps_total
         target = Target(run_id, digest, mine.plan_version, mine.shard, mine.incarnation)
         push = Push(target, "stray", step, slices, False, None, Buffers([content]))
         return PushFrame(wire.encode_push(push, self.world.rng.getrandbits(64)))

@@ -1,4 +1,4 @@
-"""A worker's process: leases by the real `worker.leased`, works as `worker.loop` does, and may die at any moment.
+"""A worker's process: leases by the real `LeasedWork`, works as `StepLoop` does, and may die at any moment.
 
 One task makes every call to the coordinator, one at a time; `depth + 1` lanes take steps, pull, compute and push, so
 that steps overlap as in the pipeline. Where a shard is away, an operation is done again as a whole, with a fresh view.
@@ -19,8 +19,8 @@ from sim_network import Network
 from sim_parts import COORDINATOR, DIGEST, RUN_ID
 from sim_world import Process, Promise, World
 
-from parashard.client import Pulled
-from parashard.contracts import view_from
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import Pulled
 from parashard.errors import (
     InvalidRequest,
     NonFiniteGradient,
@@ -31,10 +31,10 @@ from parashard.errors import (
     StaleIncarnation,
     Unreachable,
 )
+from parashard.plan.variables import Float32s
+from parashard.protocol.proto_conversion import view_from
 from parashard.transports.base import View
-from parashard.variables import Float32s
-from protos import coordinator_pb2 as pb
-from worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
+from parashard_worker.leased import RETRY_PAUSE_S, Joined, LeasedWork
 
 CALL_DEADLINE_S = 0.3
 POLL_S = 1.0
@@ -178,13 +178,13 @@ class WorkerProcess(Process):
         gradients: dict[str, Float32s] = {}
         try:
             if not grant.skip:
-                pulled = await self._riding(lambda: self.client.pull(step, self._round(step)))
+                pulled = await self._retry_across_restarts(lambda: self.client.pull(step, self._round(step)))
                 gradients = await self._computed(grant, pulled)
                 if self._habits.checks_finite and not all(np.isfinite(g).all() for g in gradients.values()):
                     raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
                 if self.world.strikes("poison"):
                     _poison(gradients, rng)
-            incarnations = await self._riding(
+            incarnations = await self._retry_across_restarts(
                 lambda: self.client.push(step, gradients, pulled, skipped=grant.skip),
             )
         except InvalidRequest as error:
@@ -238,7 +238,7 @@ class WorkerProcess(Process):
     async def _evaluate(self, work: pb.EvaluationGrant) -> None:
         round_ = work.round if work.for_round else None
         try:
-            pulled = await self._riding(lambda: self.client.pull(round_=round_))
+            pulled = await self._retry_across_restarts(lambda: self.client.pull(round_=round_))
         except (Redo, RetryLater):
             self._work.evaluation_dropped(work.evaluation)
             await self._refresh()
@@ -260,7 +260,7 @@ class WorkerProcess(Process):
 
     # --- waiting ---
 
-    async def _riding(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
+    async def _retry_across_restarts(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
         """Run an operation; while a shard is away or has begun another life, learn where it is and run it again."""
         since_s = self.world.now_s
         while True:

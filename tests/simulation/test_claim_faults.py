@@ -15,8 +15,8 @@ from sim_run import Outcome, simulate
 from sim_settings import drawn_setting
 from sim_store import SimulatedStore
 
-from parashard.claims import claim_incarnation
 from parashard.errors import AlreadyStored
+from parashard.store.claims import claim_incarnation
 
 JOBS = (("digest", "sync:4", 40), ("ledger", "async", 20))
 CLAIMS_MADE_BY_OTHERS_MAX = 6

@@ -6,11 +6,11 @@ import sys
 
 import numpy as np
 import pytest
-from late_cuda import LateCuda
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
-from worker.device import Cpu, Gpu, open_device
+from parashard_worker.device import Cpu, Gpu, open_device
+from support.late_cuda import LateCuda
 
 BATCH = Batch(3, 1, np.arange(4), np.arange(8, dtype=np.float32).reshape(4, 2), np.array([0, 1, 2, 0]))
 VARIABLES = {f"v{i}": np.full((3, 2), float(i + 1), np.float32) for i in range(4)}

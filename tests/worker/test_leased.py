@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Unreachable
-from protos import coordinator_pb2 as pb
-from worker.leased import IDLE_WAIT_S
+from parashard_worker.leased import IDLE_WAIT_S
+from support.leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
 # --- asking ---
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from leased_cases import DONE, FAILED, PATIENCE_S, Worker, reported
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
     JobFailed,
     NotReady,
@@ -15,8 +15,8 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from protos import coordinator_pb2 as pb
-from worker.leased import RETRY_PAUSE_S, Joined
+from parashard_worker.leased import RETRY_PAUSE_S, Joined
+from support.leased_cases import DONE, FAILED, PATIENCE_S, Worker, reported
 
 # --- answers that do not come ---
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, Superseded, Unacquainted, Unreachable, WrongRun
-from protos import coordinator_pb2 as pb
-from worker.leasing import Joined, Leasing
+from parashard_worker.leasing import Joined, Leasing
 
 DEADLINE_S = 60.0  # of what hangs
 

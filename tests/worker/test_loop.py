@@ -7,15 +7,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from in_process import push
-from loop_cases import HELD_OUT, Job, evaluation
 
-from parashard.client import Pulled
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import Pulled
 from parashard.data.base import Batch
-from parashard.messages import PullRun, PushChunk
-from protos import coordinator_pb2 as pb
-from worker import computing
-from worker import loop as loop_module
+from parashard.protocol.messages import PullRun, PushChunk
+from parashard_worker import computing
+from parashard_worker import loop as loop_module
+from support.in_process import push
+from support.loop_cases import HELD_OUT, Job, evaluation
 
 DEADLINE_S = 60.0  # of what hangs
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
@@ -244,7 +244,7 @@ def test_what_was_pulled_is_given_back_once_the_push_has_settled(depth: int, mon
 
     def note(pulled: Pulled) -> None:
         step = len(given_back)
-        assert all(step in shard.ingest.applied for shard in job.cluster.shards), "gradients may be views of it"
+        assert all(step in shard.updates.applied for shard in job.cluster.shards), "gradients may be views of it"
         given_back.append(pulled)
 
     monkeypatch.setattr(Pulled, "release", note)

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import loop_cases
 import numpy as np
 import pytest
-from loop_cases import Counting, Job, Numbered, evaluation
 
-from parashard.blame import shown
+from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
 from parashard.errors import (
     ConfigurationError,
@@ -28,8 +26,10 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.messages import PullRun, PushChunk
-from protos import coordinator_pb2 as pb
+from parashard.models.blame import shown
+from parashard.protocol.messages import PullRun, PushChunk
+from support import loop_cases
+from support.loop_cases import Counting, Job, Numbered, evaluation
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
 

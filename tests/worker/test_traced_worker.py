@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from in_process import DIGEST, RUN
-from loop_cases import Job, evaluation
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
-from traced_cases import CONTEXT, Traced, about, ids
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import NotReady, ParashardError
-from parashard.messages import PullRun, PushChunk
+from parashard.protocol.messages import PullRun, PushChunk
 from parashard.telemetry.tracer import trace_id
-from protos import coordinator_pb2 as pb
-from worker.leasing import Joined
-from worker.traced import StepSpans, TracedClient, TracedLeasing
+from parashard_worker.leasing import Joined
+from parashard_worker.traced import StepSpans, TracedClient, TracedLeasing
+from support.in_process import DIGEST, RUN
+from support.loop_cases import Job, evaluation
+from support.traced_cases import CONTEXT, Traced, about, ids
 
 DEADLINE_S = 60.0  # of what hangs
 

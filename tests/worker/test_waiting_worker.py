@@ -5,18 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from small_job import SMALL_JOB
-from waiting import eventually
-
-from coordinator.__main__ import build_core
-from coordinator.exclusive import ExclusiveCore
-from coordinator.resolve import resolve
-from coordinator.service import CoordinatorService
-from coordinator.status import StatusView
-from parashard.contracts import plan_message
+from parashard._proto import coordinator_pb2 as pb
 from parashard.job.load import as_toml, job_from_toml
-from parashard.rpc import Server
-from protos import coordinator_pb2 as pb
+from parashard.protocol.proto_conversion import plan_message
+from parashard.protocol.rpc import Server
+from parashard_coordinator.__main__ import build_core
+from parashard_coordinator.api.service import CoordinatorService
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.run.resolve import resolve
+from support.small_job import SMALL_JOB
+from support.waiting import eventually
 
 RUN = "run-1"
 
@@ -36,7 +35,9 @@ def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
     server = Server("127.0.0.1:0")
     service.add_to(server)
     server.start()
-    worker = subprocess.Popen([sys.executable, "-m", "worker", "--connect", server.address, "--name", "worker-0"])
+    worker = subprocess.Popen(
+        [sys.executable, "-m", "parashard_worker", "--connect", server.address, "--name", "worker-0"]
+    )
     try:
 
         def calls() -> int:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from loop_cases import Job
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from worker.metrics import WorkerCollector
+from parashard_worker.metrics import WorkerCollector
+from support.loop_cases import Job
 
 
 def test_the_loops_counters_are_told() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from parashard.coordinator_client import ADDRESS_FILE
-from parashard.run_files import REPORT_FILE
-from parashard.run_folders import LOCK_FILE
+from parashard.launch.run_files import REPORT_FILE
+from parashard.launch.run_folders import LOCK_FILE
+from parashard.protocol.coordinator_client import ADDRESS_FILE
 
 WORKER = [sys.executable, "-P", "-m", "parashard", "worker", "--connect"]
 DEADLINE_S = 50.0  # below the 60 s for which a coordinator that is away is waited for

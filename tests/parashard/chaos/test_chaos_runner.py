@@ -10,18 +10,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_job import SMALL_JOB
-from waiting import eventually
 
 from parashard.chaos import runner
 from parashard.chaos.proxied_cluster import ProxiedCluster
 from parashard.chaos.runner import FLAGS, ChaosOptions, kinds_of, run_chaos
 from parashard.chaos.schedule import LENGTHS_S
 from parashard.chaos.small_disk import SmallDisk
+from parashard.display.live import JobView, NoView
 from parashard.errors import ConfigurationError
 from parashard.job.load import LoadedJob, load_job
-from parashard.live import JobView, NoView
-from parashard.run import Outcome
+from parashard.launch.run import Outcome
+from support.small_job import SMALL_JOB
+from support.waiting import eventually
 
 JOB = f"""{SMALL_JOB}
 [cluster]

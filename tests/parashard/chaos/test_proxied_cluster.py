@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from waiting import eventually
 
 from parashard.chaos.proxied_cluster import ProxiedCluster, listening_at
 from parashard.chaos.proxy import Faults, Link, Proxy
+from support.waiting import eventually
 
 DEADLINE_S = 60.0  # of what hangs
 SERVICE = """

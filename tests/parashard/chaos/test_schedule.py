@@ -8,16 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.chaos.schedule import (
-    DISK,
-    DISK_KINDS,
-    LENGTHS_S,
-    LINK_KINDS,
-    PROCESS_KINDS,
-    Strike,
-    strikes,
-    targets_of,
-)
+from parashard.chaos.schedule import DISK, DISK_KINDS, LENGTHS_S, LINK_KINDS, PROCESS_KINDS, Strike, strikes, targets_of
 
 PROCESSES = ("coordinator", "shard-0", "shard-1", "worker-0", "worker-1", "worker-2")
 LINKS = ("coordinator", "shard-0", "worker-0>coordinator")

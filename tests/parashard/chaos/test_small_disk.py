@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from small_mount import NotPermitted, mounted
 
 from parashard.chaos import small_disk
 from parashard.chaos.small_disk import SmallDisk, check_small
 from parashard.errors import ConfigurationError
+from support.small_mount import NotPermitted, mounted
 
 
 @pytest.fixture

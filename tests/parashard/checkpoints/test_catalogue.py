@@ -1,10 +1,8 @@
 """The catalogue: what is in a store, by names alone, and records only where they belong."""
 
 import pytest
-from checkpoint_cases import DIGEST, PLAN, write_drained, write_job, write_plan, write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import (
     RUN_NAME,
@@ -19,6 +17,8 @@ from parashard.checkpoints.catalogue import (
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import RunRecord
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, StoreFailed
+from support.checkpoint_cases import DIGEST, PLAN, write_drained, write_job, write_plan, write_shard
+from support.store_fakes import MemoryStore
 
 numbers = st.integers(0, 10**9 - 1)
 

@@ -4,19 +4,19 @@ import json
 import tracemalloc
 
 import pytest
-from checkpoint_cases import DIGEST, PLAN, write_drained, write_shard
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from store_fakes import MemoryStore
 
 from parashard.checkpoints import encoding
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, Record, decode, encode, sha256_of
 from parashard.checkpoints.manifest import JobManifest, PlanRecord, RunRecord, ShardManifest, StoredFile
 from parashard.errors import DamagedCheckpoint, StoreFailed
-from parashard.intervals import IntervalSet
-from parashard.partition import Partition
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Partition
+from support.checkpoint_cases import DIGEST, PLAN, write_drained, write_shard
+from support.store_fakes import MemoryStore
 
 STORE = MemoryStore()
 SHARD = write_shard(STORE, CheckpointId(1, 0, 9, 9))

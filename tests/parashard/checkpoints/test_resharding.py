@@ -4,7 +4,26 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoint_cases import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.checkpoints.catalogue import CheckpointId
+from parashard.checkpoints.manifest import JobManifest
+from parashard.checkpoints.state import assemble, whole_model
+from parashard.errors import DamagedCheckpoint
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import (
+    Partition,
+    Partitioner,
+    fixed_shards,
+    maximum_size,
+    minimum_size,
+    place,
+    split,
+    whole,
+)
+from parashard.plan.variables import Variable
+from support.checkpoint_cases import (
     PLAN,
     SLOTS,
     STEPS,
@@ -18,17 +37,7 @@ from checkpoint_cases import (
     write_shard,
     write_state,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from store_fakes import MemoryStore
-
-from parashard.checkpoints.catalogue import CheckpointId
-from parashard.checkpoints.manifest import JobManifest
-from parashard.checkpoints.state import assemble, whole_model
-from parashard.errors import DamagedCheckpoint
-from parashard.intervals import IntervalSet
-from parashard.partition import Partition, Partitioner, fixed_shards, maximum_size, minimum_size, place, split, whole
-from parashard.variables import Variable
+from support.store_fakes import MemoryStore
 
 SHARDS = (2, 3, 5, 2)
 FIRST_SHARDS = [CheckpointId(1, 0, 1, 1), CheckpointId(1, 1, 1, 1)]

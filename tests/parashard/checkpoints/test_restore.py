@@ -1,14 +1,14 @@
 """Restoring: the newest checkpoint that verifies, and why each newer one was passed over."""
 
 import pytest
-from checkpoint_cases import PLAN, state_of, write_shard, write_state
-from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round
 from parashard.checkpoints.restore import newest_verified
 from parashard.checkpoints.state import ShardState, load
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
-from parashard.intervals import IntervalSet
+from parashard.plan.intervals import IntervalSet
+from support.checkpoint_cases import PLAN, state_of, write_shard, write_state
+from support.store_fakes import MemoryStore
 
 IDS = [CheckpointId(1, 0, 1, number) for number in (1, 2, 3)]
 

@@ -3,15 +3,15 @@
 from collections.abc import Collection, Iterable
 
 import pytest
-from checkpoint_cases import write_shard
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import Held, collect, given_up, superseded
-from parashard.claims import Return
 from parashard.errors import DamagedCheckpoint, StoreFailed
+from parashard.store.claims import Return
+from support.checkpoint_cases import write_shard
+from support.store_fakes import MemoryStore
 
 
 def held(numbers: Iterable[int], incarnation: int = 1) -> list[Held]:

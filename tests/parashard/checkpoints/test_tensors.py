@@ -5,16 +5,16 @@ from collections.abc import Iterator, Mapping
 
 import numpy as np
 import pytest
-from checkpoint_cases import PLAN, model_of, write_shard
 from safetensors.numpy import load, save
-from store_fakes import MemoryStore
 
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import sha256_of
 from parashard.checkpoints.manifest import ShardManifest, StoredFile
 from parashard.checkpoints.tensors import iterate_tensors, read_tensors, write_tensors
 from parashard.errors import AlreadyStored, DamagedCheckpoint, StoreFailed
-from parashard.variables import Float32s
+from parashard.plan.variables import Float32s
+from support.checkpoint_cases import PLAN, model_of, write_shard
+from support.store_fakes import MemoryStore
 
 ID = CheckpointId(1, 0, 1, 1)
 FIRST = "variables-0.safetensors"

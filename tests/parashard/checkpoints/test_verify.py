@@ -1,14 +1,14 @@
 """Verification: every byte is read, each damaged file is named, and what is sound is not."""
 
 import pytest
-from checkpoint_cases import DIGEST, model_of, write_drained, write_shard
-from store_fakes import MemoryStore
 
-from coordinator.run_store import RunStore
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, job_name, plan_name
 from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
 from parashard.errors import NotStored, StoreFailed
+from parashard_coordinator.run.store import RunStore
+from support.checkpoint_cases import DIGEST, model_of, write_drained, write_shard
+from support.store_fakes import MemoryStore
 
 FIRST, LATER = CheckpointId(1, 0, 1, 1), CheckpointId(1, 1, 2, 5)
 

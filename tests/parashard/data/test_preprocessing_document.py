@@ -11,9 +11,9 @@ from parashard.data.base import Batch
 from parashard.data.csv import CsvOptions, open_csv
 from parashard.data.preprocessing import as_json
 from parashard.models import MlpOptions, build_model
-from parashard.variables import initial_rows
+from parashard.plan.variables import initial_rows
 
-DOCUMENT = Path(__file__).parents[3] / "docs" / "preprocessing.md"
+DOCUMENT = Path(__file__).resolve().parents[3] / "docs" / "preprocessing.md"
 TABLE = "age,workclass,label\n39,Private,{}\n,State-gov,{}\n20,Private,{}\n50,State-gov,{}\n"
 
 

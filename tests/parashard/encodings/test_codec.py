@@ -5,15 +5,15 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from encoding_cases import drawn, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.encodings import Encoding, codec, decode, warm_up
 from parashard.errors import InvalidRequest, MalformedFrame, NonFiniteGradient
-from parashard.messages import DType, Slice
-from parashard.partition import Partition
-from parashard.variables import Float32s, Variable
+from parashard.plan.partition import Partition
+from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import DType, Slice
+from support.encoding_cases import drawn, gradients
 
 TEXTS = ("float32", "bfloat16", "float16", "int8", "topk:0.1")
 

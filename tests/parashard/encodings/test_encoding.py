@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from parashard.encodings import Encoding
 from parashard.errors import ConfigurationError
-from parashard.messages import DType, Slice
-from parashard.partition import Partition
+from parashard.plan.partition import Partition
+from parashard.protocol.messages import DType, Slice
 
 fractions = st.integers(1, 10**9 // 2 - 1).map(lambda billionths: billionths / 10**9)
 encodings = st.one_of(

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from encoding_cases import KERNELS, LARGEST, drawn, gradients
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.encodings import compiled, reference
+from support.encoding_cases import KERNELS, LARGEST, drawn, gradients
 
 SIZES = (0, 1, 7, 255, 256, 257, 5000)
 both = pytest.mark.parametrize("kernels", KERNELS, ids=["reference", "compiled"])

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.encodings import Encoded, GradientEncoder, decode
-from parashard.messages import DType
-from parashard.partition import Placed, Plan, fixed_shards, place, split
-from parashard.variables import Float32s, Variable
+from parashard.plan.partition import Placed, Plan, fixed_shards, place, split
+from parashard.plan.variables import Float32s, Variable
+from parashard.protocol.messages import DType
 
 ROWS = 40
 WITH_RESIDUE = ("int8", "topk:0.05")
@@ -187,5 +187,5 @@ def test_a_partition_too_short_to_encode_goes_as_it_is():
 
 
 def test_a_job_without_encodings_does_not_load_numba():
-    code = "import sys, worker.loop, parashard.client, parashard.encodings; sys.exit('numba' in sys.modules)"
+    code = "import sys, parashard_worker.loop, parashard.client.shard_client; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=60).returncode == 0

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from small_job import SMALL_JOB
+
+from support.small_job import SMALL_JOB
 
 
 @pytest.fixture

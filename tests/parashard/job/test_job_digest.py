@@ -9,7 +9,7 @@ import pytest
 
 from parashard.data.base import DataSpec
 from parashard.job import Job, changed_keys, identity_digest, job_identity, load_job, parse_set
-from parashard.variables import Initializer, Variable
+from parashard.plan.variables import Initializer, Variable
 
 SPEC = DataSpec(examples=100, held_out=20, input_shape=(4, 4), classes=3, fingerprint="f00d")
 VARIABLES = {

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from parashard import failpoints
-from parashard.arguments import TLS_VARIABLE, TRACE_VARIABLE
 from parashard.errors import ConfigurationError
 from parashard.job import load_job
 from parashard.job.environment import COMPOSE_VARIABLES, OWN_VARIABLES
+from parashard.process import failpoints
+from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.mark.parametrize(

@@ -7,9 +7,9 @@ import pytest
 from parashard.data import open_source
 from parashard.job import apply_settings, load_job, parse_set
 from parashard.models import build_model
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
-EXAMPLES = Path(__file__).parents[3] / "examples"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 IDX_STAND_IN = "data={source='synthetic', examples=100, features=784, classes=10}"  # MNIST's files are not in the tree
 
 

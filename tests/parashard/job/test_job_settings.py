@@ -2,7 +2,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.job import VariableSettings, apply_settings
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
 
 VARIABLES = {
     name: Variable(name, (4, 2)) for name in ("dense_0.weight", "dense_0.bias", "dense_1.weight", "dense_1.bias")

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_cases import CLASSIFIERS, ORACLES, OnBoth, batch_of, built, finite_differences, start
 
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
+from support.model_cases import CLASSIFIERS, ORACLES, OnBoth, batch_of, built, finite_differences, start
 
 each_classifier = pytest.mark.parametrize(("options", "shape"), CLASSIFIERS.values(), ids=CLASSIFIERS.keys())
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from model_cases import CLASSIFIERS, OPTIONS, built, spec_of
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
 from parashard.models import CnnOptions, MlpOptions, UserOptions, build_model
 from parashard.models.cnn import ConvolutionalNetwork
 from parashard.models.mlp import MultilayerPerceptron
-from parashard.variables import Variable
+from parashard.plan.variables import Variable
+from support.model_cases import CLASSIFIERS, OPTIONS, built, spec_of
 
 
 def test_a_toml_table_becomes_the_options_of_its_kind() -> None:

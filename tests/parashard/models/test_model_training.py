@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_cases import OPTIONS, spec_of
 
 from parashard.data.base import Batch
 from parashard.models import build_model
-from parashard.variables import Variable, initial_rows
+from parashard.plan.variables import Variable, initial_rows
+from support.model_cases import OPTIONS, spec_of
 
 EXAMPLES, SIDE, CLASSES = 256, 8, 4
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from model_cases import spec_of, start
 
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 from parashard.models import Audited
 from parashard.models.ledger import LEDGER_EPOCHS_MAX, Ledger, squares_total
 from parashard.models.torn import TORN_VARIABLES, Torn, TornOptions
+from support.model_cases import spec_of, start
 
 EXAMPLES, BATCH = 10, 4
 

@@ -6,12 +6,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from model_cases import OPTIONS, SEED, OnBoth, finite_differences, start
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Batch
 from parashard.models import Model, build_model
-from parashard.variables import Variable, initial_rows
+from parashard.plan.variables import Variable, initial_rows
+from support.model_cases import OPTIONS, SEED, OnBoth, finite_differences, start
 
 EXAMPLES = 64
 KINDS = [

@@ -10,10 +10,10 @@ from textwrap import dedent
 from typing import Any
 
 import pytest
-from model_cases import spec_of
 
 from parashard.errors import ConfigurationError
 from parashard.models import UserOptions, build_model
+from support.model_cases import spec_of
 
 SPEC = spec_of((4,))
 WORKING = """
@@ -79,8 +79,8 @@ def test_a_module_in_the_working_directory_is_found_after_one_beside_the_job_fil
     assert load(None, "second:build").width == 3
 
 
-@pytest.mark.parametrize("name", ["coordinator", "protos", "ps_server", "worker"])
-def test_files_beside_the_model_do_not_shadow_ours(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["colorsys", "safetensors"])
+def test_files_beside_the_model_do_not_shadow_what_is_installed(tmp_path: Path, name: str) -> None:
     for package in [module for module in sys.modules if module.partition(".")[0] == name]:
         del sys.modules[package]  # as in a process that has not imported it yet
     written(tmp_path, f"{name}.py", "raise RuntimeError('of the user')")
@@ -89,10 +89,21 @@ def test_files_beside_the_model_do_not_shadow_ours(tmp_path: Path, name: str) ->
     assert importlib.import_module(name).__file__ != str(tmp_path / f"{name}.py")
 
 
+@pytest.mark.parametrize("name", ["coordinator", "protos", "ps_server", "worker"])
+def test_no_name_but_parashard_is_taken_from_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / f"{name}.py").write_text("from parashard.models.softmax import SoftmaxRegression\n")
+    written(tmp_path, "mine.py", f"from {name} import SoftmaxRegression as build")
+    load(tmp_path, "mine:build")
+    assert sys.modules.pop(name).__file__ == str(tmp_path / f"{name}.py")
+
+
 def test_a_neighbour_that_an_installed_module_shadows_is_named(tmp_path: Path) -> None:
-    written(tmp_path, "worker.py")
-    written(tmp_path, "mine.py", "from worker import Mine\n")
-    with pytest.raises(ConfigurationError, match=r"'worker' is .*worker/__init__\.py, not .*worker\.py; rename yours"):
+    written(tmp_path, "structlog.py")
+    written(tmp_path, "mine.py", "from structlog import Mine\n")
+    with pytest.raises(ConfigurationError, match=r"'structlog' is .*/__init__\.py, not .*structlog\.py; rename yours"):
         load(tmp_path, "mine:build")
 
 

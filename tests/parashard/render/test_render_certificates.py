@@ -11,17 +11,17 @@ import yaml
 from cryptography import x509
 from grpc_health.v1 import health_pb2
 
-from parashard import rpc
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
+from parashard.protocol import rpc
 from parashard.render.certificates import NAMES_BYTES_MAX, Certificates, certificates_of, security_values, shard_hosts
 from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, render_kubernetes
 from parashard.security.certs import issue
 from parashard.security.credentials import Credentials, load
 from parashard.security.identity import Identity, Role
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "digits.toml"
+EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "digits.toml"
 DEADLINE_S = 60.0
 ROLES = ("coordinator", "shard", "worker", "operator")
 SERVING = health_pb2.HealthCheckResponse.SERVING

@@ -4,7 +4,6 @@ import re
 from pathlib import Path
 
 import pytest
-from small_job import SMALL_JOB
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
@@ -13,8 +12,9 @@ from parashard.render.common import SOURCES_MISSING, STORE_SCHEME, parsed_image
 from parashard.render.compose import ComposeOptions, render_compose
 from parashard.render.kubernetes import cluster_overrides
 from parashard.store.remote import CREATE_IS_CONDITIONAL
+from support.small_job import SMALL_JOB
 
-LOCK = Path(__file__).parent.parent.parent.parent / "deploy" / "docker" / "requirements.lock"
+LOCK = Path(__file__).resolve().parents[3] / "deploy" / "docker" / "requirements.lock"
 PARQUET = 'data={source="parquet", path="examples.parquet", label="y"}'
 
 

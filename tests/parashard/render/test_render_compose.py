@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 import yaml
-from small_job import SMALL_JOB
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.render.compose import ComposeOptions, render_compose, source_tree
+from support.small_job import SMALL_JOB
 
 JOB = f"""{SMALL_JOB}
 [cluster]
@@ -161,7 +161,7 @@ def test_an_image_that_is_none_is_refused_with_the_flag(render):
 
 
 def test_the_source_tree_is_found_where_there_is_one():
-    assert source_tree() == Path(__file__).parent.parent.parent.parent
+    assert source_tree() == Path(__file__).resolve().parents[3]
 
 
 def test_the_committed_compose_file_is_what_is_rendered_for_the_example():

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 import yaml
-from small_job import SMALL_JOB
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import LoadedJob, load_job
 from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, render_kubernetes
+from support.small_job import SMALL_JOB
 
 JOB = SMALL_JOB.replace('"small"', '"Digits_of.2026"').replace('"synthetic"', '"digits"')
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import structlog
-from certificates import EXPIRED, Certificates
 from structlog.testing import capture_logs
 
 from parashard.errors import ConfigurationError, ParashardError, Unavailable
@@ -18,6 +17,7 @@ from parashard.security import credentials
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import LOOK_S, SETTLE_S, WARN_EVERY_S, Credentials, load
 from parashard.security.identity import Identity, Role
+from support.certificates import EXPIRED, Certificates
 
 NOW_S = 100.0
 

@@ -12,20 +12,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from certificates import Certificates
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding
-from http2_frames import DATA, DEADLINE_S, END_HEADERS, END_STREAM, HEADERS, begun, frame, received, request_headers
 
-from parashard import rpc
 from parashard.errors import NotAllowed, NotReady
-from parashard.rpc import our_errors, raw_handlers
+from parashard.protocol import rpc
+from parashard.protocol.rpc import our_errors, raw_handlers
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.grpc_tls import CERTIFICATE_KEY, CHAIN_KEY, URI_KEY, RoleInterceptor
 from parashard.security.identity import Role
 from parashard.security.roles import PUSH
+from support.certificates import Certificates
+from support.http2_frames import (
+    DATA,
+    DEADLINE_S,
+    END_HEADERS,
+    END_STREAM,
+    HEADERS,
+    begun,
+    frame,
+    received,
+    request_headers,
+)
 
 NOW = datetime.now(UTC)
 KEY = ec.generate_private_key(ec.SECP256R1())

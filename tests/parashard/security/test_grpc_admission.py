@@ -8,8 +8,16 @@ import threading
 from collections.abc import Iterator
 
 import pytest
-from certificates import Certificates
-from http2_frames import (
+
+from parashard.errors import MalformedFrame, NotAllowed, QueueFull
+from parashard.protocol import rpc
+from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.security import grpc_admission
+from parashard.security.grpc_admission import METADATA_BYTES_MAX
+from parashard.security.identity import Role
+from parashard.security.roles import PULL, PUSH
+from support.certificates import Certificates
+from support.http2_frames import (
     CONTINUATION,
     DEADLINE_S,
     END_HEADERS,
@@ -20,15 +28,7 @@ from http2_frames import (
     request_headers,
     text_literal,
 )
-from waiting import eventually
-
-from parashard import rpc
-from parashard.errors import MalformedFrame, NotAllowed, QueueFull
-from parashard.rpc import our_errors, raw_handlers
-from parashard.security import grpc_admission
-from parashard.security.grpc_admission import METADATA_BYTES_MAX
-from parashard.security.identity import Role
-from parashard.security.roles import PULL, PUSH
+from support.waiting import eventually
 
 ANSWER = bytes(4 << 20)
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import grpc
 import pytest
-from certificates import BAD, NONE, RIGHT, Certificates
 from grpc_health.v1 import health_pb2
 
-from parashard import rpc
+from parashard._proto import coordinator_pb2, shard_pb2
 from parashard.errors import NotAllowed, Unreachable
-from parashard.rpc import our_errors, raw_handlers
+from parashard.protocol import rpc
+from parashard.protocol.rpc import our_errors, raw_handlers
 from parashard.security.identity import Role
 from parashard.security.roles import ALLOWED
 from parashard.transports.grpc import SERVICE
-from protos import coordinator_pb2, shard_pb2
+from support.certificates import BAD, NONE, RIGHT, Certificates
 
 DEADLINE_S = 10.0
 S, W, C, O = Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR  # noqa: E741

@@ -11,15 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from certificates import Certificates
 from cryptography import x509
 
-from parashard import rpc
 from parashard.errors import ParashardError
-from parashard.rpc import our_errors, raw_handlers
+from parashard.protocol import rpc
+from parashard.protocol.rpc import our_errors, raw_handlers
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.security.roles import PULL, PUSH
+from support.certificates import Certificates
 
 DEADLINE_S = 10.0
 

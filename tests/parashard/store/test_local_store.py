@@ -8,11 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from faulty_os import DyingOs, FailingOs, Killed, WatchedOs
 
 from parashard.errors import AlreadyStored, NotStored, StoreFailed
 from parashard.store import local
 from parashard.store.local import FOLDER_ATTEMPTS_MAX, LocalStore
+from support.faulty_os import DyingOs, FailingOs, Killed, WatchedOs
 
 NAME = "plans/0001.json"
 OLD = b"old"

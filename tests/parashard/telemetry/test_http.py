@@ -9,17 +9,17 @@ from datetime import datetime
 from pathlib import Path
 
 import pytest
-from certificates import Certificates
-from ipv6 import needs_ipv6
 from prometheus_client import Counter
 from prometheus_client.parser import text_string_to_metric_families
 
 from parashard import __version__
 from parashard.errors import Unavailable
-from parashard.health import ask
+from parashard.process.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.telemetry.http import REQUEST_BYTES_MAX, HttpPort, new_registry
+from support.certificates import Certificates
+from support.ipv6 import needs_ipv6
 
 DEADLINE_S = 10.0
 

@@ -15,11 +15,11 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
 from opentelemetry.trace import Span, StatusCode, get_current_span
 from structlog.testing import capture_logs
-from traced_cases import CONTEXT, MALFORMED, Traced, ids
 
 from parashard.errors import ConfigurationError, StaleRound
 from parashard.telemetry import tracer as tracer_module
 from parashard.telemetry.tracer import Tracer, from_environment, sender, trace_id, traceparent
+from support.traced_cases import CONTEXT, MALFORMED, Traced, ids
 
 DEADLINE_S = 10.0
 

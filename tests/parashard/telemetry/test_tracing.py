@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from parashard.arguments import TRACE_VARIABLE, service_arguments
 from parashard.errors import ConfigurationError
+from parashard.process.arguments import TRACE_VARIABLE, service_arguments
 from parashard.telemetry.tracing import tracing
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 MISSING = "import sys; sys.modules['opentelemetry'] = None; sys.argv = ['x', *sys.argv[1:]];"
 
 
@@ -53,7 +53,8 @@ def test_the_flag_or_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_services_that_do_not_trace_never_load_opentelemetry() -> None:
     done = run(
-        "import sys, parashard.cli, coordinator.__main__, ps_server.__main__, worker.__main__\n"
+        "import sys, parashard.cli.main\n"
+        "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__\n"
         "from parashard.telemetry.tracing import tracing\n"
         "with tracing('', 'worker', '') as tracer:\n"
         "    print(tracer, sorted(m for m in sys.modules if m.startswith('opentelemetry') or m.endswith('traced')))"
@@ -63,11 +64,11 @@ def test_services_that_do_not_trace_never_load_opentelemetry() -> None:
 
 @pytest.mark.parametrize(
     ("service", "more"),
-    [("worker", []), ("ps_server", ["--index", "0"]), ("coordinator", ["--job", "x.toml", "--run-dir", "x"])],
+    [("worker", []), ("server", ["--index", "0"]), ("coordinator", ["--job", "x.toml", "--run-dir", "x"])],
 )
 def test_without_the_packages_a_service_says_which_to_install(service: str, more: list[str]) -> None:
     connect = [] if service == "coordinator" else ["--connect", "127.0.0.1:1"]
-    done = run(f"{MISSING} from {service}.__main__ import main; sys.exit(main())", *connect, *more, "--trace")
+    done = run(f"{MISSING} from parashard_{service}.__main__ import main; sys.exit(main())", *connect, *more, "--trace")
     assert done.returncode == 2
     assert "is not installed: pip install 'parashard[otel]'" in done.stderr
     assert "Traceback" not in done.stderr
@@ -75,7 +76,7 @@ def test_without_the_packages_a_service_says_which_to_install(service: str, more
 
 def test_a_wrong_word_in_the_environment_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(TRACE_VARIABLE, "maybe")
-    done = run("import sys; from worker.__main__ import main; sys.exit(main())", "--connect", "127.0.0.1:1")
+    done = run("import sys; from parashard_worker.__main__ import main; sys.exit(main())", "--connect", "127.0.0.1:1")
     assert done.returncode == 2
     assert "parashard worker: environment PARASHARD_TRACE: found 'maybe'; allowed: 1, true" in done.stderr
     assert "Traceback" not in done.stderr

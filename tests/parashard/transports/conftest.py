@@ -11,16 +11,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import transport_peers
-from conformance_cases import ELEMENTS, OFFSETS, Talk
-from shared_shard import SharedShard
-from transport_peers import GREETING, PEERS, TARGET
 
 from parashard.transports.base import ShardAddress, Transport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
+from support import transport_peers
+from support.conformance_cases import ELEMENTS, OFFSETS, Talk
+from support.shared_shard import SharedShard
+from support.transport_peers import GREETING, PEERS, TARGET
 
-ROOT = Path(__file__).parents[3]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(params=sorted(PEERS))
@@ -64,7 +64,7 @@ def dying(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple
         [sys.executable, transport_peers.__file__, kind, str(folder)],
         stdout=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        env={**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'tests'}"},
     )
     try:
         assert process.stdout is not None

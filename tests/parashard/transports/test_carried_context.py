@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conformance_cases import DEADLINE_S, ELEMENTS, OFFSETS, pull_of, push_of
-from in_process import use_small_chunks
-from traced_cases import CONTEXT, MALFORMED
 
-from parashard import wire
-from parashard.buffers import Buffers
-from protos import coordinator_pb2, tensor_pb2
-from ps_server import tcp_service
+from parashard._proto import coordinator_pb2, tensor_pb2
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard_server.serving import tcp_service
+from support.conformance_cases import DEADLINE_S, ELEMENTS, OFFSETS, pull_of, push_of
+from support.in_process import use_small_chunks
+from support.traced_cases import CONTEXT, MALFORMED
 
 
 def both(talk, context):

@@ -8,10 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from shared_shard import DEADLINE_S, GREETING, pull_of, push_of
 from structlog.testing import capture_logs
 
-from parashard.buffers import Buffers
 from parashard.errors import (
     ConfigurationError,
     MalformedFrame,
@@ -23,10 +21,12 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.messages import PushResult, Receipt
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PushResult, Receipt
 from parashard.transports import choosing
 from parashard.transports.base import ShardAddress
 from parashard.transports.choosing import SHM, TCP, ChosenTransport, Way, connect_by
+from support.shared_shard import DEADLINE_S, GREETING, pull_of, push_of
 
 WHERE = ShardAddress("127.0.0.1:1", 1, "127.0.0.1:2", "/nowhere/shard.sock")
 

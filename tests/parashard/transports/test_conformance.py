@@ -12,15 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
-from transport_peers import GREETING, TARGET
 
-from parashard.buffers import Buffers
-from parashard.client import ShardClient
-from parashard.messages import DType, PushResult, Receipt, Slice
-from parashard.partition import Partition, Plan
+from parashard.client.shard_client import ShardClient
+from parashard.plan.partition import Partition, Plan
+from parashard.plan.variables import Variable
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import DType, PushResult, Receipt, Slice
 from parashard.transports.base import Transport, View
-from parashard.variables import Variable
+from support.conformance_cases import DEADLINE_S, ELEMENTS, METHODS, OFFSETS, pull_of, push_of
+from support.transport_peers import GREETING, TARGET
 
 MIB = 1 << 20
 

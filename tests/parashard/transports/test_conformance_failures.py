@@ -10,10 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
-from transport_peers import GREETING, TARGET
 
-from parashard.buffers import Buffers
 from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
@@ -24,7 +21,10 @@ from parashard.errors import (
     StaleRound,
     Unreachable,
 )
-from parashard.messages import PullRun, PushChunk, Run, Weights
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, PushChunk, Run, Weights
+from support.conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
+from support.transport_peers import GREETING, TARGET
 
 # --- errors ---
 

@@ -13,17 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.buffers import Buffers
 from parashard.errors import MalformedFrame, StaleRound
+from parashard.protocol.buffers import Buffers
 from parashard.transports import memory, shared_weights
-from parashard.transports.shared_weights import (
-    SharedWeights,
-    WeightsReader,
-    can_share,
-    memory_bytes,
-    weight_memory,
-)
-from parashard.weight_memory import PrivateWeights
+from parashard.transports.shared_weights import SharedWeights, WeightsReader, can_share, memory_bytes, weight_memory
+from parashard.transports.weight_memory import PrivateWeights
 
 needs_sharing = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 

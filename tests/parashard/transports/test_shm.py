@@ -11,7 +11,12 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shared_shard import (
+
+from parashard.errors import LimitExceeded, MalformedFrame, NonFiniteGradient, QueueFull, StaleRound, Unreachable
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, PushChunk, PushResult
+from parashard.transports.shared_weights import can_share
+from support.shared_shard import (
     DEADLINE_S,
     ELEMENTS,
     GRADIENT,
@@ -25,19 +30,7 @@ from shared_shard import (
     push,
     push_of,
 )
-from stream_peer import deadlines_passed
-
-from parashard.buffers import Buffers
-from parashard.errors import (
-    LimitExceeded,
-    MalformedFrame,
-    NonFiniteGradient,
-    QueueFull,
-    StaleRound,
-    Unreachable,
-)
-from parashard.messages import PullRun, PushChunk, PushResult
-from parashard.transports.shared_weights import can_share
+from support.stream_peer import deadlines_passed
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 

@@ -10,24 +10,20 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from shared_shard import (
-    DEADLINE_S,
-    GRADIENT,
-    GREETING,
-    push,
-)
 
-from parashard.errors import (
-    MalformedFrame,
-    StaleIncarnation,
-    Unreachable,
-)
+from parashard._proto import stream_pb2
+from parashard.errors import MalformedFrame, StaleIncarnation, Unreachable
 from parashard.transports import memory
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.stream import Kind, Stream
-from protos import stream_pb2
+from support.shared_shard import (
+    DEADLINE_S,
+    GRADIENT,
+    GREETING,
+    push,
+)
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 

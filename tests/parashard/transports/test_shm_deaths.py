@@ -12,7 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from shared_shard import (
+
+from parashard.errors import Unreachable
+from parashard.protocol.messages import PushChunk
+from parashard.transports.base import ShardAddress
+from parashard.transports.shared_weights import can_share
+from parashard.transports.shm import ShmTransport
+from parashard_server.serving.local_socket import LocalSocket, sweep
+from support.shared_shard import (
     DEADLINE_S,
     ELEMENTS,
     GRADIENT,
@@ -22,22 +29,13 @@ from shared_shard import (
     push_of,
 )
 
-from parashard.errors import (
-    Unreachable,
-)
-from parashard.messages import PushChunk
-from parashard.transports.base import ShardAddress
-from parashard.transports.shared_weights import can_share
-from parashard.transports.shm import ShmTransport
-from ps_server.local_socket import LocalSocket, sweep
-
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
 
 WORKER = """
 import sys
 import numpy as np
-from shared_shard import DEADLINE_S, GREETING, push_of
+from support.shared_shard import DEADLINE_S, GREETING, push_of
 from parashard.transports.base import ShardAddress
 from parashard.transports.shm import ShmTransport
 transport = ShmTransport(ShardAddress("", 1, local_path=sys.argv[1]), GREETING)
@@ -47,7 +45,7 @@ sys.stdin.read()
 SHARD = """
 import sys
 from pathlib import Path
-from shared_shard import SharedShard
+from support.shared_shard import SharedShard
 shard = SharedShard(Path(sys.argv[1]))
 def hang(chunk):
     print("received", flush=True)

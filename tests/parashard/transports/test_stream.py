@@ -9,8 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from stream_peer import DEADLINE_S, GREETING, raw, soon, stream_pair
 
+from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import (
     LimitExceeded,
     MalformedFrame,
@@ -32,7 +32,7 @@ from parashard.transports.stream import (
     refusal,
     refused,
 )
-from protos import stream_pb2, tensor_pb2
+from support.stream_peer import DEADLINE_S, GREETING, raw, soon, stream_pair
 
 HELLO = stream_pb2.Hello(worker="worker-0")
 

@@ -8,18 +8,18 @@ from collections.abc import Callable
 from contextlib import nullcontext, suppress
 
 import pytest
-from stream_peer import DEADLINE_S, GREETING, TARGET, deadlines_passed, peer, raw, soon
 
-from parashard.buffers import Buffers
+from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, NotReady, StaleRound, Unreachable
-from parashard.messages import PullRun, Push, PushResult, Receipt, Slice
-from parashard.partition import Partition
+from parashard.plan.partition import Partition
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice
 from parashard.transports import tcp
 from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
 from parashard.transports.stream import Kind, Stream, parsed, refusal
 from parashard.transports.tcp import TcpTransport
-from protos import tensor_pb2
+from support.stream_peer import DEADLINE_S, GREETING, TARGET, deadlines_passed, peer, raw, soon
 
 RECEIPT = tensor_pb2.PushReply(result=tensor_pb2.PUSH_RESULT_APPLIED, version=3)
 SLICES = (Slice(Partition("w", 0, 4), 1),)

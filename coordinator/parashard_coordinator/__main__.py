@@ -1,0 +1,266 @@
+"""Starts a coordinator: claim an incarnation, resolve the job, take up its run, listen, and coordinate until the end.
+
+It stays after the end so that the launcher, workers and people can still ask how the job went; `--linger-s`, a stop or
+the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import structlog
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.errors import ConfigurationError
+from parashard.job.layers import parse_set
+from parashard.job.load import as_toml, load_job
+from parashard.job.schema import Job
+from parashard.launch.run_files import CHECKPOINTS
+from parashard.process import failpoints
+from parashard.process.arguments import credentials_of, seconds, service_arguments, told_address, write_address
+from parashard.process.compute_threads import limit_threads
+from parashard.process.full_disk import when_there_is_room
+from parashard.process.shell import ExitCode, Stop, end_process, run_service
+from parashard.protocol.coordinator_client import ADDRESS_FILE
+from parashard.protocol.proto_conversion import plan_message
+from parashard.protocol.rpc import Server, join_address
+from parashard.security.identity import Role
+from parashard.store import Store, open_store
+from parashard.store.claims import claim_incarnation
+from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.tracing import tracing
+from parashard_coordinator.api.service import REQUEST_BYTES_MAX, CoordinatorService
+from parashard_coordinator.core.calls import JobState, Options
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
+from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
+from parashard_coordinator.core.policies import leasing_policy
+from parashard_coordinator.core.restarts import Restarts
+from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
+from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
+from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
+from parashard_coordinator.run.coordination import Coordination
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.run.resolve import ResolvedJob, resolve
+from parashard_coordinator.run.store import Identity, RunStore
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
+
+LINGER_S = 1.0
+EARLIER_INITIAL_FILE = "initial.safetensors"
+"""First values in the directory of a run from before the checkpoint store had them."""
+
+log = structlog.get_logger("coordinator")
+
+
+def main() -> int:
+    """Run one coordinator and return its exit code."""
+    parser = service_arguments("The parashard coordinator: leases steps and watches the job.")
+    parser.add_argument("--job", required=True, type=Path, help="the job file")
+    parser.add_argument("--run-dir", required=True, type=Path, help="where the run's files go")
+    parser.add_argument("--run-id", default="", help="the run; the same at every start of its coordinator")
+    parser.add_argument("--resume", action="store_true", help="take up the run that the checkpoint store has")
+    parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
+    parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
+    parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
+    )
+    parser.add_argument(
+        "--linger-s",
+        type=seconds,
+        help="seconds to stay after the job's end, for others to hear of it (default: ever)",
+    )
+    parser.add_argument("--kubernetes-job", default="", help="the workers' Job, with cluster.launcher=kubernetes")
+    arguments = parser.parse_args()
+    code = arguments.stopped_exit_code
+
+    def traced(stop: Stop) -> ExitCode:
+        with tracing(arguments.trace, "coordinator", "") as tracer:
+            return serve(arguments, stop, tracer)
+
+    return run_service("coordinator", arguments.lifeline, traced, code, arguments.log_format)
+
+
+def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
+    """Coordinate one job."""
+    limit_threads(1)
+    run_dir: Path = arguments.run_dir
+    credentials = credentials_of(arguments, Role.COORDINATOR)
+    job = load_job(arguments.job, [parse_set(text) for text in arguments.set], environ={}).job
+    cluster = _cluster(job, arguments.kubernetes_job)
+    store = open_store(job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
+    run_id, resolved, run_store = take_up(arguments, job, store, stop)
+    incarnation = run_store.incarnation
+    plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
+    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, resume=arguments.resume))
+    reply = pb.GetJobReply(
+        run_id=run_id,
+        job_digest=resolved.digest,
+        job_toml=as_toml(job),
+        plan=plan_message(plan),
+        model_folder=str(arguments.model_folder or ""),
+        initial_sha256=resolved.initial_sha256,
+        steps_total=resolved.steps.total,
+        data_fingerprint=resolved.spec.fingerprint,
+        checkpoint_url=store.url,
+        source=source,
+    )
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _service_of(tracer))
+    server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
+    coordination.service.add_to(server)
+    admission = server.admission
+    refused = RefusedPeers({"calls": lambda: admission.refused, "slow": lambda: admission.slow})
+    http = coordination.http_port(arguments.host, arguments.http_port, refused)
+    server.start()
+    http.start()
+    address = told_address(arguments, server.address, giving_up=stop.event)
+    where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
+    write_address(run_dir / ADDRESS_FILE, where, stop.event)
+    failpoints.hit("coordinator.boot.serving")
+    if cluster is not None:
+        watch_pods(cluster, core, job.cluster.workers).start()
+    log.info("serving", address=address, http=http.address, run_id=run_id, incarnation=incarnation)
+    try:
+        state = coordination.run(stop)
+        stay_until_s = math.inf if arguments.linger_s is None else time.monotonic() + arguments.linger_s
+        while time.monotonic() < stay_until_s and not stop.wait(min(LINGER_S, stay_until_s - time.monotonic())):
+            coordination.linger()
+    finally:
+        server.stop(grace_s=0.2)
+        http.stop()
+    exit_code = core.run_exclusive(lambda core, _: core.exit_code)
+    return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
+
+
+def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
+    """Begin the run, or take it up with the first values that it has, under a claimed incarnation.
+
+    A run that has begun is waited for while the disk is full (P21); one that has not does not begin on a full disk.
+    """
+    drawn, resume = arguments.run_id or secrets.token_hex(8), arguments.resume
+    kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
+    unclaimed = RunStore(store, 0)
+    begun = unclaimed.find_run(drawn, resume=resume)
+    if begun is not None:
+        kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
+    resolved = resolve(
+        job,
+        arguments.model_folder,
+        arguments.init,
+        kept=kept,
+        kept_file=kept_file if begun is not None and kept_file.exists() else None,
+    )
+    identity = Identity(resolved.digest, resolved.identity, as_toml(job))
+    # Before a claim, which would fence the coordinator of a run that this one is not of.
+    run_id = unclaimed.check_run(drawn, identity, resume=resume)
+
+    def claim() -> int:
+        return claim_incarnation(store, "coordinator")  # P3
+
+    incarnation = claim() if begun is None else when_there_is_room(claim, "claims", stop.event)
+    run_store = RunStore(store, incarnation)
+    failpoints.hit("coordinator.boot.claimed")
+    run_store.keep_initial(resolved.digest, resolved.initial)
+    run_store.keep_preprocessing(resolved.spec.preprocessing)
+    run_store.begin_run(run_id, identity)
+    return run_id, replace(resolved, initial={}), run_store  # the store has them
+
+
+def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:
+    if tracer is None:
+        return CoordinatorService
+    from parashard_coordinator.api.traced import TracedService
+
+    return partial(TracedService, tracer)
+
+
+def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
+    """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
+    return PodWatch(
+        cluster,
+        on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
+        wanted=lambda: core.run_exclusive(lambda core, _: Wanted(core.workers_wanted, core.scale_requests)),
+        on_scaled=lambda what: core.run_exclusive(lambda core, _: core.scaled(what)),
+        on_error=lambda: core.run_exclusive(lambda core, _: core.pods_unwatched()),
+        workers=workers,
+    )
+
+
+def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
+    """Return the cluster that the job's pods are in; None: it is not on one, or somebody else watches it."""
+    if job.cluster.launcher != "kubernetes":
+        return None
+    if not kubernetes_job:
+        raise ConfigurationError('cluster.launcher = "kubernetes" needs --kubernetes-job: the workers\' Job')
+    return open_cluster(kubernetes_job)
+
+
+def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
+    """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it (P23)."""
+    core = build_core(resolved, run_id, run_store.incarnation)
+    core.opened(resolved.summary(), resolved.spec.warnings)
+    saved = run_store.load_saved()
+    if saved is not None:
+        core.resume(saved)
+        if resume:
+            core.started_anew()
+    when_there_is_room(lambda: run_store.save(core.saved()), "the coordinator's records", stop.event)
+    return core
+
+
+def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
+    """Return the core of a job, at its start."""
+    job, steps = resolved.job, resolved.steps
+    policy = leasing_policy(job.consistency.policy)
+    after = evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs)
+    evaluations = Evaluations(after if resolved.spec.held_out else [], policy, steps.total)
+    launcher: Launcher = ExternalLauncher()
+    if job.cluster.launcher == "local":
+        restarts = Restarts(job.cluster.restart_backoff_s, job.cluster.max_restarts)
+        launcher = LocalLauncher(job.cluster.shards, restarts)
+    clipping = "set" if job.optimizer.clip_norm is None else "lower"
+    options = Options(
+        run_id=run_id,
+        incarnation=incarnation,
+        job_digest=resolved.digest,
+        steps_total=steps.total,
+        shards=job.cluster.shards,
+        workers=job.cluster.workers,
+        lease_batch=job.cluster.lease_batch,
+        lease_ttl_s=job.cluster.lease_ttl_s,
+        silence_s=job.cluster.silence_s,
+        start_s=job.cluster.start_s,
+        speculate_after=job.cluster.speculate_after,
+        max_attempts=job.job.max_attempts,
+        skip_bad_steps=job.job.on_bad_step == "skip",
+        target_accuracy=job.evaluation.target_accuracy,
+        target_loss=job.evaluation.target_loss,
+        target_mean_squared_error=job.evaluation.target_mean_squared_error,
+        same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
+        examples_of=steps.examples_in_words,
+        against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
+    )
+    return Core(options, policy, evaluations, launcher, round_book(job, steps.total))
+
+
+def round_book(job: Job, steps_total: int) -> RoundBook:
+    """Return what keeps track of rounds, where the job has them."""
+    policy = job.consistency.policy
+    if policy.kind != "sync":
+        return NoRounds()
+    return Rounds(job.cluster.shards, policy.bound, steps_total, job.checkpoint.every_s)
+
+
+if __name__ == "__main__":
+    end_process(main())

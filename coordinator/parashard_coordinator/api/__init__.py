@@ -1,0 +1,1 @@
+"""How others reach the coordinator: its gRPC service, its status and status page, its metrics."""

@@ -1,0 +1,295 @@
+"""The coordinator's gRPC service: decode, run a call on the core, encode. No decision of its own.
+
+A worker that gets nothing may wait here until something changes, for a bounded time and only so many at once.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import coordinator_pb2_grpc
+from parashard.process import failpoints
+from parashard.protocol.rpc import SERVER_THREADS, Server
+from parashard_coordinator.api.shard_reports import announcement, check_count
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import (
+    CompletedStep,
+    EvaluationResult,
+    FailedStep,
+    FailureKind,
+    JobState,
+    LeaseAnswer,
+    LeaseCall,
+)
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.draining import Answer
+from parashard_coordinator.core.input_limits import (
+    DEVICE_BYTES_MAX,
+    FINGERPRINT_BYTES_MAX,
+    REASON_BYTES_MAX,
+    checked_address,
+    checked_name,
+    checked_text,
+    fault_of_metrics,
+    readable,
+)
+from parashard_coordinator.core.launchers import Exit, ProcessName
+from parashard_coordinator.core.membership import PHASES
+from parashard_coordinator.run.exclusive import ExclusiveCore
+
+REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
+REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
+WAITERS_MAX = SERVER_THREADS // 2
+WAIT_MAX_S = 10.0
+CROWDED_RETRY_AFTER_S = 0.5  # where as many as may are waiting already
+
+
+class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
+    """Serves one job.
+
+    Parameters
+    ----------
+    core : ExclusiveCore
+        Decides.
+    job : GetJobReply
+        What every process of the job is told.
+    status : StatusView
+        Renders the core for people.
+    """
+
+    def __init__(self, core: ExclusiveCore, job: pb.GetJobReply, status: StatusView) -> None:
+        self._core = core
+        self._job = job
+        self._status = status
+        self._waiters = 0
+        self._counting = threading.Lock()
+
+    def add_to(self, server: Server) -> None:
+        """Register every method with a server."""
+        coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
+
+    # --- everybody ---
+
+    def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
+        """Give everything that defines the job."""
+        return self._job
+
+    def GetStatus(self, request: pb.GetStatusRequest, context: Any) -> pb.GetStatusReply:
+        """Tell how the job goes."""
+
+        def tell(core: Core, now_s: float) -> pb.GetStatusReply:
+            if request.run_id:
+                core.check_run(request.run_id)
+            return self._status.message(core, now_s)
+
+        return self._core.run_exclusive(tell)
+
+    # --- shards ---
+
+    def RegisterShard(self, request: pb.RegisterShardRequest, context: Any) -> pb.RegisterShardReply:
+        """Take in a shard, or what a known one says of itself."""
+        says = announcement(request)
+
+        def register(core: Core, now_s: float) -> pb.RegisterShardReply:
+            core.check_run(request.run_id, request.job_digest)
+            core.announced(request.shard, says, now_s)
+            return pb.RegisterShardReply(
+                coordinator_incarnation=core.options.incarnation,
+                cut_round=core.rounds.common_cut(),
+                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            )
+
+        reply = self._core.run_exclusive(register)
+        failpoints.hit("coordinator.register_shard")
+        return reply
+
+    # --- workers ---
+
+    def RegisterWorker(self, request: pb.RegisterWorkerRequest, context: Any) -> pb.RegisterWorkerReply:
+        """Take in a worker."""
+        name, http_address = checked_name(request.name), checked_address(request.http_address, "http_address")
+        fingerprint = checked_text(request.fingerprint, "fingerprint", FINGERPRINT_BYTES_MAX)
+        device = readable(request.device, DEVICE_BYTES_MAX)
+
+        def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
+            core.check_run(request.run_id, request.job_digest)
+            worker = core.register_worker(name, fingerprint, device, http_address, now_s, request.token)
+            return pb.RegisterWorkerReply(
+                name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
+            )
+
+        return self._core.run_exclusive(register)
+
+    def GetView(self, request: pb.GetViewRequest, context: Any) -> pb.GetViewReply:
+        """Give the shards' addresses."""
+
+        def tell(core: Core, now_s: float) -> pb.GetViewReply:
+            core.check_run(request.run_id)
+            shards = [
+                pb.ShardAddress(
+                    address=life.address,
+                    incarnation=life.incarnation,
+                    data_address=life.data_address,
+                    local_path=life.local_path,
+                )
+                for life in core.shards.lives()
+            ]
+            return pb.GetViewReply(view=core.shards.view, shards=shards)
+
+        return self._core.run_exclusive(tell)
+
+    def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
+        """Take a report, renew, and grant; hold the call for a while if there is nothing to grant."""
+        call = lease_call(request)
+
+        def first(core: Core, now_s: float) -> LeaseAnswer:
+            core.check_run(request.run_id)
+            return core.lease(call, now_s)
+
+        answer = self._core.run_exclusive(first)
+        if request.want and request.wait_s > 0 and _nothing(answer):
+            answer = self._wait_for_work(request, answer)
+        failpoints.hit("coordinator.lease.decided")
+        return lease_reply(answer)
+
+    def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
+        def again(core: Core, now_s: float) -> LeaseAnswer | None:
+            if not core.workers.waits(request.worker, request.incarnation, request.sequence):
+                return None
+            return core.grant(core.workers.by_name[request.worker], request.want, now_s, answer.revoked)
+
+        with self._counting:
+            if self._waiters >= WAITERS_MAX:
+                return replace(answer, retry_after_s=CROWDED_RETRY_AFTER_S)
+            self._waiters += 1
+        try:
+            later = self._core.run_until(
+                again, lambda found: found is None or not _nothing(found), min(request.wait_s, WAIT_MAX_S)
+            )
+        finally:
+            with self._counting:
+                self._waiters -= 1
+        return later or answer
+
+    # --- people and the launcher ---
+
+    def Scale(self, request: pb.ScaleRequest, context: Any) -> pb.ScaleReply:
+        """Set the wanted number of workers."""
+
+        def scale(core: Core, now_s: float) -> None:
+            if request.run_id:
+                core.check_run(request.run_id)
+            core.scale(request.workers)
+
+        self._core.run_exclusive(scale)
+        return pb.ScaleReply(workers_wanted=request.workers)
+
+    def Supervise(self, request: pb.SuperviseRequest, context: Any) -> pb.SuperviseReply:
+        """Take note of processes that ended; say what to start and stop."""
+        exits = [
+            Exit(_process(e.process), e.exit_code, readable(e.reason, REASON_BYTES_MAX), e.number)
+            for e in request.exits
+        ]
+        running = [_process(p) for p in request.running]
+
+        def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
+            core.check_run(request.run_id)
+            if request.stop_reason:
+                core.stop(request.stop_reason)
+            orders = core.supervise(exits, running, now_s)
+            return pb.SuperviseReply(
+                start=_processes(orders.start),
+                stop=_processes(orders.stop),
+                kill=_processes(orders.kill),
+                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+                reason=core.reason,
+                exit_code=core.exit_code,
+            )
+
+        return self._core.run_exclusive(supervise)
+
+    def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
+        """Take a request for a drained checkpoint, or say how far it is."""
+
+        def ask(core: Core, now_s: float) -> Answer:
+            if request.run_id:
+                core.check_run(request.run_id)
+            return core.create_checkpoint(request.request)
+
+        answer = self._core.run_exclusive(ask)
+        return pb.CreateCheckpointReply(checkpoint=answer.checkpoint, error=answer.error, steps=answer.steps)
+
+
+def lease_call(request: pb.LeaseRequest) -> LeaseCall:
+    """Return a worker's call as the core takes it."""
+    for what in ("held", "completed", "failed", "evaluated", "held_evaluations", "computing"):
+        check_count(what, getattr(request, what), REPORTS_MAX)
+    return LeaseCall(
+        worker=request.worker,
+        incarnation=request.incarnation,
+        sequence=request.sequence,
+        held=list(request.held),
+        held_evaluations=list(request.held_evaluations),
+        completed=[
+            CompletedStep(c.step, list(c.incarnations), c.loss, c.examples, c.skipped) for c in request.completed
+        ],
+        failed=[_failed(failed) for failed in request.failed],
+        evaluated=[_evaluated(e) for e in request.evaluated],
+        want=request.want,
+        leaving=request.leaving,
+        computing=list(request.computing),
+        phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
+    )
+
+
+def _failed(failed: pb.FailedStep) -> FailedStep:
+    """Return a failure; of a kind that this version does not know, it is some other."""
+    known = failed.kind in pb.FailureKind.values()
+    kind = FailureKind(failed.kind) if known else FailureKind.OTHER
+    return FailedStep(failed.step, readable(failed.reason, REASON_BYTES_MAX), kind)
+
+
+def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
+    """Return an evaluation's result; metrics that nobody could show make it one that failed."""
+    fault = fault_of_metrics(result.metrics)
+    metrics = {} if fault else dict(result.metrics)
+    error = readable(result.error or fault, REASON_BYTES_MAX)
+    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error)
+
+
+def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
+    """Return the core's answer as its message."""
+    return pb.LeaseReply(
+        granted=[pb.Grant(step=g.step, skip=g.skip, announce=g.announce) for g in answer.granted],
+        evaluations=[
+            pb.EvaluationGrant(
+                evaluation=e.after_step,
+                for_round=e.round is not None,
+                round=e.round or 0,
+                incarnations=e.incarnations,
+            )
+            for e in answer.evaluations
+        ],
+        revoked=answer.revoked,
+        state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+        view=answer.view,
+        retry_after_s=answer.retry_after_s,
+        reason=answer.reason,
+    )
+
+
+def _nothing(answer: LeaseAnswer) -> bool:
+    over = answer.state in (JobState.DONE, JobState.FAILED)
+    return not (answer.granted or answer.evaluations or answer.revoked or over)
+
+
+def _process(name: pb.ProcessName) -> ProcessName:
+    return ProcessName(name.role, name.index)
+
+
+def _processes(names: Sequence[ProcessName]) -> list[pb.ProcessName]:
+    return [pb.ProcessName(role=name.role, index=name.index) for name in names]

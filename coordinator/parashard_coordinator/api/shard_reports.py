@@ -1,0 +1,186 @@
+"""What shards say of themselves, decoded: within bounds, before the coordinator keeps or forwards any of it.
+
+Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.api.service` for
+announcements, by `parashard_coordinator.shards.monitor` for records and by `parashard_coordinator.shards.commands` for
+checkpoints.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import ValidationError
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
+from parashard.checkpoints.catalogue import shard_folder
+from parashard.checkpoints.manifest import Part
+from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.intervals import IntervalSet
+from parashard.protocol.proto_conversion import intervals_from
+from parashard_coordinator.core.calls import Announcement
+from parashard_coordinator.core.input_limits import (
+    PATH_BYTES_MAX,
+    REASON_BYTES_MAX,
+    checked_address,
+    checked_text,
+    readable,
+)
+from parashard_coordinator.core.membership import ShardLife
+
+INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
+ROUNDS_MAX = 1 << 16  # that a shard can return to
+STALENESS_VALUES_MAX = 1 << 12  # that a shard tells apart
+ERROR_BYTES_MAX = 300  # of its checkpoints' and of its log's error, each: a status has them of every shard
+
+_FIGURES = tuple(
+    field.name
+    for field in shard_pb2.InspectReply.DESCRIPTOR.fields
+    if isinstance(getattr(shard_pb2.InspectReply(), field.name), int | float | str)
+)
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says.
+
+    Attributes
+    ----------
+    figures : InspectReply
+        Without its lists.
+    steps_applied : int
+        How many steps are in the weights.
+    staleness : Counter
+        Pushes by staleness.
+    """
+
+    figures: shard_pb2.InspectReply
+    steps_applied: int
+    staleness: Counter[int]
+
+
+@dataclass(frozen=True)
+class SavedShard:
+    """What a shard says of a checkpoint that it took.
+
+    Attributes
+    ----------
+    part : Part
+        Where it is, as a drained checkpoint names it.
+    applied : IntervalSet
+        The steps in it.
+    skipped : IntervalSet
+        Those of them whose push was empty.
+    """
+
+    part: Part
+    applied: IntervalSet
+    skipped: IntervalSet = field(default_factory=IntervalSet)
+
+
+def announcement(request: pb.RegisterShardRequest) -> Announcement:
+    """Return what a shard announces.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If an address or an interval is none.
+    """
+    _check_counts(request)
+    check_count("skipped", request.skipped, INTERVALS_MAX)
+    life = ShardLife(
+        request.incarnation,
+        checked_address(request.address, "address"),
+        checked_address(request.http_address, "http_address"),
+        checked_address(request.data_address, "data_address"),
+        checked_text(request.local_path, "local_path", PATH_BYTES_MAX),
+    )
+    return Announcement(
+        life,
+        applied=intervals_from(request.applied),
+        held=intervals_from(request.held or request.applied),
+        skipped=intervals_from(request.skipped),
+        returnable=frozenset(request.checkpoint_rounds),
+        restored=readable(request.restored, REASON_BYTES_MAX),
+        first_incarnation=request.first_incarnation,
+    )
+
+
+def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
+    """Return the record that came from where a shard should be.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If it is another shard's, or a figure in it is impossible.
+    """
+    if reply.shard != shard:
+        raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
+    _check_counts(reply)
+    check_count("staleness", reply.staleness, STALENESS_VALUES_MAX)
+    # A new message: one that was decoded keeps the memory of what is cleared in it, and fields that nobody knows.
+    return ShardRecord(
+        figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
+        steps_applied=_length(reply.applied),
+        staleness=Counter({count.staleness: count.pushes for count in reply.staleness}),
+    )
+
+
+def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointReply) -> SavedShard:
+    """Return what a shard says of its checkpoint.
+
+    Raises
+    ------
+    LimitExceeded
+        If it says too much.
+    MalformedFrame
+        If no checkpoint is like that, or it is another shard's or plan's.
+    """
+    check_count("applied", reply.applied, INTERVALS_MAX)
+    check_count("skipped", reply.skipped, INTERVALS_MAX)
+    try:
+        part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
+    except ValidationError as error:
+        wrong = " and ".join(str(one["loc"][0]) for one in error.errors())
+        raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
+    if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
+        raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")
+    return SavedShard(part, intervals_from(reply.applied), intervals_from(reply.skipped))
+
+
+def check_count(what: str, entries: Any, most: int) -> None:
+    """Raise `LimitExceeded` if a list has more entries than may be said."""
+    if len(entries) > most:
+        raise LimitExceeded(f"{what} has {len(entries)} entries; allowed are {most}")
+
+
+def _check_counts(says: pb.RegisterShardRequest | shard_pb2.InspectReply) -> None:
+    check_count("applied", says.applied, INTERVALS_MAX)
+    check_count("held", says.held, INTERVALS_MAX)
+    check_count("checkpoint_rounds", says.checkpoint_rounds, ROUNDS_MAX)
+
+
+def _figure(name: str, value: Any) -> Any:
+    if isinstance(value, str):
+        return readable(value, ERROR_BYTES_MAX)
+    if not math.isfinite(value):
+        raise MalformedFrame(f"{name} is {value}")
+    return value
+
+
+def _length(ascending: Iterable[shard_pb2.Interval]) -> int:
+    """Return how many steps are in intervals; no set is made, whose cost depends on their order."""
+    length = stop = 0
+    for interval in ascending:
+        if not stop <= interval.start <= interval.stop:
+            raise MalformedFrame(f"applied: [{interval.start}, {interval.stop}) comes after step {stop}")
+        length, stop = length + interval.stop - interval.start, interval.stop
+    return length

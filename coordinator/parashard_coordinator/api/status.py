@@ -1,0 +1,123 @@
+"""StatusView: the core as people see it, in one message. Called by the service, the status page and the history."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections import Counter
+from collections.abc import Iterator, Mapping
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.figures import natural
+from parashard_coordinator.api.shard_reports import ShardRecord
+from parashard_coordinator.core.core_state import CoreState
+from parashard_coordinator.core.membership import Worker
+from parashard_coordinator.core.staleness import merged, quantile
+
+PROBLEMS_MAX = 64  # in one message
+
+
+class StatusView:
+    """Renders a core, with the shards' last known records.
+
+    Parameters
+    ----------
+    job_name, consistency : str
+        From the job file.
+    shards : int
+        Number of shards.
+    """
+
+    def __init__(self, job_name: str, consistency: str, shards: int) -> None:
+        self._job_name = job_name
+        self._consistency = consistency
+        self._records: dict[int, ShardRecord] = {}
+        self._shards = shards
+        self._lock = threading.Lock()
+        self.http_address = ""
+
+    def saw(self, shard: int, record: ShardRecord) -> None:
+        """Remember a shard's record."""
+        with self._lock:
+            self._records[shard] = record
+
+    def records(self) -> dict[int, ShardRecord]:
+        """Return the last known records by shard."""
+        with self._lock:
+            return dict(self._records)
+
+    def staleness(self) -> Counter[int]:
+        """Return the exact staleness counts of all shards together."""
+        return merged(record.staleness.items() for record in self.records().values())
+
+    def message(self, core: CoreState, now_s: float) -> pb.GetStatusReply:
+        """Return how the job goes."""
+        records, staleness = self.records(), self.staleness()
+        progress, leases = core.progress, core.leases
+        latest = core.evaluations.latest
+        return pb.GetStatusReply(
+            run_id=core.options.run_id,
+            job=self._job_name,
+            state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            reason=core.reason,
+            steps_total=leases.target,
+            steps_complete=len(leases.complete),
+            steps_leased=leases.leased,
+            examples_per_s=progress.examples_per_s(now_s),
+            elapsed_s=progress.elapsed_s(now_s),
+            training_loss=progress.loss if math.isfinite(progress.loss) else None,
+            held_out=(latest.metrics or {}) if latest else {},
+            workers=[
+                self._worker(core, core.workers.by_name[name], now_s)
+                for name in sorted(core.workers.by_name, key=natural)
+            ],
+            shards=[self._shard(core, shard, records.get(shard)) for shard in range(self._shards)],
+            staleness_p50=quantile(staleness, 0.5),
+            staleness_p95=quantile(staleness, 0.95),
+            staleness_max=max(staleness, default=0),
+            step_lag_max=max((r.figures.step_lag_max for r in records.values()), default=0),
+            workers_wanted=core.workers_wanted,
+            events=list(core.events),
+            events_total=core.events_total,
+            consistency=self._consistency,
+            http_address=self.http_address,
+            rollbacks=core.rounds.rollbacks,
+            problems=[*core.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
+            skipped_steps=core.skipped_steps,
+            partly_skipped_steps=core.partly_skipped,
+        )
+
+    def _worker(self, core: CoreState, worker: Worker, now_s: float) -> pb.WorkerStatus:
+        return pb.WorkerStatus(
+            name=worker.name,
+            incarnation=worker.incarnation,
+            live=worker.live,
+            device=worker.device,
+            steps_complete=worker.steps_complete,
+            steps_held=len(core.leases.held_by(worker.name)),
+            examples_per_s=core.progress.examples_per_s(now_s, worker.name),
+            restarts=worker.restarts,
+            phases=pb.PhaseSeconds(**worker.phases_s),
+            http_address=worker.http_address,
+        )
+
+    def _shard(self, core: CoreState, shard: int, record: ShardRecord | None) -> pb.ShardStatus:
+        life = core.shards.life(shard)
+        return pb.ShardStatus(
+            shard=shard,
+            address=life.address if life else "",
+            registered=life is not None,
+            record=record.figures if record else None,
+            steps_applied=record.steps_applied if record else 0,
+            http_address=life.http_address if life else "",
+            live=core.shard_live(shard),
+        )
+
+
+def _storage_problems(records: Mapping[int, ShardRecord]) -> Iterator[str]:
+    """Yield what keeps shards from saving, as they last told."""
+    for shard, record in sorted(records.items()):
+        if record.figures.checkpoint_error:
+            yield f"shard-{shard}: checkpoint failed: {record.figures.checkpoint_error}"
+        if record.figures.log_error:
+            yield f"shard-{shard}: push log failed: {record.figures.log_error}"

@@ -1,0 +1,141 @@
+"""Calls: what the coordinator's core is asked and what it answers, as values, and the job's settings for it. Pure."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.evaluations import Evaluation
+from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
+from parashard_coordinator.core.membership import ShardLife
+
+
+class JobState(enum.Enum):
+    """How a job stands; the values are the wire's."""
+
+    STARTING = 1
+    RUNNING = 2
+    DRAINING = 3
+    DONE = 4
+    FAILED = 5
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the job file says about leasing and stopping."""
+
+    run_id: str
+    job_digest: str
+    steps_total: int
+    shards: int
+    workers: int
+    lease_batch: int = 16
+    lease_ttl_s: float = 10.0
+    silence_s: float = 30.0
+    start_s: float = 600.0  # that a start may take: it reads and hashes the data first
+    speculate_after: float = 4.0
+    max_attempts: int = 5
+    skip_bad_steps: bool = False
+    target_accuracy: float | None = None
+    target_loss: float | None = None
+    target_mean_squared_error: float | None = None
+    same_arithmetic: bool = False
+    incarnation: int = 1  # of the coordinator
+    retry_pause_s: float = RETRY_PAUSE_S
+    examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
+    against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
+
+    def targets(self) -> list[tuple[str, float, bool]]:
+        """Return the metrics whose value ends the job: name, bound, and whether it has to be at least the bound."""
+        bounds = (
+            ("accuracy", self.target_accuracy, True),
+            ("loss", self.target_loss, False),
+            ("mean_squared_error", self.target_mean_squared_error, False),
+        )
+        return [(name, bound, largest) for name, bound, largest in bounds if bound is not None]
+
+
+@dataclass(frozen=True)
+class CompletedStep:
+    """A step that every shard acknowledged, with the lives that did (by shard)."""
+
+    step: int
+    incarnations: list[int]
+    loss: float
+    examples: int
+    skipped: bool = False
+
+
+class FailureKind(enum.Enum):
+    """Whose fault a failed attempt is; the values are the wire's, where they are on it."""
+
+    OTHER = 0
+    MODEL = 1
+    WRONG_RESULT = 2
+    NOT_FINITE = 3
+    DEATH = 4  # its worker ended while it computed the step (P26)
+
+
+class FailedStep(NamedTuple):
+    """An attempt at a step that failed."""
+
+    step: int
+    reason: str
+    kind: FailureKind = FailureKind.OTHER
+
+
+@dataclass(frozen=True)
+class EvaluationResult:
+    """What came of an evaluation of the weights that these lives of the shards had (by shard)."""
+
+    after_step: int
+    incarnations: Sequence[int]
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class LeaseCall:
+    """A worker's report, renewal and request."""
+
+    worker: str
+    incarnation: int
+    sequence: int
+    held: Sequence[int] = ()
+    held_evaluations: Sequence[int] = ()
+    completed: Sequence[CompletedStep] = ()
+    failed: Sequence[FailedStep | tuple[int, str]] = ()
+    evaluated: Sequence[EvaluationResult] = ()
+    want: int = 0
+    leaving: bool = False
+    computing: Sequence[int] = ()
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LeaseAnswer:
+    """What a worker gets."""
+
+    granted: Sequence[Grant]
+    evaluations: Sequence[Evaluation]
+    revoked: Sequence[int]
+    state: JobState
+    view: int
+    reason: str
+    retry_after_s: float = 0.02
+
+
+@dataclass(frozen=True)
+class Announcement:
+    """What a shard says of itself: at its start, and once a second."""
+
+    life: ShardLife
+    applied: IntervalSet
+    held: IntervalSet
+    returnable: frozenset[int] = frozenset({0})
+    restored: str = ""
+    first_incarnation: int = 0  # of its process; 0: this life's
+    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held steps, those whose push was empty

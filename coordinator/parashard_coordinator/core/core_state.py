@@ -1,0 +1,319 @@
+"""CoreState: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
+
+Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which builds on this.
+`parashard_coordinator.api.status`, `parashard_coordinator.run.report` and `parashard_coordinator.api.metrics` read it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from parashard.errors import WrongRun
+from parashard_coordinator.core.calls import JobState, Options
+from parashard_coordinator.core.draining import Draining
+from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.failures import Failures
+from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
+from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
+from parashard_coordinator.core.leases import StepLeases
+from parashard_coordinator.core.membership import ShardLife, Shards, Workers
+from parashard_coordinator.core.policies import LeasingPolicy
+from parashard_coordinator.core.progress import Progress
+from parashard_coordinator.core.rounds import RoundBook
+from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.skipped import SkippedSteps
+from parashard_coordinator.core.supervision import Supervision
+from parashard_coordinator.run.problems import Problems
+
+EVENTS_KEPT = 50
+END_WAITS = "end-waits"  # a problem's key
+DATA_WARNINGS_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class DueCheckpoint:
+    """A checkpoint of all shards that can be taken: of these lives, which have exactly the first `steps` steps.
+
+    `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.
+    `stored` is its id once it is taken and is the final one: the job ends with it, whatever becomes of the shards.
+    """
+
+    steps: int
+    round: int | None
+    lives: tuple[ShardLife, ...]
+    final: bool
+    metrics: Mapping[str, float] | None
+    stored: str = ""
+
+
+class CoreState:
+    """One job's course.
+
+    Parameters
+    ----------
+    options : Options
+        From the job file.
+    policy : LeasingPolicy
+        The job's consistency.
+    evaluations : Evaluations
+        When the held-out examples are judged.
+    launcher : Launcher
+        Who starts and stops processes.
+    rounds : RoundBook
+        Where the shards stand, in jobs with rounds.
+    """
+
+    def __init__(
+        self,
+        options: Options,
+        policy: LeasingPolicy,
+        evaluations: Evaluations,
+        launcher: Launcher,
+        rounds: RoundBook,
+    ) -> None:
+        self.options = options
+        self.policy = policy
+        self.leases = StepLeases(
+            options.steps_total,
+            options.shards,
+            policy,
+            speculate_after=options.speculate_after,
+            max_attempts=options.max_attempts,
+            retry_pause_s=options.retry_pause_s,
+        )
+        self.failures = Failures(
+            options.max_attempts, skip=options.skip_bad_steps, against_divergence=options.against_divergence
+        )
+        self.skipped = SkippedSteps(options.shards)
+        self.exit_code = FAILED
+        """What the run ends with once the job has failed."""
+        self.workers = Workers(
+            options.lease_ttl_s,
+            same_arithmetic=options.same_arithmetic,
+            coordinator_incarnation=options.incarnation,
+        )
+        self.shards = Shards(options.shards, first_view=options.incarnation - 1 << 32)
+        self.rounds = rounds
+        self.draining = Draining()
+        self.decisions = 0
+        """Rises with every decision that has to be stored before it acts (P7)."""
+        self.evaluations = evaluations
+        self.progress = Progress(options.against_divergence)
+        self.workers_wanted = options.workers
+        self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
+        self.state = JobState.STARTING if options.shards else JobState.RUNNING
+        self.reason = "waiting for the shards" if options.shards else ""
+        self.early_stop = ""
+        self.ending: DueCheckpoint | None = None  # what the job ends with, once that is stored
+        self.stopped = False  # by its user
+        self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
+        self.shard_restarts = 0
+        self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
+        self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
+        self.events_total = 0
+        self.new_events: list[str] = []
+        self.problems = Problems()
+        self.staleness_p95 = 0  # as the shards last told
+        self._silent_shards: set[int] = set()
+        self._shard_seen_s: dict[int, float] = {}
+        self._acted_s = self._awake_since_s = -math.inf
+        self._slow_told = False
+
+    # --- how it stands ---
+
+    @property
+    def over(self) -> bool:
+        """The job is done or has failed."""
+        return self.state in (JobState.DONE, JobState.FAILED)
+
+    @property
+    def state_name(self) -> str:
+        """The state in one word; a job that its user stopped has not failed."""
+        return "stopped" if self.stopped else self.state.name.lower()
+
+    @property
+    def complete(self) -> bool:
+        """Every step and every evaluation is in: the last checkpoint and the report can be written."""
+        in_ = self.leases.finished and self.evaluations.finished and self.shards.all_registered
+        return in_ and self.rounds.returning_to is None and not self.over
+
+    @property
+    def drain_target(self) -> int | None:
+        """The first step that is not leased for a drain; None while nothing is drained.
+
+        It moves up when a shard or a worker tells of a step that an earlier coordinator leased.
+        """
+        asked = self.draining.target
+        return None if asked is None else min(self.leases.target, max(asked, self.leases.leased_so_far()))
+
+    @property
+    def drained(self) -> bool:
+        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken (P8)."""
+        target = self.drain_target
+        steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
+        return target is not None and steady and self.leases.lowest_incomplete >= target
+
+    def due_checkpoint(self) -> DueCheckpoint | None:
+        """Return the checkpoint of all shards that can be taken now: the one that somebody waits for, or the last."""
+        if self.ending is not None and not self.over:
+            return self.ending if self.shards.all_registered else None  # the report is of their counts, too
+        target = self.drain_target if self.drained else None
+        final = target is None
+        if final and not self.complete:
+            return None
+        steps = self.leases.target if target is None else target
+        metrics = self.evaluations.results().get(steps) if final else None  # P25
+        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.lives()), final, metrics)
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps given up that every shard has as an empty push (P6)."""
+        return len(self.skipped.everywhere())
+
+    @property
+    def partly_skipped(self) -> int:
+        """Steps given up that some shards have as a gradient, and others as an empty push (P24)."""
+        return len(self.skipped.partly())
+
+    @property
+    def shards_live(self) -> int:
+        """How many shards have registered and are not known to be silent."""
+        return sum(map(self.shard_live, range(self.options.shards)))
+
+    def shard_live(self, shard: int) -> bool:
+        """Tell whether a shard has registered and is not known to be silent."""
+        return self.shards.life(shard) is not None and shard not in self._silent_shards
+
+    def ends_with(self, last: DueCheckpoint) -> None:
+        """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
+
+        Its manifest is the decision, which a successor finds.
+        """
+        self.ending = last
+        if last.metrics is not None:  # which a shard's return may have made void meanwhile
+            self.evaluations.known(last.steps, last.metrics)
+
+    def last_damaged(self) -> None:
+        """Go on: the checkpoint that the job was to end with is damaged, and another one is taken."""
+        self.ending = None
+        self.decisions += 1
+        self.evaluations.shard_returned(self.leases.lowest_incomplete)
+
+    def done(self) -> None:
+        """Record that the report is written."""
+        self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
+        self._become(JobState.DONE, self.early_stop or "every step is in")
+
+    def stop(self, reason: str) -> None:
+        """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
+        self.stopped = not self.over
+        self.fail(reason)
+
+    def fail(self, reason: str, *, must_be_fixed: bool = False) -> None:
+        """Stop the job; the first reason stays. `must_be_fixed`: its model or its data, before it is started again."""
+        if not self.over:
+            self.exit_code = CONFIGURATION if must_be_fixed else FAILED
+            self._become(JobState.FAILED, reason)
+
+    def waits(self, reason: str) -> None:
+        """Take note of what the end of the job waits for, for as long as it takes."""
+        self.reason = readable(reason, EVENT_BYTES_MAX)
+        self.warn(END_WAITS, reason)
+
+    def check_run(self, run_id: str, job_digest: str | None = None) -> None:
+        """Refuse a call that is meant for another run or another job (P2)."""
+        if run_id != self.options.run_id:
+            raise WrongRun(f"this coordinator runs {self.options.run_id}, the call names {run_id or '(none)'}")
+        if job_digest is not None and job_digest != self.options.job_digest:
+            raise WrongRun(f"the call's job digest {job_digest[:12]} is not this job's {self.options.job_digest[:12]}")
+
+    def opened(self, data: str, warnings: Sequence[str]) -> None:
+        """Tell what the job trains on, and what a user may have overlooked in it."""
+        self._event(f"data: {data}")
+        for warning in warnings[:DATA_WARNINGS_SHOWN]:
+            self._event(f"warning: {warning}")
+        if len(warnings) > DATA_WARNINGS_SHOWN:
+            self._event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
+
+    # --- what outlives this process ---
+
+    def saved(self) -> Saved:
+        """Return what a later coordinator cannot learn from the shards."""
+        return Saved(
+            target=self.leases.target,
+            final=self.ending.stored if self.ending else "",
+            early_stop=self.early_stop,
+            evaluations={
+                str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
+                for after_step, metrics in self.evaluations.results().items()
+            },
+            skips=tuple(sorted(self.leases.skips)),
+            worker_restarts=self.supervision.worker_restarts,
+            shard_restarts=self.shard_restarts,
+            shard_lives=tuple(self._last_life(shard) for shard in range(self.options.shards)),
+            rollbacks=self.rounds.rollbacks,
+            workers_wanted=self.workers_wanted,
+            scale_requests=self.scale_requests,
+            examples=self.progress.examples,
+            training_s=self.progress.training_s(),
+            fingerprint=self.workers.fingerprint,
+        )
+
+    def resume(self, saved: Saved) -> None:
+        """Take over what an earlier coordinator decided and counted; before any call."""
+        if saved.early_stop:
+            self.early_stop = saved.early_stop
+            self.leases.stop_at(saved.target)
+            self.evaluations.stop_at(saved.target)
+        for after_step, metrics in saved.evaluations.items():
+            known = {name: math.nan if value is None else value for name, value in metrics.items()}
+            self.evaluations.known(int(after_step), known)
+        if saved.final:
+            judged = self.evaluations.results().get(self.leases.target)
+            self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
+        self.leases.skips.update(saved.skips)
+        self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
+        if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
+            self._earlier_lives = list(saved.shard_lives)
+        self.rounds.rollbacks = saved.rollbacks
+        self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
+        self.workers.fingerprint = saved.fingerprint
+        self.progress.resume(saved.examples, saved.training_s)
+
+    def started_anew(self) -> None:
+        """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
+        self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
+        self._earlier_lives = [0] * self.options.shards
+
+    # --- inside, and for the core ---
+
+    def _last_life(self, shard: int) -> int:
+        """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
+        if shard not in range(self.options.shards):
+            return 0
+        life = self.shards.life(shard)
+        return self._earlier_lives[shard] if life is None else life.incarnation
+
+    def _become(self, state: JobState, reason: str) -> None:
+        self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
+        self._event(f"{self.state_name}: {reason}")
+
+    def warn(self, key: str, text: str) -> None:
+        """Warn of what is wrong from now on, once; it stays on the screens until `resolved`."""
+        if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
+            self._event(f"warning: {text}")
+
+    def resolved(self, key: str, text: str = "") -> None:
+        """Take a warning back, if it was given; `text` says what holds now, where it is not just the contrary."""
+        warned = self.problems.end(key)
+        if warned:
+            self._event(f"resolved: {text or warned}")
+
+    def _event(self, text: str) -> None:
+        text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
+        self.events.append(text)
+        self.events_total += 1
+        self.new_events.append(text)

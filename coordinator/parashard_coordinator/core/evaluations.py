@@ -1,0 +1,189 @@
+"""Evaluations: when the held-out examples are judged, and of which weights the results are.
+
+Pure. An evaluation is leased to a worker like a step, and names the weights that it judges: those that the shards'
+lives had after so many steps (P25). In `sync:N` it names the round that starts from them, and no later round is leased
+until its result is in: the weights would be gone (P7, P11).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from parashard_coordinator.core.policies import LeasingPolicy
+
+ATTEMPTS_MAX = 5
+SLOW_S = 60.0  # after that a warning names it
+
+
+@dataclass
+class Evaluation:
+    """One evaluation: due when `after_step` steps are complete, which is its name.
+
+    `incarnations` are the shards' lives whose weights the holder judges, since `granted_s`.
+    """
+
+    after_step: int
+    round: int | None
+    holder: str | None = None
+    granted_s: float = 0.0
+    incarnations: tuple[int, ...] = ()
+    failures: list[str] = field(default_factory=list)
+    metrics: dict[str, float] | None = None
+
+
+class Evaluations:
+    """All evaluations of a job, in order.
+
+    Parameters
+    ----------
+    after_steps : sequence of int
+        Numbers of complete steps at which one is due, ascending; moved up to the next boundary of the policy.
+    policy : LeasingPolicy
+        Knows where weights can be judged.
+    steps_total : int
+        S; an evaluation never waits for more.
+    """
+
+    def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
+        self._policy = policy
+        bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
+        self._open = [Evaluation(step, policy.round_of(step)) for step in bounds]  # without a result, in order
+        self._held: dict[int, Evaluation] = {}
+        self._done: dict[int, Evaluation] = {}  # by the steps before them
+        self._untold: set[int] = set()  # of these, the ones whose result nobody has been told
+
+    @property
+    def latest(self) -> Evaluation | None:
+        """Of those with a result, the one after the most steps."""
+        return self._done[max(self._done)] if self._done else None
+
+    @property
+    def finished(self) -> bool:
+        """Every evaluation has its result."""
+        return not self._open
+
+    def lease_limit(self) -> int:
+        """Return the first step that must wait for a result (rounds only)."""
+        if not self._open or self._open[0].round is None:
+            return 1 << 62
+        return self._open[0].after_step
+
+    def grant(
+        self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
+    ) -> list[Evaluation]:
+        """Lease the first evaluation that is due and that nobody holds, of the weights that these lives have."""
+        for evaluation in self._open:
+            if evaluation.after_step > lowest_incomplete:
+                break
+            if evaluation.holder is None:
+                evaluation.holder, evaluation.incarnations, evaluation.granted_s = worker, incarnations, now_s
+                self._held[evaluation.after_step] = evaluation
+                return [evaluation]
+        return []
+
+    def renew(self, worker: str, held: list[int]) -> None:
+        """Free what a worker does not list."""
+        for evaluation in [e for e in self._held.values() if e.holder == worker and e.after_step not in held]:
+            self._free(evaluation)
+
+    def slowest(self, now_s: float) -> tuple[str, int, float] | None:
+        """Return the evaluation that is held longest, if that is long: the worker, its name, and for how long."""
+        held = min(self._held.values(), key=lambda e: e.granted_s, default=None)
+        if held is None or held.holder is None or now_s - held.granted_s <= SLOW_S:
+            return None
+        return held.holder, held.after_step, now_s - held.granted_s
+
+    def finish(self, after_step: int, metrics: Mapping[str, float]) -> bool:
+        """Record a result of the weights that there are; return whether it is the first one for them."""
+        evaluation = self._find(after_step)
+        if evaluation is None:
+            return False
+        self._end(evaluation, metrics)
+        self._untold.add(after_step)
+        return True
+
+    def untold(self) -> list[Evaluation]:
+        """Return, once, the results that people have not been told, in order: none before an earlier one is in."""
+        first_open = self._open[0].after_step if self._open else math.inf
+        ready = sorted(after_step for after_step in self._untold if after_step < first_open)
+        self._untold.difference_update(ready)
+        return [self._done[after_step] for after_step in ready]
+
+    def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
+        """Take over a result that an earlier coordinator had, if this job still asks for it."""
+        evaluation = self._find(after_step)
+        if evaluation is not None:
+            self._end(evaluation, metrics)
+
+    def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
+        """Void what was judged after more steps than the shards have now, and return it: it is judged again (P25).
+
+        Whatever somebody is at is void too, since a shard has another life, and is free for others.
+        """
+        for evaluation in list(self._held.values()):
+            self._free(evaluation)
+        gone = [e for e in self._done.values() if e.after_step > lowest_incomplete]
+        for evaluation in gone:
+            del self._done[evaluation.after_step]
+            self._untold.discard(evaluation.after_step)
+            self._add(evaluation.after_step)
+        self._open.sort(key=lambda e: e.after_step)
+        return gone
+
+    def fail(self, after_step: int, reason: str) -> str | None:
+        """Count a failed attempt; return why the job must stop, or None."""
+        evaluation = self._find(after_step)
+        if evaluation is None:
+            return None
+        self._free(evaluation)
+        evaluation.failures.append(reason)
+        if len(evaluation.failures) >= ATTEMPTS_MAX:
+            return f"{reason}; the evaluation after step {evaluation.after_step} failed {ATTEMPTS_MAX} times"
+        return None
+
+    def results(self) -> dict[int, dict[str, float]]:
+        """Return the results so far, by the steps before them."""
+        return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
+
+    def passed(self, steps: int) -> list[Evaluation]:
+        """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
+        missed = [e for e in self._open if e.round is not None and e.after_step < steps]
+        for evaluation in missed:
+            self._free(evaluation)
+            self._open.remove(evaluation)
+        return missed
+
+    def stop_at(self, target: int) -> None:
+        """Drop what lies beyond an early stop's target, and judge the final weights there."""
+        for evaluation in [e for e in self._open if e.after_step > target]:
+            self._free(evaluation)
+            self._open.remove(evaluation)
+        if target not in self._done and self._find(target) is None:
+            self._add(target)
+
+    def _add(self, after_step: int) -> None:
+        self._open.append(Evaluation(after_step, self._policy.round_of(after_step)))
+
+    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
+        self._free(evaluation)
+        self._open.remove(evaluation)
+        evaluation.metrics = dict(metrics)
+        self._done[evaluation.after_step] = evaluation
+
+    def _find(self, after_step: int) -> Evaluation | None:
+        return next((e for e in self._open if e.after_step == after_step), None)
+
+    def _free(self, evaluation: Evaluation) -> None:
+        self._held.pop(evaluation.after_step, None)
+        evaluation.holder = None
+
+
+def evaluation_steps(steps_total: int, steps_per_epoch: int, every_epochs: float) -> list[int]:
+    """Return after how many complete steps to evaluate: every `every_epochs` epochs (0: never), and at the end."""
+    periodic = []
+    if every_epochs > 0:
+        interval = max(1.0, every_epochs * steps_per_epoch)  # more often than after every step is never
+        periodic = [round(interval * i) for i in range(1, int(steps_total / interval) + 1)]
+    return sorted({step for step in periodic if step < steps_total} | {steps_total})

@@ -1,0 +1,107 @@
+"""Failures: what failed attempts at steps mean for the whole job: it goes on, or it stops, and whose fault that is.
+
+Pure. One attempt that fails says little about the job; that nothing but failures comes says much (P6). Counting a
+step's attempts is `parashard_coordinator.core.leases`' part. Called by the core.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from parashard_coordinator.core.calls import FailedStep, FailureKind
+from parashard_coordinator.core.leases import Failed
+
+FIRST_FAILURES_MIN = 5
+GIVEN_UP_IN_A_ROW_MAX = 10
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Why the job stops, and whether its model or its data must be fixed before it can go on."""
+
+    reason: str
+    must_be_fixed: bool
+
+
+class Failures:
+    """The failed attempts of a job.
+
+    Parameters
+    ----------
+    max_attempts : int
+        A step that failed this often is given up.
+    skip : bool
+        Whether it is skipped then, and does not stop the job.
+    against_divergence : str
+        What to do about a loss that is not finite.
+    """
+
+    def __init__(self, max_attempts: int, *, skip: bool, against_divergence: str) -> None:
+        self._skip = skip
+        self._against_divergence = against_divergence
+        self._first_failures_max = max(FIRST_FAILURES_MIN, max_attempts)
+        self._raised = 0  # attempts in which the model raised an error, before any step succeeded
+        self._raised_at: set[int] = set()
+        self._given_up_in_a_row = 0
+        self._succeeded = 0
+        self._not_finite: dict[int, tuple[int, int]] = {}  # step -> steps that had succeeded at its first, last failure
+
+    def succeeded(self) -> None:
+        """Take note of a step that is complete with its gradient."""
+        self._raised = self._given_up_in_a_row = 0
+        self._succeeded += 1
+        self._raised_at.clear()
+
+    def failed(self, failed: FailedStep, result: Failed, examples: str, *, any_succeeded: bool) -> Verdict | None:
+        """Take note of a failed attempt; return why the job stops, or None.
+
+        Parameters
+        ----------
+        failed : FailedStep
+            What went wrong.
+        result : Failed
+            What it means for its step.
+        examples : str
+            The step's, for people; empty, or with a space before it.
+        any_succeeded : bool
+            Whether any step of the job has ever been completed with its gradient.
+        """
+        if failed.kind is FailureKind.NOT_FINITE:
+            first, _ = self._not_finite.get(failed.step, (self._succeeded, 0))
+            self._not_finite[failed.step] = first, self._succeeded
+        reason, users = self.named(failed, any_succeeded=any_succeeded), failed.kind is FailureKind.MODEL
+        if failed.kind is FailureKind.WRONG_RESULT:
+            return Verdict(reason, must_be_fixed=True)
+        if users and not any_succeeded:
+            self._raised += 1
+            self._raised_at.add(failed.step)
+            if self._raised >= self._first_failures_max and len(self._raised_at) > 1:
+                return Verdict(f"{reason}; the first {self._raised} attempts at steps all failed", must_be_fixed=True)
+        if not result.given_up:
+            return None
+        attempts = f"step {failed.step} failed {result.attempts} times{examples}"
+        if not self._skip:
+            return Verdict(f"{reason}; {attempts}", must_be_fixed=users)
+        self._given_up_in_a_row += 1
+        if self._given_up_in_a_row < GIVEN_UP_IN_A_ROW_MAX:
+            return None
+        row = f"{GIVEN_UP_IN_A_ROW_MAX} steps in a row were given up, none succeeded between them; the last one,"
+        return Verdict(f"{reason}; {row} {attempts}", must_be_fixed=users)
+
+    def named(self, failed: FailedStep, *, any_succeeded: bool) -> str:
+        """Return what went wrong: a loss that is not finite after others that were is a divergence.
+
+        Unless only this step fails so, and others succeed meanwhile: then it is something in its examples.
+        """
+        if failed.kind is not FailureKind.NOT_FINITE:
+            return failed.reason
+        if not any_succeeded:
+            return f"{failed.reason}, and no step was in before it; check the model and its first values"
+        if self._fails_alone(failed.step):
+            return f"{failed.reason}, while other steps succeed; check its examples and what the model makes of them"
+        return f"training diverged: {failed.reason}; {self._against_divergence}"
+
+    def _fails_alone(self, step: int) -> bool:
+        first, _ = self._not_finite[step]
+        others = any(last >= first for other, (_, last) in self._not_finite.items() if other != step)
+        return self._succeeded > first and not others

@@ -1,0 +1,107 @@
+"""Texts that peers send: how long each may be, and what may be in it, before the coordinator keeps or shows it.
+
+Owns these bounds. They go into events, logs, terminals, the status and the report, so nothing in them may act on a
+terminal, begin a line, or grow without an end. Pure; called by `parashard_coordinator.api.service` for what comes in
+and by `parashard_coordinator.core.core_state` for what is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame
+
+NAME_BYTES_MAX = 100
+ADDRESS_BYTES_MAX = 300  # a host's name has at most 253
+PATH_BYTES_MAX = 200  # a Unix socket's has at most 108
+DEVICE_BYTES_MAX = 200
+FINGERPRINT_BYTES_MAX = 2000
+REASON_BYTES_MAX = 1000
+EVENT_BYTES_MAX = 2000  # an event says who, and may have a reason in it
+METRICS_MAX = 64  # of one evaluation
+CUT = "..."
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*")
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%\[\]-]*")
+
+
+def readable(text: str, bytes_max: int) -> str:
+    r"""Return a text of at most so many bytes that a terminal shows as it is: the rest is cut, and others are escaped.
+
+    >>> readable("NaN\x1b[2J\nlevel=critical", 100), readable("far too long", 8)
+    ('NaN\\x1b[2J\\nlevel=critical', 'far t...')
+    """
+    begins = text[:bytes_max]  # first: what is cut is not worth a copy
+    shown = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in begins).encode()
+    if len(begins) == len(text) and len(shown) <= bytes_max:
+        return shown.decode()
+    return shown[: bytes_max - len(CUT)].decode(errors="ignore") + CUT
+
+
+def checked_name(name: str) -> str:
+    """Return a worker's name; "" stands for none.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is too long, or has other characters than names of hosts, pods and paths have.
+    """
+    if len(name) > NAME_BYTES_MAX:
+        raise ConfigurationError(f"a worker's name has at most {NAME_BYTES_MAX} characters, found {len(name)}")
+    if name and not _NAME.fullmatch(name):
+        raise ConfigurationError(
+            f"a worker's name has letters, digits and . _ : / @ - and begins with a letter or a digit, found "
+            f"'{readable(name, NAME_BYTES_MAX)}'"
+        )
+    return name
+
+
+def checked_address(address: str, what: str) -> str:
+    """Return an address, host:port; "" stands for none.
+
+    Raises
+    ------
+    LimitExceeded
+        If it is too long.
+    MalformedFrame
+        If it has characters that no address has.
+    """
+    _check_length(address, what, ADDRESS_BYTES_MAX)
+    if not _ADDRESS.fullmatch(address):
+        raise MalformedFrame(f"{what}: '{readable(address, ADDRESS_BYTES_MAX)}' is not host:port")
+    return address
+
+
+def checked_text(text: str, what: str, bytes_max: int) -> str:
+    """Return a text that must stay as it is, such as a path or what is compared.
+
+    Raises
+    ------
+    LimitExceeded
+        If it is too long.
+    MalformedFrame
+        If there is something in it that cannot be printed.
+    """
+    _check_length(text, what, bytes_max)
+    if not text.isprintable():
+        raise MalformedFrame(f"{what}: '{readable(text, bytes_max)}' has characters that cannot be printed")
+    return text
+
+
+def fault_of_metrics(metrics: Mapping[str, float]) -> str:
+    """Return what is wrong with the names of an evaluation's metrics, or ""."""
+    if len(metrics) > METRICS_MAX:
+        return f"an evaluation has at most {METRICS_MAX} metrics, found {len(metrics)}"
+    for name in metrics:
+        if len(name.encode()) > NAME_BYTES_MAX or not name.isprintable():
+            return (
+                f"a metric's name has at most {NAME_BYTES_MAX} bytes, all printable: '{readable(name, NAME_BYTES_MAX)}'"
+            )
+    return ""
+
+
+def _check_length(text: str, what: str, bytes_max: int) -> None:
+    length = len(text.encode())
+    if length > bytes_max:
+        raise LimitExceeded(f"{what} has {length} bytes; allowed are {bytes_max}")

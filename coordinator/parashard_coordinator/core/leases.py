@@ -1,0 +1,392 @@
+"""Leases: who may compute which step, and which steps every shard has acknowledged.
+
+Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace (P5). Losing a lease never
+loses a step, and granting one twice never counts it twice, because the shards know each step by its number (P1).
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from parashard.plan.intervals import IntervalSet
+from parashard_coordinator.core.policies import LeasingPolicy
+
+HOLDERS_MAX = 2  # a straggling step is computed twice at most at a time
+SPECULATION_MIN_S = 0.5
+SLOW_S = 30.0  # after that a warning names the step, if the median is under a quarter of its time
+SLOW_MEDIANS = 4
+DURATIONS_KEPT = 128
+RETRY_PAUSE_S = 0.25
+RETRY_PAUSE_MAX_S = 5.0
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A step for a worker to compute.
+
+    `skip`: push nothing for it, marked skipped (P6). `announce`: a worker died that held it; the next one says that it
+    begins to compute it before it does, so that its death can be told from that of one who only held it (P26).
+    """
+
+    step: int
+    skip: bool = False
+    announce: bool = False
+
+
+@dataclass(frozen=True)
+class Failed:
+    """What a failed attempt means for its step: how many there were, and whether it is given up."""
+
+    attempts: int
+    given_up: bool
+
+
+@dataclass
+class _Step:
+    """What is known of a step that is neither untouched nor complete."""
+
+    holders: set[str] = field(default_factory=set)
+    failures: int = 0
+    not_before_s: float = 0.0  # when a step that failed may be leased again; 0: it has not failed, or is given up
+    suspect: bool = False  # a worker died that held it
+
+
+class StepLeases:
+    """The steps of a job and their leases.
+
+    Invariants: `complete` is the intersection of the shards' acknowledged sets; every step below `_frontier` is either
+    complete, held, in `_returned` or in `_paused`; `_granted_s` has an entry for each holder of each step, the oldest
+    first.
+
+    Parameters
+    ----------
+    steps_total : int
+        S.
+    shards : int
+        Number of shards whose acknowledgement a step needs; with 0 a report alone completes it.
+    policy : LeasingPolicy
+        Which steps may be leased.
+    speculate_after : float
+        A step held longer than this many median durations may go to a second worker; 0 = never.
+    max_attempts : int
+        A step that failed this often is given up (P6).
+    retry_pause_s : float
+        Pause before the second attempt at a step; it doubles with each. In all of them together every shard says at
+        least once which steps it has, so that one which is in everywhere is not given up (P24).
+    """
+
+    def __init__(
+        self,
+        steps_total: int,
+        shards: int,
+        policy: LeasingPolicy,
+        *,
+        speculate_after: float = 4.0,
+        max_attempts: int = 5,
+        retry_pause_s: float = RETRY_PAUSE_S,
+    ) -> None:
+        self.target = steps_total  # lowered by an early stop (P8)
+        self.policy = policy
+        self.complete = IntervalSet()
+        self.lowest_incomplete = 0
+        self.speculative_leases = 0
+        self.skips: set[int] = set()  # steps given up: empty pushes for every shard, whenever they are leased (P6)
+        self._speculate_after = speculate_after
+        self._max_attempts = max_attempts
+        self._retry_pause_s = retry_pause_s
+        self._acknowledged = [IntervalSet() for _ in range(shards)]
+        self._frontier = 0
+        self._returned = IntervalSet()  # ranges: a worker may list a step far ahead
+        self._paused: dict[int, float] = {}  # steps that failed -> when they may be leased again
+        self._steps: dict[int, _Step] = {}
+        self._held: dict[str, set[int]] = {}
+        self._granted_s: dict[tuple[int, str], float] = {}
+        self._durations_s: deque[float] = deque(maxlen=DURATIONS_KEPT)
+
+    @property
+    def finished(self) -> bool:
+        """Every step of the target is complete."""
+        return self.lowest_incomplete >= self.target
+
+    @property
+    def leased(self) -> int:
+        """Number of steps that somebody holds."""
+        return sum(1 for step in self._steps.values() if step.holders)
+
+    def held_by(self, worker: str) -> set[int]:
+        """Return the steps that a worker holds."""
+        return set(self._held.get(worker, ()))
+
+    def limit(self) -> int:
+        """Return the first step that may not be leased now."""
+        return min(self.target, self.policy.limit(self.lowest_incomplete))
+
+    def grant(self, worker: str, want: int, workers: int, now_s: float, limit: int) -> list[Grant]:
+        """Lease up to `want` steps below `limit` to a worker, lowest first.
+
+        With none due, a straggling step of another worker is leased a second time (speculative execution).
+        """
+        self._end_pauses(now_s)
+        limit = min(limit, self.limit())
+        leasable = len(self._returned) + max(0, limit - self._frontier)
+        granted: list[int] = []
+        for _ in range(min(want, self.policy.share(leasable, workers))):
+            step = self._returned.lowest(default=self._frontier)
+            if step >= limit:
+                break
+            self._hold(worker, step, now_s)
+            granted.append(step)
+        if want and not granted:
+            straggling = self._straggling(worker, now_s, limit)
+            if straggling is not None:
+                self.speculative_leases += 1
+                self._hold(worker, straggling, now_s)
+                granted.append(straggling)
+        return [self._grant_of(step) for step in granted]
+
+    def acknowledge(
+        self, worker: str, step: int, shards: Iterable[int], now_s: float, *, skipped: bool = False
+    ) -> bool:
+        """Record which shards acknowledged a worker's step; return True if that completed it just now.
+
+        Of a step that is given up only receipts of its empty push count: in rounds they say that it has replaced
+        whatever gradient the shard held (P24).
+        """
+        if step >= self.target:
+            return False
+        if step in self.skips and not skipped:
+            self._release(worker, step)
+            return False
+        self.reach(step)
+        for shard in shards:
+            self._acknowledged[shard].add(step)
+        granted_s = self._granted_s.get((step, worker))
+        if granted_s is not None:
+            self._durations_s.append(now_s - granted_s)
+        if step in self.complete:
+            self._release(worker, step)
+            return False
+        if not all(step in acknowledged for acknowledged in self._acknowledged):
+            self._release(worker, step)
+            return False
+        self._complete(step)
+        return True
+
+    def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
+        """Keep what a worker lists and free what it does not (P5); return the listed steps that it should drop.
+
+        A listed step that is leased to nobody, or to others, is taken as held: the worker is computing it anyway. In
+        `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
+        it would commit a round on one shard that another one lacks steps of (P10).
+        """
+        listed = set(held)
+        limit = min(self.target, self.policy.keep_limit(self.lowest_incomplete))
+        revoked = [step for step in held if step in self.complete or step >= limit]
+        for step in self._held.get(worker, set()) - listed.difference(revoked):
+            self._release(worker, step)
+        for step in listed.difference(revoked) - self._held.get(worker, set()):
+            self._hold(worker, step, now_s)
+        return revoked
+
+    def end(self, worker: str) -> list[int]:
+        """End every lease of a worker; return the steps that it held, ascending."""
+        steps = sorted(self._held.get(worker, ()))
+        for step in steps:
+            self._release(worker, step)
+        return steps
+
+    def fail(self, worker: str, step: int, now_s: float, *, skip: bool) -> Failed | None:
+        """Count a failed attempt, and lease the step again after a pause (P6); None if it does not count.
+
+        Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With
+        `skip`, a step that is given up is leased again at once, as an empty push.
+        """
+        state = self._steps.get(step)
+        if state is None or worker not in state.holders:
+            return None
+        state.failures += 1
+        given_up = state.failures >= self._max_attempts
+        if given_up and skip:
+            self.skips.add(step)
+        pause_s = min(RETRY_PAUSE_MAX_S, self._retry_pause_s * 2.0 ** min(state.failures - 1, 30))
+        state.not_before_s = 0.0 if given_up else now_s + pause_s
+        self._release(worker, step)
+        return Failed(state.failures, given_up)
+
+    def suspect(self, steps: Iterable[int]) -> None:
+        """Have the next holders of steps announce that they compute them: a worker died that held them (P26)."""
+        for step in steps:
+            if step < self.target and step not in self.complete:
+                self._steps.setdefault(step, _Step()).suspect = True
+
+    def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
+        """Return the steps of `held` that count as acknowledged.
+
+        Of a step that is given up, a gradient that is only held does not: its empty push replaces it (P24).
+        """
+        trusted = held.copy()
+        for step in self.skips:
+            if step not in applied and step not in skipped:
+                trusted.discard(step)
+        return trusted
+
+    def confirm(self, shard: int, held: IntervalSet) -> list[int]:
+        """Take what a shard's known life says it has for receipts of steps that failed; return those complete now.
+
+        A worker may have died between a push and its report: such a step is not to be tried until it is given up (P24).
+        """
+        for step in self._paused:
+            if step in held:
+                self._acknowledged[shard].add(step)
+        confirmed = [step for step in self._paused if all(step in each for each in self._acknowledged)]
+        for step in confirmed:
+            self._complete(step)
+        return confirmed
+
+    def shard_registered(self, shard: int, applied: IntervalSet) -> int:
+        """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5).
+
+        Returns how many steps an earlier life of it had acknowledged that this one lacks.
+        """
+        believed = self._acknowledged[shard]
+        lost = len(believed) - len(believed.intersection(applied))
+        self._acknowledged[shard] = applied.copy()
+        complete = self._acknowledged[0].copy()
+        for acknowledged in self._acknowledged[1:]:
+            complete = complete.intersection(acknowledged)
+        self._recount(complete)
+        return lost
+
+    def committed(self, stop: int) -> None:
+        """Take the steps below `stop` as complete, whether their receipts were reported or lost: every shard has
+        committed them, and would refuse to take part in computing them again (P10, P11).
+        """
+        if stop <= self.lowest_incomplete:
+            return
+        for acknowledged in self._acknowledged:
+            acknowledged.add_range(0, stop)
+        complete = self.complete.copy()
+        complete.add_range(0, stop)
+        self._recount(complete)
+
+    def held_by_shard(self, shard: int) -> IntervalSet:
+        """Return the steps that a shard's present life has acknowledged."""
+        return self._acknowledged[shard].copy()
+
+    def leased_so_far(self) -> int:
+        """Return the first step that nobody has ever held, moved up to a round's end: a place to drain at (P8)."""
+        return min(self.target, self.policy.boundary(self._frontier))
+
+    def stop_at_frontier(self) -> int:
+        """Lower the target to what has been leased (in rounds: to the round's end); return it (P8)."""
+        self.target = self.leased_so_far()
+        return self.target
+
+    def stop_at(self, target: int) -> None:
+        """Lower the target, as an earlier coordinator decided."""
+        self.target = min(self.target, target)
+
+    def reach(self, step: int) -> None:
+        """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
+        if self._frontier <= step:
+            self._returned.add_range(self._frontier, step + 1)
+            self._frontier = step + 1
+
+    def slowest(self, now_s: float) -> tuple[str, int, float] | None:
+        """Return the lease that is held longest, if that is far too long: the worker, the step, and for how long."""
+        if not self._granted_s:
+            return None
+        (step, worker), granted_s = next(iter(self._granted_s.items()))
+        held_s = now_s - granted_s
+        if held_s <= SLOW_S:
+            return None
+        usual_s = statistics.median(self._durations_s) if self._durations_s else 0.0
+        return (worker, step, held_s) if held_s > SLOW_MEDIANS * usual_s else None
+
+    def _recount(self, complete: IntervalSet) -> None:
+        """Derive from the complete steps what is still to be leased."""
+        self._frontier = max(self._frontier, complete.stop())
+        self.complete = complete
+        self.lowest_incomplete = complete.lowest_missing()
+        for step in [step for step in self._steps if step in complete]:
+            self._forget(step)
+        self._returned = IntervalSet(complete.missing(0, self._frontier))
+        for step, _ in self._granted_s:
+            self._returned.discard(step)
+        for step in self._paused:
+            self._returned.discard(step)
+
+    def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
+        """Return the step below `limit` that another worker has held longest, if that is too long.
+
+        The limit counts here too: after a shard's restart somebody may hold a step that lies past it (P9, P10).
+        """
+        if not self._speculate_after or not self._durations_s or not self._granted_s:
+            return None
+        oldest_s = next(iter(self._granted_s.values()))
+        if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
+            return None
+        patience_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
+        for (step, _), granted_s in self._granted_s.items():
+            if now_s - granted_s <= patience_s:
+                break
+            holders = self._steps[step].holders
+            if step < limit and worker not in holders and len(holders) < HOLDERS_MAX:
+                return step
+        return None
+
+    def _grant_of(self, step: int) -> Grant:
+        skip = step in self.skips
+        return Grant(step, skip, announce=self._steps[step].suspect and not skip)
+
+    def _end_pauses(self, now_s: float) -> None:
+        for step in [step for step, not_before_s in self._paused.items() if not_before_s <= now_s]:
+            del self._paused[step]
+            self._returned.add(step)
+
+    def _hold(self, worker: str, step: int, now_s: float) -> None:
+        if step == self._frontier:  # as nearly all are: nobody has had it
+            self._frontier += 1
+        else:
+            self.reach(step)
+            self._returned.discard(step)
+            self._paused.pop(step, None)
+        self._steps.setdefault(step, _Step()).holders.add(worker)
+        self._granted_s[step, worker] = now_s
+        self._held.setdefault(worker, set()).add(step)
+
+    def _release(self, worker: str, step: int) -> None:
+        self._held.get(worker, set()).discard(step)
+        self._granted_s.pop((step, worker), None)
+        state = self._steps.get(step)
+        if state is None:
+            return
+        state.holders.discard(worker)
+        if not state.holders:
+            if step in self.complete:
+                pass
+            elif state.not_before_s:
+                self._paused[step] = state.not_before_s
+            else:
+                self._returned.add(step)
+            if not state.failures and not state.suspect:
+                del self._steps[step]
+
+    def _complete(self, step: int) -> None:
+        self.complete.add(step)
+        self._returned.discard(step)
+        self._forget(step)
+        if step == self.lowest_incomplete:
+            self.lowest_incomplete = self.complete.lowest_missing()
+
+    def _forget(self, step: int) -> None:
+        self._paused.pop(step, None)
+        for worker in self._steps.pop(step, _NOBODY).holders:
+            self._held[worker].discard(step)
+            del self._granted_s[step, worker]
+
+
+_NOBODY = _Step()

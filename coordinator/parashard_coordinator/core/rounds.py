@@ -1,0 +1,248 @@
+"""Rounds: where the shards of a `sync:N` job stand, when they must return to an earlier round, and when they save one.
+
+Pure: `now_s` is an argument. All shards save the same rounds, and if one has lost what the others have, all return to
+the newest round that each stands at or has saved (P12). Knows what shards said of themselves; sends nothing. Jobs
+without rounds have a `NoRounds`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from parashard.plan.intervals import IntervalSet
+
+ANY_STEP = 1 << 62
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a shard's present life stands, as it said last."""
+
+    applied: IntervalSet
+    held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
+    returnable: frozenset[int] = frozenset(
+        {0}
+    )  # rounds that it has a checkpoint of, and the one that its plan began at
+    incarnation: int = 0
+    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held ones, those whose push was empty
+
+    def precedes(self, later: Standing) -> bool:
+        """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""
+        mine = (len(self.applied), len(self.held), len(self.skipped))
+        return mine < (len(later.applied), len(later.held), len(later.skipped))
+
+
+class RoundBook(Protocol):
+    """What the core asks about rounds."""
+
+    rollbacks: int
+
+    @property
+    def returning_to(self) -> int | None:
+        """The round that all shards have to return to before anything is leased again."""
+
+    def stands(self, shard: int, standing: Standing) -> None:
+        """Take note of where a shard stands."""
+
+    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+        """Decide about returning, given what each shard acknowledged; return whether that has changed."""
+
+    def out_of_round(self) -> list[tuple[int, int]]:
+        """Return (shard, round) of those that have to be sent back."""
+
+    def common_cut(self) -> int | None:
+        """Return the newest round that every shard has saved."""
+
+    def passed(self) -> int:
+        """Return how many steps some shard has in its weights."""
+
+    def committed(self) -> int:
+        """Return how many steps every shard has in its weights: the first so many; 0 where there are no rounds."""
+
+    def lease_limit(self) -> int:
+        """Return the first step that may not be leased now."""
+
+    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
+        """Return the round to save next, once it is time; nothing of it is leased until `cut_named`."""
+
+    def cut_named(self) -> None:
+        """Take note that the shards know which round to save."""
+
+
+class NoRounds:
+    """`async` and `ssp`: any state of a shard is a legal start, beside any state of the others (P1)."""
+
+    returning_to = None
+    rollbacks = 0
+
+    def stands(self, shard: int, standing: Standing) -> None:
+        """Nothing follows from it."""
+
+    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+        """Nobody ever has to return."""
+        return False
+
+    def out_of_round(self) -> list[tuple[int, int]]:
+        """Nobody."""
+        return []
+
+    def common_cut(self) -> int | None:
+        """There are no rounds."""
+        return None
+
+    def passed(self) -> int:
+        """Weights can be judged at any time."""
+        return 0
+
+    def committed(self) -> int:
+        """A step is complete by its receipts alone."""
+        return 0
+
+    def lease_limit(self) -> int:
+        """Any step."""
+        return ANY_STEP
+
+    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
+        """Shards keep their own time."""
+        return None
+
+    def cut_named(self) -> None:
+        """Nothing waits for it."""
+
+
+class Rounds:
+    """The book of a `sync:N` job.
+
+    Parameters
+    ----------
+    shards : int
+        Number of shards.
+    round_steps : int
+        N.
+    steps_total : int
+        S.
+    every_s : float
+        Seconds between two rounds that all shards save; 0: none by time.
+    """
+
+    def __init__(self, shards: int, round_steps: int, steps_total: int, every_s: float) -> None:
+        self._shards = shards
+        self._round_steps = round_steps
+        self._steps_total = steps_total
+        self._every_s = every_s
+        self._standings: dict[int, Standing] = {}
+        self._cut_step: int | None = None  # the first step of a round whose saving the shards are being told of
+        self._cut_s: float | None = None
+        self.returning_to: int | None = None
+        self.rollbacks = 0
+
+    def stands(self, shard: int, standing: Standing) -> None:
+        """Take note of where a shard stands."""
+        known = self._standings.get(shard)
+        if known is None or known.incarnation != standing.incarnation or not standing.precedes(known):
+            self._standings[shard] = standing
+
+    def look(self, held: Callable[[int], IntervalSet]) -> bool:
+        """Decide whether all must return to an earlier round.
+
+        They can go on if each has acknowledged every step that any has in its weights: it commits them with the next
+        request (P10). Else the newest common round is the target; all can return to where their plan began. The same
+        where some have the gradient of a step in their weights that others have skipped (P24): then the target is no
+        later than that step's round.
+
+        A return ends when every shard stands at its target, and not before: what one shard announces meanwhile may be
+        older than an order that another carries out already. Only a target that some shard can no longer reach is
+        given up for another one.
+        """
+        before, standings = self.returning_to, self._standings.values()
+        if len(self._standings) < self._shards:
+            return False
+        if before is None:
+            needed = max(len(standing.applied) for standing in standings)
+            goes_on = all(self._has(shard, needed, held(shard)) for shard in self._standings)
+            if not goes_on or self._contested() is not None:
+                self.returning_to = self._newest_common()
+                self.rollbacks += 1
+        elif all(self._round(standing) == before for standing in standings):
+            self.returning_to = None
+        elif not all(before in self._reachable(standing) for standing in standings):
+            self.returning_to = self._newest_common()
+        return before != self.returning_to
+
+    def out_of_round(self) -> list[tuple[int, int]]:
+        """Return (shard, round) of those that do not stand at the target."""
+        target = self.returning_to
+        if target is None:
+            return []
+        return [(shard, target) for shard, s in sorted(self._standings.items()) if self._round(s) != target]
+
+    def common_cut(self) -> int | None:
+        """Return the newest round that every shard has saved, or None: nothing older than it may go (P12)."""
+        if len(self._standings) < self._shards:
+            return None
+        return max(frozenset.intersection(*(s.returnable for s in self._standings.values())), default=None)
+
+    def passed(self) -> int:
+        """Return how many steps some shard has in its weights: earlier rounds' weights are gone."""
+        return max((len(s.applied) for s in self._standings.values()), default=0)
+
+    def committed(self) -> int:
+        """Return how many steps every shard has in its weights: no shard takes or needs one of these any more."""
+        if len(self._standings) < self._shards or self.returning_to is not None:
+            return 0
+        return min(len(standing.applied) for standing in self._standings.values())
+
+    def lease_limit(self) -> int:
+        """Return the first step that may not be leased: none while shards return, none of a round being announced."""
+        if self.returning_to is not None:
+            return 0
+        return ANY_STEP if self._cut_step is None else self._cut_step
+
+    def due_cut(self, lowest_incomplete: int, now_s: float) -> int | None:
+        """Return the round to save next; the round after the one in progress, of which nothing is leased yet."""
+        if self._cut_s is None:
+            self._cut_s = now_s
+        if self._cut_step is None:
+            step = (lowest_incomplete // self._round_steps + 1) * self._round_steps
+            waiting = not self._every_s or now_s - self._cut_s < self._every_s
+            if waiting or self.returning_to is not None or step >= self._steps_total:
+                return None
+            self._cut_step, self._cut_s = step, now_s
+        return self._cut_step // self._round_steps
+
+    def cut_named(self) -> None:
+        """Lease on: every shard that could be told knows."""
+        self._cut_step = None
+
+    def _newest_common(self) -> int:
+        """Return the newest round that each shard stands at or has saved, from before what they disagree about."""
+        common = frozenset.intersection(*(self._reachable(standing) for standing in self._standings.values()))
+        contested = self._contested()
+        if contested is None:
+            return max(common)
+        return max((round_ for round_ in common if round_ <= contested // self._round_steps), default=min(common))
+
+    def _reachable(self, standing: Standing) -> frozenset[int]:
+        return standing.returnable | {self._round(standing)}
+
+    def _contested(self) -> int | None:
+        """Return the first step that some shard has skipped and another has in its weights with its gradient (P24)."""
+        found = [
+            step
+            for some in self._standings.values()
+            for other in self._standings.values()
+            for start, stop in some.skipped.intersection(other.applied).intervals()
+            for step, _ in other.skipped.missing(start, stop)
+        ]
+        return min(found, default=None)
+
+    def _round(self, standing: Standing) -> int:
+        return -(-len(standing.applied) // self._round_steps)
+
+    def _has(self, shard: int, needed: int, acknowledged: IntervalSet) -> bool:
+        held = self._standings[shard].held.copy()
+        for start, stop in acknowledged.intervals():
+            held.add_range(start, stop)
+        return next(held.missing(0, needed), None) is None

@@ -1,0 +1,51 @@
+"""Saved: what a coordinator's successor cannot learn from the shards, the job file and the manifests (P7).
+
+Stored when a coordinator takes the run over, before a decision acts, and now and then for the counters. Pure;
+`parashard_coordinator.run.store` has the disk, and the names that carry the claim (P23).
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Self
+
+from pydantic import Field
+
+from parashard.checkpoints.encoding import Record
+
+
+class Saved(Record):
+    """Decisions, and figures for the report.
+
+    Evaluations' results are by the steps before them; a metric that is not finite is None. `plan_version` is of the
+    plan that its coordinator went by, and `final` the drained checkpoint that the job ends with, once that is decided.
+    """
+
+    kind: ClassVar[str] = "coordinator"
+
+    target: int
+    plan_version: int = 0  # 0: none yet
+    final: str = ""
+    early_stop: str = ""
+    evaluations: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    skips: tuple[int, ...] = ()
+    worker_restarts: int = 0
+    shard_restarts: int = 0
+    shard_lives: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
+    rollbacks: int = 0
+    workers_wanted: int = 0
+    scale_requests: int = 0  # how often somebody asked for a number of workers; 0: the manifests' number
+    examples: int = 0
+    training_s: float = 0.0
+    fingerprint: str = ""  # of the arithmetic that the job began with (P13)
+
+    def returned_to(self, steps: int) -> Self:
+        """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
+        stopped = bool(self.early_stop) and self.target <= steps
+        return self.model_copy(
+            update={
+                "early_stop": self.early_stop if stopped else "",
+                "evaluations": {after: told for after, told in self.evaluations.items() if int(after) <= steps},
+                "skips": tuple(step for step in self.skips if step < steps),
+                "final": "",
+            }
+        )

@@ -1,0 +1,225 @@
+"""Cluster: the few questions that the coordinator asks of the Kubernetes API, and the one change.
+
+Owns the official client, its models, and the mapping of its errors to ours: `RetryLater` where asking again helps,
+`StaleList` where the list is too old to go on from, `Unreadable` where the answer makes no sense, `ConfigurationError`
+where the cluster does not allow it. Nothing else comes out of the client. Decides nothing; called by
+`parashard_coordinator.kubernetes.watching`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard_coordinator.kubernetes.ledger import Pod
+
+INSTANCE = "app.kubernetes.io/instance"
+COMPONENT = "app.kubernetes.io/component"
+NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+REQUEST_S = 10.0
+WATCH_S = 30.0
+"""How long one watch lasts before it is asked for anew: what a server that fell silent costs at most."""
+SAID_CHARACTERS_MAX = 200
+"""Of what is repeated of an answer: it may be a proxy's whole page."""
+
+
+class StaleList(Exception):
+    """410 Gone: what changed since the list is not known any more; list again."""
+
+
+class Conflict(Exception):
+    """409: somebody else changed the object meanwhile; read it again."""
+
+
+class Unreadable(Exception):
+    """The answer is nothing that the client can read, such as a proxy's own words: what it was about is not known."""
+
+
+class Cluster(Protocol):
+    """What the watch needs; `KubernetesCluster`, or a test's own."""
+
+    def list_pods(self) -> tuple[list[Pod], str]:
+        """Return all pods of the job's shards and workers, and the version of that list."""
+
+    def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
+        """Yield (ADDED, MODIFIED or DELETED, pod, version) of what changed since a version, until the watch ends."""
+
+    def scale_workers(self, workers: int) -> None:
+        """Set the number of workers."""
+
+
+class KubernetesCluster:
+    """The API server, for one job's objects.
+
+    Parameters
+    ----------
+    api_client : kubernetes.client.ApiClient
+        Where it is and who asks.
+    namespace, job : str
+        Namespace of all objects, and name of the workers' Job.
+    """
+
+    def __init__(self, api_client: Any, namespace: str, job: str) -> None:
+        from kubernetes import client, watch
+
+        self._core = client.CoreV1Api(api_client)
+        self._batch = client.BatchV1Api(api_client)
+        self._new_watch = watch.Watch
+        self._namespace = namespace
+        self._job = job
+        self._selector = ""
+
+    def list_pods(self) -> tuple[list[Pod], str]:
+        """Return all pods of the job's shards and workers, and the version of that list.
+
+        Raises
+        ------
+        RetryLater, Unreadable, ConfigurationError
+            As the module says.
+        """
+        with _our_errors(f"list the pods of {self._namespace}"):
+            listed = self._core.list_namespaced_pod(
+                self._namespace, label_selector=self._label_selector(), _request_timeout=REQUEST_S
+            )
+            return [pod_of(item) for item in listed.items], listed.metadata.resource_version
+
+    def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
+        """Yield what changed since a version, until the server ends the watch, at the latest after `WATCH_S`.
+
+        Raises
+        ------
+        StaleList
+            If the version is too old.
+        RetryLater, Unreadable, ConfigurationError
+            As the module says.
+        """
+        with _our_errors(f"watch the pods of {self._namespace}"):
+            # With a timeout of the server's the client does not try again by itself: when to is decided by our caller.
+            for event in self._new_watch().stream(
+                self._core.list_namespaced_pod,
+                self._namespace,
+                label_selector=self._label_selector(),
+                resource_version=version,
+                timeout_seconds=int(WATCH_S),
+                _request_timeout=(REQUEST_S, WATCH_S + REQUEST_S),
+            ):
+                pod = event["object"]
+                yield event["type"], pod_of(pod), pod.metadata.resource_version
+
+    def scale_workers(self, workers: int) -> None:
+        """Set how many workers the Job runs: both its numbers, which must be equal for either to change.
+
+        With 0 the Job is only paused: one that had nothing to complete would be complete. Nothing is written where
+        the Job has that number already, whoever set it.
+
+        Raises
+        ------
+        Conflict
+            If somebody else changed the Job meanwhile.
+        RetryLater, Unreadable, ConfigurationError
+            As the module says; a Job that is over cannot be scaled.
+        """
+        with _our_errors(f"scale the Job {self._namespace}/{self._job}"):
+            job = self._read_job()
+            spec = {"parallelism": workers} if workers == 0 else {"parallelism": workers, "completions": workers}
+            if all(getattr(job.spec, name) == number for name, number in spec.items()):
+                return
+            if any(c.type in ("Complete", "Failed") and c.status == "True" for c in job.status.conditions or ()):
+                raise ConfigurationError(f"the Job {self._namespace}/{self._job} is over: it cannot be scaled")
+            self._batch.patch_namespaced_job(
+                self._job,
+                self._namespace,
+                {"metadata": {"resourceVersion": job.metadata.resource_version}, "spec": spec},
+                _request_timeout=REQUEST_S,
+            )
+
+    def _label_selector(self) -> str:
+        """Return what the job's pods are found by: the label that the workers' Job gives its own."""
+        if not self._selector:
+            instance = (self._read_job().spec.template.metadata.labels or {}).get(INSTANCE)
+            if not instance:
+                raise ConfigurationError(
+                    f"the Job {self._namespace}/{self._job}: its pods have no label {INSTANCE} to be found by"
+                )
+            self._selector = f"{INSTANCE}={instance},{COMPONENT} in (shard,worker)"
+        return self._selector
+
+    def _read_job(self) -> Any:
+        return self._batch.read_namespaced_job(self._job, self._namespace, _request_timeout=REQUEST_S)
+
+
+def open_cluster(job: str) -> KubernetesCluster:
+    """Return the cluster that this process is a pod of.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is none, or the client is not installed.
+    """
+    try:
+        from kubernetes import client, config
+    except ModuleNotFoundError:
+        raise ConfigurationError(
+            'cluster.launcher = "kubernetes" needs the Kubernetes client: pip install "parashard[kubernetes]"'
+        ) from None
+    configuration = client.Configuration()
+    try:
+        config.load_incluster_config(client_configuration=configuration)
+        namespace = NAMESPACE_FILE.read_text().strip()
+    except (config.ConfigException, OSError) as error:
+        raise ConfigurationError(
+            f'cluster.launcher = "kubernetes", and this process is no pod that may ask the API: {error}'
+        ) from None
+    configuration.retries = False  # the caller tries again, and knows for how long
+    return KubernetesCluster(client.ApiClient(configuration), namespace, job)
+
+
+def pod_of(item: Any) -> Pod:
+    """Return a pod of the client's model as ours."""
+    status = item.status
+    container = next(iter(status.container_statuses or ()), None)
+    ended = container.state.terminated if container and container.state else None
+    before = container.last_state.terminated if container and container.last_state else None
+    disruption = next((c for c in status.conditions or () if c.type == "DisruptionTarget" and c.status == "True"), None)
+    return Pod(
+        uid=item.metadata.uid,
+        name=item.metadata.name,
+        role=(item.metadata.labels or {}).get(COMPONENT, ""),
+        phase=status.phase or "",
+        exit_code=ended.exit_code if ended else None,
+        restarts=container.restart_count if container else 0,
+        last_exit_code=before.exit_code if before else None,
+        disruption=(disruption.reason or "DisruptionTarget") if disruption else "",
+    )
+
+
+@contextmanager
+def _our_errors(what: str) -> Iterator[None]:
+    """Raise the client's errors as ours."""
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield
+    except ApiException as error:
+        if error.status == 410:
+            raise StaleList from None
+        if error.status == 409:
+            raise Conflict from None
+        said = f"cannot {what}: the API server answered {error.status} {error.reason}"[:SAID_CHARACTERS_MAX]
+        if not isinstance(error.status, int):  # a watch's event says what it likes
+            raise Unreadable(said) from None
+        if error.status == 429 or error.status >= 500:
+            raise RetryLater(said) from None
+        raise ConfigurationError(said) from None
+    except HTTPError as error:
+        raise Unreachable(f"cannot {what}: the API server does not answer: {type(error).__name__}") from None
+    except ParashardError:
+        raise
+    except Exception as error:
+        # The client reads what it expects, and stumbles in many ways over anything else.
+        said = f"{type(error).__name__}: {error}"[:SAID_CHARACTERS_MAX]
+        raise Unreadable(f"cannot {what}: the client cannot read the answer: {said}") from error

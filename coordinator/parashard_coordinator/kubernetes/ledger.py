@@ -1,0 +1,123 @@
+"""PodLedger: which pods ended, and whether they were taken away, asked to stop, or failed. Each end is told once.
+
+Pure: pods come in as the API shows them, ends go out. A list says all there is, an event what changed, and both may
+repeat what is known. Knows no HTTP and no clock; `parashard_coordinator.kubernetes.watching` feeds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+STOPPED_EXIT_CODES = (0, 75, 143)
+"""Of a container that ended since it was asked to: by itself, or by SIGTERM before it could listen."""
+
+ROLES = ("shard", "worker")
+
+REASONS = ("done", "failed", "preempted", "stopped", "unseen")
+"""Why a pod ended.
+
+done: its work was. failed: by itself, with an error. preempted: Kubernetes took it away (condition DisruptionTarget).
+stopped: somebody asked it to, as scaling down does. unseen: it is gone, and nobody saw how.
+"""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod, as the API shows it at one moment.
+
+    Parameters
+    ----------
+    uid, name : str
+        Which life of it, and what it is called.
+    role : str
+        "shard" or "worker".
+    phase : str
+        Pending, Running, Succeeded or Failed.
+    exit_code : int or None
+        Of its container, once that has ended for good.
+    restarts : int
+        How often its container was started again in place, the last time after `last_exit_code`.
+    disruption : str
+        Why Kubernetes takes it away, such as PreemptionByScheduler; empty: it does not.
+    """
+
+    uid: str
+    name: str
+    role: str
+    phase: str
+    exit_code: int | None = None
+    restarts: int = 0
+    last_exit_code: int | None = None
+    disruption: str = ""
+
+    @property
+    def over(self) -> bool:
+        """It will not run again."""
+        return self.phase in ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True)
+class PodEnd:
+    """The end of a pod, or of a container that starts again in place."""
+
+    pod: Pod
+    reason: str
+    exit_code: int | None
+
+    def __str__(self) -> str:
+        code = "" if self.exit_code is None else f", exit code {self.exit_code}"
+        why = f" ({self.pod.disruption})" if self.pod.disruption else ""
+        return f"pod {self.pod.name} {self.reason}{why}{code}"
+
+
+class PodLedger:
+    """Remembers the pods of one job, by uid."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, Pod] = {}
+        self._ended: set[str] = set()
+        self._listed = False
+
+    def listed(self, pods: Iterable[Pod]) -> list[PodEnd]:
+        """Take a list of all pods; return what ended since the last one. The first list is where the ledger begins."""
+        now = {pod.uid: pod for pod in pods}
+        if not self._listed:
+            self._listed = True
+            self._known = now
+            self._ended = {pod.uid for pod in now.values() if pod.over}
+            return []
+        ends = [end for uid, pod in list(self._known.items()) if uid not in now for end in self.deleted(pod)]
+        for pod in now.values():
+            ends += self.changed(pod)
+        return ends
+
+    def changed(self, pod: Pod) -> list[PodEnd]:
+        """Take a pod that is new or has changed."""
+        before = self._known.get(pod.uid)
+        self._known[pod.uid] = pod
+        ends = []
+        if pod.restarts > (before.restarts if before else 0):
+            ends.append(PodEnd(pod, _reason(pod, pod.last_exit_code), pod.last_exit_code))
+        if pod.over and pod.uid not in self._ended:
+            self._ended.add(pod.uid)
+            done = pod.phase == "Succeeded" and not pod.disruption
+            ends.append(PodEnd(pod, "done" if done else _reason(pod, pod.exit_code), pod.exit_code))
+        return ends
+
+    def deleted(self, pod: Pod) -> list[PodEnd]:
+        """Take a pod that is gone, as it was last seen."""
+        ends = self.changed(pod)
+        del self._known[pod.uid]
+        if pod.uid not in self._ended:
+            ends.append(PodEnd(pod, "preempted" if pod.disruption else "unseen", None))
+        self._ended.discard(pod.uid)
+        return ends
+
+
+def _reason(pod: Pod, exit_code: int | None) -> str:
+    if pod.disruption:
+        return "preempted"
+    if exit_code is None:
+        return "unseen"
+    return "stopped" if exit_code in STOPPED_EXIT_CODES else "failed"

@@ -1,0 +1,497 @@
+"""Coordination: the shell around the core of one job: its clock, its store, its look at the shards, its end.
+
+Every decision is the core's. This ticks, carries out what the core wants of shards (return to a round, save one, save
+all of them drained), stores what must outlive the process, and writes the weights and the report at the end. What it
+acts on it reads at once, under the core's lock; meanwhile other threads change the core.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+import structlog
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.errors import (
+    DamagedCheckpoint,
+    Fenced,
+    InvalidRequest,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    Redo,
+    RetryLater,
+    StoreFailed,
+    Superseded,
+)
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import Plan
+from parashard.process import failpoints
+from parashard.process.backoff import retry_pause_s
+from parashard.process.shell import ExitCode, Stop
+from parashard.process.side_effects import SideEffect
+from parashard.process.trouble import STEADY_S
+from parashard.security.credentials import Credentials
+from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.refusals import RefusedPeers
+from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.api.page import status_page
+from parashard_coordinator.api.service import CoordinatorService
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.core_state import DueCheckpoint
+from parashard_coordinator.core.draining import Answer, LastReads
+from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.staleness import quantile
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.run.history import History
+from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
+from parashard_coordinator.run.resolve import ResolvedJob
+from parashard_coordinator.run.store import RunStore, SavedModel
+from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.commands import ShardCommands
+from parashard_coordinator.shards.disk_troubles import DiskTroubles
+from parashard_coordinator.shards.monitor import ShardMonitor
+
+TICK_S = 0.05
+LOOK_S = 1.0
+SAVE_S = 2.0
+AGAIN_S = 0.2
+DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
+SKIP_PATIENCE_S = 20.0
+SKIP_PAUSE_S = 0.5
+NONSENSE_PATIENCE_S = 60.0  # how long a shard may answer nonsense before the last checkpoint, and the job, is given up
+
+log = structlog.get_logger("coordinator")
+
+
+@dataclass(frozen=True)
+class _Moment:
+    """How the job stands at one moment, for the main loop."""
+
+    state: JobState
+    over: bool
+    all_registered: bool
+    view: int
+
+
+def _moment(core: Core, now_s: float) -> _Moment:
+    return _Moment(core.state, core.over, core.shards.all_registered, core.shards.view)
+
+
+def _ticked(core: Core, now_s: float) -> _Moment:
+    core.tick(now_s)
+    return _moment(core, now_s)
+
+
+def _not_ready(core: Core, now_s: float) -> str:
+    return "" if core.shards.all_registered else core.reason
+
+
+@dataclass(frozen=True)
+class _Commands:
+    """What to tell which lives: to return to a round (by shard), and a round to save."""
+
+    lives: list[ShardLife]
+    returns: dict[int, tuple[ShardLife, int]]
+    cut_round: int | None
+
+
+def _commands(core: Core, now_s: float) -> _Commands | None:
+    if not core.shards.all_registered:
+        return None
+    lives = core.shards.lives()
+    returns = {shard: (lives[shard], round_) for shard, round_ in core.rounds.out_of_round()}
+    return _Commands(lives, returns, core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+
+
+class Coordination:
+    """One job in progress.
+
+    Parameters
+    ----------
+    core : ExclusiveCore
+        Its decisions; they are stored from now on before anybody hears of them.
+    resolved : ResolvedJob
+        What it is.
+    plan : Plan
+        Where its variables are.
+    job : GetJobReply
+        What every process is told.
+    run_dir : Path
+        Where history, weights and report go.
+    run_store : RunStore
+        Where what outlives this process goes.
+    credentials : Credentials, optional
+        Shown to shards.
+    make_service : callable
+        Makes the service; the one of a coordinator that traces comes in here.
+    """
+
+    def __init__(
+        self,
+        core: ExclusiveCore,
+        resolved: ResolvedJob,
+        plan: Plan,
+        job: pb.GetJobReply,
+        run_dir: Path,
+        run_store: RunStore,
+        credentials: Credentials | None = None,
+        make_service: Callable[..., CoordinatorService] = CoordinatorService,
+    ) -> None:
+        self._core = core
+        core.on_decision = self._save_decision
+        self._resolved = resolved
+        self._plan = plan
+        self._run_id = job.run_id
+        self._run_dir = run_dir
+        self._run_store = run_store
+        settings = resolved.job
+        shards, skips, fingerprint = core.run_exclusive(
+            lambda core, _: (core.options.shards, frozenset(core.leases.skips), core.workers.fingerprint)
+        )
+        self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
+        self.service = make_service(core, job, self._status)
+        self._credentials = credentials
+        stubs = ShardChannels(credentials)
+        self._watch = ShardMonitor(self._run_id, stubs)
+        self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
+        self._nonsense_since_s: float | None = None
+        self._end_failures = 0  # of the store and of the run directory, in a row
+        self._returns_failed = 0  # likewise, of shards that were to return
+        self._again_s = 0.0  # when to try again what waits for a shard
+        self._return_s = 0.0  # when to send shards back again
+        self._damaged_returns = 0
+        self._parts: dict[int, str] = {}  # folders of the parts of the checkpoint that was taken last, by shard
+        self._last_reads = LastReads()
+        self._saved: Saved | None = None
+        self._stored_skips, self._stored_fingerprint = skips, fingerprint
+        self._save_s = 0.0  # when to try again what a later coordinator needs
+        self._history = History(run_dir, self._note_of("history"))
+        self._records = SideEffect("the coordinator's records", self._note_of("records"), STEADY_S)
+        self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
+        self._troubles = DiskTroubles()
+
+    def http_port(self, host: str, port: int, refused: RefusedPeers) -> HttpPort:
+        """Return the port that serves metrics, probes and the status page."""
+        registry = new_registry("coordinator", self._credentials)
+        registry.register(refused)
+        registry.register(CoordinatorCollector(self._core, self._status))
+        page = {"/": lambda: (200, "text/html; charset=utf-8", status_page(self._present_status()))}
+        http = HttpPort(host, port, registry, lambda: self._core.run_exclusive(_not_ready), page)
+        self._status.http_address = http.address
+        return http
+
+    def run(self, stop: Stop) -> JobState:
+        """Lease until the job is over or a stop is asked for; then save what a later coordinator needs.
+
+        Return how the job stands.
+        """
+        history = self._history
+        next_look_s = 0.0
+        moment = self._core.run_exclusive(_moment)
+        view = saved_view = moment.view
+        while not moment.over and not stop.wait(TICK_S):
+            moment = self._core.run_exclusive(_ticked)
+            now_s = time.monotonic()
+            if moment.all_registered and (now_s >= next_look_s or view != moment.view):
+                view, next_look_s = moment.view, now_s + LOOK_S
+                self._look()
+                history.add(self._present_status())
+            if now_s >= self._save_s or saved_view != moment.view:  # a life that is forgotten is not counted
+                saved_view = moment.view
+                self._save_if_changed()
+                self._save_s = now_s + max(SAVE_S, retry_pause_s(self._records.failures))
+            self._command_shards()
+            if now_s >= self._again_s:
+                self._save_what_is_due()
+                self._again_s = now_s + max(AGAIN_S, retry_pause_s(self._end_failures))
+            moment = self._core.run_exclusive(_moment)
+        if moment.all_registered:
+            self._look()
+        history.add(self._present_status())
+        self._save_if_changed()
+        if moment.state is JobState.FAILED:
+            self._failed_report.attempt(self._save_failed_report)
+        return moment.state
+
+    def linger(self) -> None:
+        """Try again to write a failed job's report, where that did not go well."""
+        if self._failed_report.error:
+            self._failed_report.attempt(self._save_failed_report)
+
+    def _save_failed_report(self) -> None:
+        self._check_claim()
+        save_report(self._run_dir, self._report(None))
+        self._run_store.keep_results(self._run_dir)
+
+    def _note_of(self, key: str) -> Callable[[str, bool], None]:
+        """Return what shows people that something cannot be written, or can again."""
+
+        def note(text: str, over: bool) -> None:
+            self._core.run_exclusive(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
+
+        return note
+
+    # --- shards ---
+
+    def _look(self) -> bool:
+        """Ask every shard for its record; return whether all of them answered."""
+        lives = self._core.run_exclusive(lambda core, _: core.shards.lives())
+        silent = self._watch.look(lives, self._status.saw, time.monotonic())
+        changed = [
+            change
+            for shard, record in self._status.records().items()
+            for change in self._troubles.changed(shard, record.figures, time.monotonic())
+        ]
+        p95 = quantile(self._status.staleness(), 0.95)
+
+        def note(core: Core, now_s: float) -> None:
+            core.staleness_p95 = p95
+            for key, text, over in changed:
+                core.resolved(key, text) if over else core.warn(key, text)
+            for shard, silence in silent.items():
+                core.shard_silent(shard, silence.silent_s, str(silence.error))
+
+        self._core.run_exclusive(note)
+        return not silent
+
+    def _command_shards(self) -> None:
+        """Send shards back that have to return (P12), and name the round that all save next."""
+        commands = self._core.run_exclusive(_commands)
+        if commands is None:
+            return
+        if commands.returns and time.monotonic() >= self._return_s:
+            for shard, error in self._commands.roll_back(commands.returns).items():
+                self._returns_failed += isinstance(error, StoreFailed)
+                log.warning("not-returned", shard=shard, error=str(error))
+                self._check_newest(error)
+                # It says by and by where it stands, or is away, or cannot claim an incarnation on a full disk.
+                self._return_s = time.monotonic() + max(AGAIN_S, retry_pause_s(self._returns_failed))
+                self._damaged_returns += isinstance(error, DamagedCheckpoint)
+            if self._damaged_returns > DAMAGED_RETURNS_MAX:
+                reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
+                self._core.run_exclusive(lambda core, _: core.fail(reason))
+        if commands.cut_round is not None:
+            for shard, error in self._commands.name_round(commands.lives, commands.cut_round).items():
+                log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
+            self._core.run_exclusive(lambda core, _: core.rounds.cut_named())
+
+    def _save_what_is_due(self) -> None:
+        due = self._core.run_exclusive(lambda core, _: core.due_checkpoint())
+        if due is not None and not due.final:
+            self._save_drained(due)
+        elif due is not None:
+            self._finish(due)
+
+    def _save_drained(self, due: DueCheckpoint) -> None:
+        """Take the drained checkpoint that somebody waits for."""
+        try:
+            id_ = self._checkpoint_of_all(due)
+        except (RetryLater, Redo, Fenced) as error:  # a shard is away; leasing stays paused until it is back
+            self._check_newest(error)
+            why = str(error)
+            log.info("drained-checkpoint-waits", error=why)
+            given_up = self._core.run_exclusive(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            if given_up is None:
+                return
+            answer = given_up
+        except ParashardError as error:
+            answer = Answer(error=str(error), steps=due.steps)
+        else:
+            if not id_:
+                return
+            answer = Answer(checkpoint=id_, steps=due.steps)
+        self._core.run_exclusive(lambda core, _: core.checkpoint_ended(answer))
+
+    def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
+        """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
+        steps = due.steps
+        saved = self._commands.save(due.lives, due.round, self._last_reads.damaged)
+        self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
+        self._core.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
+        whole = IntervalSet([(0, steps)])
+        if any(shard.applied != whole for shard in saved):
+            furthest = max(shard.applied.stop() for shard in saved)
+            if furthest <= steps:
+                lacking = "a shard's own record lacks steps that it acknowledged"
+                self._core.run_exclusive(lambda core, _: core.fail(lacking))
+                return ""
+            # A lease of an earlier coordinator reached further than this one knew.
+            self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
+            return ""
+        failpoints.hit("coordinator.checkpoint.parts")
+        if due.final and not self._records_stored():
+            return ""
+        id_ = self._run_store.add_job_manifest(
+            self._run_id, self._resolved.digest, self._plan, steps, [shard.part for shard in saved], final=due.final
+        )
+        failpoints.hit("coordinator.checkpoint.manifest")
+        return id_
+
+    # --- the end ---
+
+    def _finish(self, due: DueCheckpoint) -> None:
+        """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
+
+        That checkpoint's manifest decides the end: whichever coordinator writes weights and report writes those of it.
+        The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
+        stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
+        waited for (P21).
+        """
+        due, model = self._final_model(due)
+        if model is None:
+            return
+        resolved = self._resolved
+        self._look()
+        figures = self._report(due, model.steps_applied) | audited(resolved, model.variables)
+        figures["checkpoint"] = due.stored
+        self._check_claim()
+        try:
+            save_weights(self._run_dir, model.variables, self._run_id)
+            save_preprocessing(self._run_dir, resolved.spec.preprocessing)
+            failpoints.hit("coordinator.finish.weights")
+            save_report(self._run_dir, figures)
+            failpoints.hit("coordinator.finish.report")
+            del model  # the weights are read again to be stored
+            self._history.add(self._present_status())
+            self._run_store.keep_results(self._run_dir)
+        except StoreFailed as error:
+            self._end_waits(f"weights and report cannot be stored: {error}")
+            return
+        self._end_failures = 0
+        self._core.run_exclusive(lambda core, _: core.done())
+
+    def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
+        return self._core.run_exclusive(
+            lambda core, now_s: report(core, self._resolved, self._status, now_s, final, steps_saved)
+        )
+
+    def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
+        """Return the last checkpoint, and its model once there is one; without a model it is tried again."""
+        try:
+            if not due.stored:
+                due = replace(due, stored=self._checkpoint_of_all(due))
+                if not due.stored:
+                    return due, None
+                last = due
+                self._core.run_exclusive(lambda core, _: core.ends_with(last))
+            return due, self._run_store.model(due.stored)
+        except DamagedCheckpoint as error:
+            log.warning("last-checkpoint-damaged", error=str(error))
+            self._core.run_exclusive(lambda core, _: core.last_damaged())  # another one is taken
+            given_up = self._last_reads.failed(self._parts, str(error))
+            if given_up:
+                self._core.run_exclusive(lambda core, _: core.fail(given_up))
+        except StoreFailed as error:
+            self._end_waits(f"the last checkpoint cannot be stored: {error}")
+        except (InvalidRequest, PeerFailed, Fenced) as error:
+            self._check_newest(error)
+            self._nonsense(f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it")
+        except ParashardError as error:
+            self._nonsense_since_s = None
+            log.info("end-waits", error=str(error))
+        return due, None
+
+    def _records_stored(self) -> bool:
+        """Store what a successor has to know before the last manifest, which ends the job for it, too (P7).
+
+        After the shards, which make room for what they save. A stop that a successor did not hear of would be undone.
+        """
+        self._save_if_changed()
+        if self._records.error:
+            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
+        return not self._records.error
+
+    def _check_newest(self, refusal: ParashardError) -> None:
+        """Raise `Superseded` after a refusal if a later coordinator has claimed the run (P23); else the shard is."""
+        if isinstance(refusal, Fenced):
+            self._check_claim()
+
+    def _end_waits(self, reason: str) -> None:
+        """Wait, for as long as it takes, for a store or a disk that fails; people see why (P21)."""
+        self._end_failures += 1
+        log.info("end-not-stored", reason=reason, failures=self._end_failures)
+        self._core.run_exclusive(lambda core, _: core.waits(f"the job waits: {reason}"))
+
+    def _nonsense(self, reason: str) -> None:
+        """Go on to the next try, unless a shard has answered nonsense for long: that ends the job."""
+        log.warning("end-not-stored", reason=reason)
+        self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
+        if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
+            self._core.run_exclusive(lambda core, _: core.fail(reason))
+
+    # --- what outlives this process ---
+
+    def _save_if_changed(self) -> None:
+        """Store what has changed; with or without a change, end where there is a later coordinator (P23).
+
+        Under the core's lock: a decision that is stored meanwhile is not to be replaced by what was before it.
+        """
+
+        def save(core: Core, _: float) -> None:
+            saved = core.saved()
+            if saved == self._saved:
+                self._check_claim()
+            else:
+                self._save(saved)
+
+        self._core.run_exclusive(save)
+
+    def _save(self, saved: Saved) -> bool:
+        if not self._records.attempt(lambda: self._run_store.save(saved)):
+            return False
+        self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
+        return True
+
+    def _check_claim(self) -> None:
+        """Raise `Superseded` if a later coordinator has claimed the run, as far as the store can tell now."""
+        with suppress(StoreFailed):
+            self._run_store.check_newest()
+
+    def _save_decision(self, core: Core) -> None:
+        """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.
+
+        A store that fails stops no work (P21): a result, a stop or a scaling, which a later coordinator finds out
+        again, is stored later. A step must not be skipped by one and computed by another: a store that fails for long
+        then, and a later coordinator (P3), end this process: what was decided has not left it.
+
+        Raises
+        ------
+        NotReady
+            To a worker whose arithmetic would have become the job's (P13): it joins again.
+        """
+        deadline_s = time.monotonic() + SKIP_PATIENCE_S
+        try:
+            while not self._save(core.saved()):
+                if core.leases.skips <= self._stored_skips:
+                    break
+                if time.monotonic() > deadline_s:
+                    _give_up("skip-not-stored", self._records.error, ExitCode.RETRY)
+                time.sleep(SKIP_PAUSE_S)
+            else:
+                return
+        except Superseded as error:
+            _give_up("superseded", str(error), ExitCode.FENCED)
+        if core.options.same_arithmetic and core.workers.fingerprint != self._stored_fingerprint:
+            core.workers.fingerprint = self._stored_fingerprint
+            raise NotReady(f"the coordinator's store does not work: {self._records.error}")
+
+    def _present_status(self) -> pb.GetStatusReply:
+        return self.service.GetStatus(pb.GetStatusRequest(), None)
+
+
+def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
+    """End this process at once: what it decided must not act."""
+    try:
+        log.critical(event, error=error)
+    finally:
+        os._exit(code)  # P21

@@ -1,0 +1,71 @@
+"""ExclusiveCore: the core of one job and the lock around it. Nothing else holds the core.
+
+Owns the lock, the clock, and what follows every call: decisions are stored before anybody hears of them (P7), events
+are logged, and whoever waits for a change is woken. Knows no call. The service, the main loop, the metrics and the
+follower of pods bring functions; what these return must not be a part of the core that still changes.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from parashard_coordinator.core.core import Core
+
+_Result = TypeVar("_Result")
+
+log = structlog.get_logger("coordinator")
+
+
+class ExclusiveCore:
+    """A core that one thread at a time reaches.
+
+    Parameters
+    ----------
+    core : Core
+        Given away: the caller keeps no other way to it.
+    clock : callable
+        Monotonic seconds.
+
+    Attributes
+    ----------
+    on_decision : callable
+        Stores the core's decisions; called under the lock, so that nothing else happens meanwhile.
+    """
+
+    def __init__(self, core: Core, clock: Callable[[], float] = time.monotonic) -> None:
+        self.__core = core
+        self._clock = clock
+        self._changed = threading.Condition()
+        self.on_decision: Callable[[Core], None] = lambda core: None
+
+    def run_exclusive(self, call: Callable[[Core, float], _Result]) -> _Result:
+        """Run a call on the core alone, then store and log what it decided and wake who waits."""
+        with self._changed:
+            decisions = self.__core.decisions
+            try:
+                return call(self.__core, self._clock())
+            finally:
+                if self.__core.decisions != decisions:
+                    self.on_decision(self.__core)
+                for event in self.__core.new_events:
+                    log.info(event)
+                self.__core.new_events.clear()
+                self._changed.notify_all()
+
+    def run_until(
+        self, call: Callable[[Core, float], _Result], enough: Callable[[_Result], bool], wait_s: float
+    ) -> _Result:
+        """Run a call now and whenever something has changed, until its result is enough or the time is up."""
+        with self._changed:
+            deadline_s = self._clock() + wait_s
+            while True:  # asks before it waits: something may have changed since the caller's last look
+                result = call(self.__core, self._clock())
+                left_s = deadline_s - self._clock()
+                if left_s <= 0 or enough(result):
+                    return result
+                self._changed.wait(left_s)

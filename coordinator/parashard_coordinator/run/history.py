@@ -1,0 +1,70 @@
+"""History: one JSON line a second of how the job goes, for plots; `history.jsonl` in the run directory."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.launch.run_files import HISTORY_FILE
+from parashard.process.side_effects import SideEffect
+from parashard.process.trouble import STEADY_S
+from parashard.telemetry.transfer import Overlap
+
+
+class History:
+    """Appends to a file; a line is written whole or not at all, and one that cannot be written stops nothing (P21).
+
+    Parameters
+    ----------
+    folder : Path
+        The run directory.
+    tell : callable
+        As of `SideEffect`.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self, folder: Path, tell: Callable[[str, bool], None], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._path = folder / HISTORY_FILE
+        self._lines = SideEffect("history lines", tell, STEADY_S, clock)
+
+    def add(self, status: pb.GetStatusReply) -> None:
+        """Append how the job goes now."""
+        line = (json.dumps(row(status)) + "\n").encode()
+        self._lines.attempt(lambda: self._append(line))
+
+    def _append(self, line: bytes) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            before, left = file.tell(), memoryview(line)
+            try:
+                while left:
+                    left = left[file.write(left) :]
+            except OSError:
+                with suppress(OSError):
+                    file.truncate(before)  # no reader is to meet a part of a line
+                raise
+
+
+def row(status: pb.GetStatusReply) -> dict[str, Any]:
+    """Return the figures of one moment."""
+    return {
+        "elapsed_s": round(status.elapsed_s, 3),
+        "steps_complete": status.steps_complete,
+        "examples_per_s": round(status.examples_per_s, 1),
+        "training_loss": status.training_loss if status.HasField("training_loss") else None,
+        "held_out": {name: value for name, value in status.held_out.items() if math.isfinite(value)},
+        "staleness_p50": status.staleness_p50,
+        "staleness_p95": status.staleness_p95,
+        "staleness_max": status.staleness_max,
+        "step_lag_max": status.step_lag_max,
+        "network_overlapped_share": Overlap.of(worker.phases for worker in status.workers).share,
+        "workers_live": sum(worker.live for worker in status.workers),
+    }

@@ -1,0 +1,170 @@
+"""The end of a job: pull the final weights, write them, audit them, and say in figures how the job went."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from parashard.data.preprocessing import Preprocessing, as_json
+from parashard.errors import StoreFailed
+from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.launch.run_folders import write_report
+from parashard.models.base import Audited
+from parashard.plan.variables import Float32s, values_sha256
+from parashard.process.side_effects import failed_writes, why_failed
+from parashard.store.durable import replace_durably, write_durably
+from parashard.telemetry.transfer import Bytes, Overlap
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core_state import CoreState, DueCheckpoint
+from parashard_coordinator.core.staleness import quantile
+from parashard_coordinator.run.resolve import ResolvedJob
+
+
+def report(
+    core: CoreState,
+    resolved: ResolvedJob,
+    status: StatusView,
+    now_s: float,
+    final: DueCheckpoint | None = None,
+    steps_saved: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Return the figures of a job; NaN becomes None, as JSON wants it.
+
+    Parameters
+    ----------
+    final : DueCheckpoint, optional
+        What the last checkpoint is of, with which the job is done. None: the job as far as it has come.
+    steps_saved : sequence of int
+        How many steps each shard's own manifest of the last checkpoint has. Empty: what the shards last told counts.
+    """
+    records = status.records()
+    staleness = status.staleness()
+    training_s = core.progress.training_s()
+    latest = core.evaluations.latest
+    metrics: Mapping[str, float] = (latest.metrics or {}) if latest else {}
+    state, reason, steps = core.state_name, core.reason, core.leases.target
+    shards = range(core.options.shards)
+    steps_applied = list(steps_saved) or [records[i].steps_applied if i in records else 0 for i in shards]
+    if final is not None:
+        metrics = final.metrics or {}
+        state, reason, steps = "done", core.early_stop or "every step is in", final.steps
+    overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
+    figures = [record.figures for record in records.values()]
+    moved = Bytes.of(figures)
+    return {
+        "job": resolved.job.job.name,
+        "run_id": core.options.run_id,
+        "state": state,
+        "reason": reason,
+        "consistency": str(resolved.job.consistency.policy),
+        "shards": core.options.shards,
+        "workers": core.workers_wanted,
+        "steps_total": steps,
+        "steps_applied": steps_applied,
+        "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
+        "refused_pushes": sum(f.refused_pushes for f in figures),
+        "skipped_steps": core.skipped_steps,
+        "partly_skipped": core.partly_skipped,
+        "problems": core.problems.texts,
+        "speculative_leases": core.leases.speculative_leases,
+        "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else None,
+        "wall_s": round(core.progress.elapsed_s(now_s), 3),
+        "training_loss": _finite(core.progress.loss),
+        "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
+        "data": resolved.spec.figures(),
+        "parameters": resolved.parameters,
+        "staleness": {
+            "p50": quantile(staleness, 0.5),
+            "p95": quantile(staleness, 0.95),
+            "max": max(staleness, default=0),
+        },
+        "step_lag": {"max": max((f.step_lag_max for f in figures), default=0)},
+        "network": {
+            "transfer_s": round(overlap.transfer_s, 3),
+            "waited_s": round(overlap.waited_s, 3),
+            "overlapped_share": _rounded(overlap.share),
+        },
+        "bytes": {**asdict(moved), "saved_share": _rounded(moved.saved_share)},
+        "worker_restarts": core.supervision.worker_restarts,
+        "shard_restarts": core.shard_restarts,
+        "coordinator_restarts": core.options.incarnation - 1,
+        "rollbacks": core.rounds.rollbacks,
+        "checkpoints": {
+            "stored": sum(f.checkpoints for f in figures),
+            "failed": sum(f.failed_checkpoints for f in figures),
+            "stall_s": max((f.checkpoint_stall_s for f in figures), default=0.0),
+        },
+        "failed_writes": failed_writes(),
+    }
+
+
+def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
+    """Return the digest of final weights, and what the model's own audit finds in them."""
+    found: dict[str, Any] = {"weights_sha256": values_sha256(variables)}
+    if isinstance(resolved.model, Audited):
+        found.update(resolved.model.audit(variables, resolved.job.job.epochs))
+    return found
+
+
+def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -> Path:
+    """Write the weights as safetensors, whole or not at all; durable when this returns.
+
+    Raises
+    ------
+    StoreFailed
+        If they cannot be written.
+    """
+    path = folder / WEIGHTS_FILE
+    arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
+    try:
+        replace_durably(path, lambda temporary: save_file(arrays, temporary, {"run_id": run_id}))
+    except (OSError, SafetensorError) as error:  # the library has an error of its own for a full disk
+        raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
+    return path
+
+
+def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
+    """Write how inputs are made and what outputs mean, as `save_report`; nothing where the data are generated."""
+    if preprocessing is not None:
+        with _store_failures(folder / PREPROCESSING_FILE):
+            write_durably(folder / PREPROCESSING_FILE, as_json(preprocessing))
+
+
+def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
+    """Write the report, whole or not at all; it also says where the run's files and its final weights are.
+
+    It is durable when this returns.
+
+    Raises
+    ------
+    StoreFailed
+        If it cannot be written.
+    """
+    weights = str(folder.absolute() / WEIGHTS_FILE) if figures["state"] == "done" else None
+    where = {"run_dir": str(folder.absolute()), "weights": weights}
+    with _store_failures(folder / REPORT_FILE):
+        write_report(folder, {**figures, **where})
+
+
+@contextmanager
+def _store_failures(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
+
+
+def _rounded(share: float | None) -> float | None:
+    return None if share is None else round(share, 4)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,271 @@
+"""Resolves a job file against its data and its model: variables, plan, number of steps, digest.
+
+Here a job's promises meet what is on the disk; whatever does not fit is a ConfigurationError before any step runs.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file
+
+from parashard.checkpoints.manifest import InitialManifest
+from parashard.data import open_source
+from parashard.data.base import DataSpec
+from parashard.display.figures import counted
+from parashard.encodings import Encoding
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.digest import identity_digest, job_identity
+from parashard.job.schema import Job
+from parashard.job.settings import apply_settings
+from parashard.job.tables import ClusterOptions, received_bytes
+from parashard.models import build_model, code_sha256
+from parashard.models.base import Model
+from parashard.models.blame import named_with_line
+from parashard.plan.optimizers import SLOTS
+from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Float32s, Variable, values_sha256
+
+SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
+
+
+@dataclass(frozen=True)
+class ResolvedJob:
+    """A job with everything that follows from its data and model.
+
+    `initial` are first values that the store does not have yet; `initial_sha256` is of those that it has or will have,
+    "" where all are drawn from the seed.
+    """
+
+    job: Job
+    spec: DataSpec
+    model: Model
+    plan: Plan
+    steps: StepPlan
+    identity: dict[str, Any]
+    digest: str
+    initial: Mapping[str, Float32s]
+    initial_sha256: str
+
+    @property
+    def parameters(self) -> int:
+        """How many numbers the model's variables have."""
+        return sum(math.prod(variable.shape) for variable in self.plan.variables.values())
+
+    def summary(self) -> str:
+        """Return what is trained on what, on one line."""
+        return f"{self.spec.summary()}; {self.job.model.kind} with {self.parameters:,} parameters"
+
+
+def resolve(
+    job: Job,
+    model_folder: Path | None,
+    init_file: Path | None = None,
+    *,
+    kept: InitialManifest | None = None,
+    kept_file: Path | None = None,
+) -> ResolvedJob:
+    """Open the data, build the model, place its variables.
+
+    Parameters
+    ----------
+    job : Job
+        Validated.
+    model_folder : Path, optional
+        Where a user's own model is looked up.
+    init_file : Path, optional
+        A safetensors file with every variable's first values.
+    kept : InitialManifest, optional
+        First values of the run, if it has begun: they count, whatever a model draws anew.
+    kept_file : Path, optional
+        The same as a file, where a run has one from before the store had them.
+
+    Raises
+    ------
+    ConfigurationError
+        If the data, the model, the initial values or the targets do not fit the job.
+    """
+    spec = open_source(job.data).spec
+    _check_targets(job, spec)
+    model = build_model(job.model, spec, job.job.seed, model_folder)
+    declared, arrays = _declared(model)
+    variables = apply_settings(declared, job.variables)
+    _check_encodings(job, variables)
+    if kept is not None:
+        arrays, initial_sha256 = {}, kept.sha256
+    else:
+        if kept_file is not None:
+            arrays = _checked_file(kept_file, variables, whole=False)
+        elif init_file is not None:
+            arrays = _checked_file(init_file, variables)
+        initial_sha256 = values_sha256(arrays) if arrays else ""
+    identity = job_identity(
+        job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
+    )
+    _check_shards(job, variables)
+    _check_memory(job, variables, memory_bytes())
+    plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
+    _check_push_memory(job, plan)
+    steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+    digest = identity_digest(identity)
+    return ResolvedJob(job, spec, model, plan, steps, identity, digest, arrays, initial_sha256)
+
+
+def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
+    """Split what a model starts from into declarations and arrays of its own."""
+    declared: dict[str, Variable] = {}
+    arrays: dict[str, Float32s] = {}
+    for name, value in _initial_variables(model).items():
+        if isinstance(value, Variable):
+            if value.name != name:
+                raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
+            declared[name] = value
+            continue
+        try:
+            array = np.array(value, np.float32, order="C")
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
+        if not np.isfinite(array).all():
+            raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
+        declared[name] = Variable(name, array.shape)
+        arrays[name] = array
+    if not declared:
+        raise ConfigurationError("the model has no variables")
+    return declared, arrays
+
+
+def _initial_variables(model: Model) -> Mapping[str, Any]:
+    """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
+    try:
+        initial = model.initial_variables()
+    except ConfigurationError:
+        raise
+    except BaseException as error:  # SystemExit too: the coordinator would end as if it were done
+        raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
+    if not isinstance(initial, Mapping):
+        raise ConfigurationError(
+            f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "
+            "variables or arrays"
+        )
+    return initial
+
+
+def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:
+    """Return the values in a file; with `whole` it must have every variable's."""
+    try:
+        stored = load_file(path)
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
+        raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
+    missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
+    if extra or (missing and whole):
+        raise BadData(
+            f"{path}: does not hold this model's variables; missing: {', '.join(missing) or 'none'}; "
+            f"unknown: {', '.join(extra) or 'none'}"
+        )
+    for name, array in stored.items():
+        if array.shape != variables[name].shape or array.dtype != np.float32:
+            raise BadData(
+                f"{path}: variable {name!r} is {array.dtype} {array.shape}; "
+                f"the model's is float32 {variables[name].shape}"
+            )
+        if not np.isfinite(array).all():
+            raise BadData(f"{path}: the values of variable {name!r} are not all finite")
+    return stored
+
+
+def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
+    """A model may declare encodings too, which the job file's own checks have not seen."""
+    for variable in variables.values():
+        try:
+            encoding = Encoding.parse(variable.encoding)
+        except ConfigurationError as error:
+            raise ConfigurationError(f"variable {variable.name!r}: {error}") from None
+        if job.consistency.policy.kind == "sync" and encoding.has_residue and not variable.frozen:  # P13
+            raise ConfigurationError(
+                f"variable {variable.name!r}: encoding {encoding} with consistency.policy {job.consistency.policy}; "
+                "allowed in sync: float32, bfloat16, float16"
+            )
+
+
+def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
+    """A row is never cut: shards beyond so many hold nothing. The smallest model runs with the default number, too."""
+    rows = sum(variable.rows for variable in variables.values())
+    allowed = max(rows, SHARDS_DEFAULT)
+    if job.cluster.shards > allowed:
+        raise ConfigurationError(
+            f"cluster.shards = {job.cluster.shards}: the model's variables have {counted(rows, 'row')} in all, and "
+            f"a row is not cut; allowed: at most {allowed}"
+        )
+
+
+def _check_memory(job: Job, variables: Mapping[str, Variable], machine_bytes: int) -> None:
+    """Where all shards are on this machine, its memory must hold what they cannot do without."""
+    cluster = job.cluster
+    if cluster.launcher != "local":
+        return
+    slots = SLOTS[job.optimizer.kind] if cluster.shard_device == "cpu" else 0  # else they are on the card
+    of_each = {name: ELEMENT_BYTES * math.prod(variable.shape) for name, variable in variables.items()}
+    needed_bytes = (1 + slots) * sum(of_each.values())
+    if needed_bytes > machine_bytes:
+        largest = max(sorted(of_each), key=lambda name: of_each[name])
+        beside = f" and {slots} times as much for optimizer.kind = {job.optimizer.kind!r}" if slots else ""
+        raise ConfigurationError(
+            f"the model's variables{beside} need {_gib(needed_bytes)}, and this machine's memory is "
+            f"{_gib(machine_bytes)}; the largest variable is {largest!r} of shape {variables[largest].shape}: "
+            f"{_gib(of_each[largest])}"
+        )
+
+
+def memory_bytes() -> int:
+    """Return the size of this machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / (1 << 30):,.1f} GiB"
+
+
+def _check_push_memory(job: Job, plan: Plan) -> None:
+    """A push must fit, over shared memory alone one of each worker, and all gradients of a round (P19)."""
+    cluster, policy = job.cluster, job.consistency.policy
+    largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
+    budget_bytes = cluster.push_memory_bytes(largest_bytes)
+    if largest_bytes > budget_bytes:
+        raise ConfigurationError(
+            f"cluster.queue_bytes = {budget_bytes}: a push to the largest shard has {largest_bytes} bytes and would "
+            "never fit; allowed: at least as much, or 0, which is enough"
+        )
+    slots_bytes = cluster.workers * largest_bytes + received_bytes(largest_bytes)
+    if cluster.transport == "shm" and slots_bytes > budget_bytes:
+        raise ConfigurationError(
+            f'cluster.queue_bytes = {budget_bytes} with cluster.transport = "shm": {cluster.workers} workers hold '
+            f"{largest_bytes} bytes each and leave as much to others; allowed: at least {slots_bytes}, or 0"
+        )
+    if policy.kind == "sync" and policy.bound * largest_bytes > budget_bytes:
+        raise ConfigurationError(
+            f"consistency.policy {policy}: a shard may hold {policy.bound} gradients of {largest_bytes} bytes, "
+            f"more than cluster.queue_bytes = {budget_bytes}; raise it, use more shards or shorter rounds"
+        )
+
+
+def _check_targets(job: Job, spec: DataSpec) -> None:
+    keys = ("target_accuracy", "target_loss", "target_mean_squared_error")
+    targets = [key for key in keys if getattr(job.evaluation, key) is not None]
+    other, what = ("target_mean_squared_error", "classes") if spec.classes else ("target_accuracy", "values")
+    if other in targets and ":" not in job.model.kind:  # a user's own model may have any metric
+        allowed = "target_accuracy" if spec.classes else "target_mean_squared_error"
+        raise ConfigurationError(
+            f"evaluation.{other}: the data's targets are {what}; allowed: evaluation.{allowed}, evaluation.target_loss"
+        )
+    if targets and not spec.held_out:
+        raise ConfigurationError(
+            f"evaluation.{targets[0]} needs held-out examples to judge, and the data have none (data.held_out is 0)"
+        )

@@ -1,0 +1,411 @@
+"""RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
+
+Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
+state and, in an object store, the results. A fresh run writes the first three; a coordinator that is started again, and
+`--resume`, read them. Decides nothing about steps.
+
+Two coordinators of a run may live at once (P23). What decides something is written under a name or with a field that
+carries the claim, and only then the claims are read: a successor that claimed before that ends the writer, whose
+decision nobody has heard of, and one that claims later reads it. A successor saves its own record before it serves, so
+that of what an older coordinator decides after that, nothing counts.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from parashard.checkpoints.catalogue import (
+    COORDINATORS,
+    RUN_NAME,
+    Catalogue,
+    initial_folder,
+    initial_name,
+    job_name,
+    parse_job_id,
+    plan_name,
+)
+from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
+from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
+from parashard.checkpoints.state import whole_model, whole_variables
+from parashard.checkpoints.tensors import variable_tensor, write_tensors
+from parashard.data.preprocessing import Preprocessing, as_json
+from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
+from parashard.job.differences import differences, in_words
+from parashard.job.digest import changed_keys
+from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
+from parashard.plan.partition import Plan
+from parashard.plan.variables import Float32s, values_sha256
+from parashard.process import failpoints
+from parashard.store.base import Store
+from parashard.store.claims import newest_claim
+from parashard_coordinator.core.saved import Saved
+
+log = structlog.get_logger("coordinator")
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What defines a run's steps: its job's digest, and the mapping that the digest is of (P2)."""
+
+    digest: str
+    identity: Mapping[str, Any]
+    job_toml: str
+
+
+@dataclass(frozen=True)
+class SavedModel:
+    """A drained checkpoint's variables by name, and how many steps each shard's own manifest of it has."""
+
+    variables: dict[str, Float32s]
+    steps_applied: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class _Earlier:
+    """The newest record of an earlier coordinator: since it was made, nothing of older ones counts (P23)."""
+
+    incarnation: int
+    saved: Saved
+
+    def precedes(self, decision: PlanRecord | JobManifest) -> bool:
+        """Tell whether its coordinator or a later one made a decision."""
+        return decision.coordinator_incarnation >= self.incarnation
+
+
+class RunStore:
+    """The records of one run.
+
+    Parameters
+    ----------
+    store : Store
+        The run's checkpoint store.
+    incarnation : int
+        The coordinator's, claimed.
+    """
+
+    def __init__(self, store: Store, incarnation: int) -> None:
+        self.store = store
+        self.catalogue = Catalogue(store)
+        self.incarnation = incarnation
+        self._plan_version = 0  # of the plan in force, once it is opened
+
+    def find_run(self, run_id: str, *, resume: bool) -> RunRecord | None:
+        """Return the run that the store has, if it is the one that is meant (`check_run`); None: it has none."""
+        stored = self.catalogue.run()
+        if stored is None:
+            if resume:
+                raise ConfigurationError(f"--resume: {self.store.url} has no run to take up")
+        elif stored.run_id != run_id and not resume:
+            raise ConfigurationError(
+                f"{self.store.url} has run {stored.run_id} already: --resume takes it up; a new run needs another "
+                "checkpoint.url"
+            )
+        return stored
+
+    def check_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
+        """Return the id of the run that the store has, or may have; nothing is written, not even a claim.
+
+        Parameters
+        ----------
+        run_id : str
+            The run that this coordinator is of; a store with another one is refused, unless `resume`.
+        mine : Identity
+            Of the job as it is now.
+        resume : bool
+            True: the store must have a run, and its id is the one that counts.
+
+        Raises
+        ------
+        ConfigurationError
+            If the store has another run, or none to resume, or its job differs: the keys are named.
+        """
+        stored = self.find_run(run_id, resume=resume)
+        if stored is None:
+            return run_id
+        if stored.job_digest != mine.digest:
+            changed = changed_keys(stored.identity, mine.identity)
+            log.info("job-changed", keys=changed)  # all of them
+            named = in_words(differences(stored.identity, mine.identity, "in the run", "now"))
+            raise ConfigurationError(
+                f"run {stored.run_id} cannot go on with a changed job: {named or 'is this another version?'}"
+            )
+        return stored.run_id
+
+    def begin_run(self, run_id: str, mine: Identity) -> None:
+        """Write the run's record, unless it is there; the first one counts.
+
+        Raises
+        ------
+        NotReady
+            If another coordinator began a run meanwhile, such as with other first values: start again.
+        """
+        if self.catalogue.run() is None:
+            self._write_run(run_id, mine)
+        stored = self.catalogue.run()
+        assert stored is not None
+        if (stored.run_id, stored.job_digest) != (run_id, mine.digest):
+            raise NotReady(f"{self.store.url}: another coordinator has just begun run {stored.run_id}")
+
+    def _write_run(self, run_id: str, mine: Identity) -> None:
+        record = RunRecord(
+            run_id=run_id,
+            job_digest=mine.digest,
+            identity=dict(mine.identity),
+            job_toml=mine.job_toml,
+            created_at=time.time(),
+        )
+        with suppress(AlreadyStored):
+            self.store.create(RUN_NAME, encode(record))
+
+    def keep_initial(self, digest: str, arrays: Mapping[str, Float32s]) -> None:
+        """Store first values of a job, if it has any, before `begin_run`: a run that there is has its first values.
+
+        Raises
+        ------
+        StoreFailed
+            Some of the files may be there; without a manifest they are no first values.
+        """
+        if not arrays or self.catalogue.initial_manifest(digest) is not None:
+            return
+        shapes = {name: arrays[name].shape for name in sorted(arrays)}
+        tensors = {variable_tensor(p): arrays[p.variable] for p in whole_variables(shapes)}
+        manifest = InitialManifest(
+            job_digest=digest,
+            incarnation=self.incarnation,
+            sha256=values_sha256(arrays),
+            variables=tuple(shapes.items()),
+            files=tuple(write_tensors(self.store, initial_folder(digest, self.incarnation), tensors, "variables")),
+        )
+        with suppress(AlreadyStored):  # by a coordinator with the same values, since the job has the same digest
+            self._create(initial_name(digest), encode(manifest))
+
+    def keep_preprocessing(self, preprocessing: Preprocessing | None) -> None:
+        """Store how inputs are made and what outputs mean, unless it is there; it follows from the job's data.
+
+        Raises
+        ------
+        StoreFailed
+            If the store gives an error.
+        """
+        if preprocessing is not None:
+            with suppress(AlreadyStored):
+                self.store.create(PREPROCESSING_FILE, as_json(preprocessing))
+
+    def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
+        """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).
+
+        A plan that places rows in another way than the newest one takes effect as a new version, over a drained
+        checkpoint (P8): the newest, if the shards have saved nothing beyond it, or the one that was asked for.
+
+        Raises
+        ------
+        ConfigurationError
+            If the placement changed and there is no drained checkpoint to start from, or shards have saved more.
+        """
+        newest = self._plan_in_force()
+        if newest is not None and newest.to_plan().shards == wanted.shards and not source_asked:
+            self._plan_version = newest.version
+            return replace(wanted, version=newest.version), newest.source or ""
+        source = None
+        if newest is None and source_asked:
+            raise ConfigurationError(f"--from-checkpoint {source_asked}: this run has no drained checkpoint yet")
+        if newest is not None:
+            number = parse_job_id(source_asked)
+            if source_asked and number not in self.catalogue.job_checkpoints():
+                raise ConfigurationError(f"--from-checkpoint {source_asked}: this run has no such drained checkpoint")
+            drained = self.catalogue.job_manifest(number) if number else self.catalogue.newest_job_manifest()
+            if drained is None:
+                raise ConfigurationError(
+                    f"cluster.shards = {len(wanted.shards)}: the run is on {len(newest.plan.shards)} shards, and "
+                    "another placement needs a drained checkpoint, of which it has none; resume it as it was, then "
+                    "`parashard checkpoint create`"
+                )
+            if not source_asked:
+                self._check_nothing_lost(newest.version, len(newest.plan.shards), drained, len(wanted.shards))
+            source = f"j{drained.number}"
+            log.info("new-plan", source=source, steps=drained.steps, shards=len(wanted.shards))
+        plan = replace(wanted, version=max(self.catalogue.plans(), default=0) + 1)
+        record = PlanRecord.of(plan, source=source, coordinator_incarnation=self.incarnation)
+        self._create(plan_name(plan.version), encode(record))
+        self.check_newest()
+        self._plan_version = plan.version
+        return plan, source or ""
+
+    def _plan_in_force(self) -> PlanRecord | None:
+        """Return the newest plan, but for those of coordinators that a successor has passed over (P23)."""
+        earlier = self._earlier()
+        for version in reversed(self.catalogue.plans()):
+            plan = self.catalogue.plan(version)
+            if earlier is None or version <= earlier.saved.plan_version or earlier.precedes(plan):
+                return plan
+        return None
+
+    def _check_nothing_lost(self, version: int, shards: int, drained: JobManifest, wanted: int) -> None:
+        """Refuse to go back behind what the shards have saved, unless that is asked for by name."""
+        newer = [f"j{n}" for n in self.catalogue.damaged_job_checkpoints() if n > drained.number]
+        if newer:
+            raise ConfigurationError(
+                f"cluster.shards = {wanted}: the newest drained checkpoint {newer[-1]} is damaged; "
+                f"--from-checkpoint j{drained.number} starts from the one before it, with {drained.steps} steps"
+            )
+        for shard in range(shards):
+            for id_ in reversed(self.catalogue.shard_checkpoints(version, shard)):
+                steps = len(self.catalogue.manifest(id_).steps)
+                if steps > drained.steps:
+                    raise ConfigurationError(
+                        f"cluster.shards = {wanted}: another placement starts from a drained checkpoint, and the "
+                        f"newest, j{drained.number}, has {drained.steps} steps where shard {shard} has saved {steps}. "
+                        f"Resume it on {shards} shards and `parashard checkpoint create`, or give the rest up: "
+                        f"--from-checkpoint j{drained.number}"
+                    )
+
+    def add_job_manifest(
+        self,
+        run_id: str,
+        digest: str,
+        plan: Plan,
+        steps: int,
+        parts: Sequence[Part],
+        *,
+        final: bool,
+    ) -> str:
+        """Store the manifest of a drained checkpoint, which makes it exist; return its id.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run: the job does not end with this checkpoint (P23).
+        """
+        self.check_newest()  # before, too: the parts are kept for the coordinator that the shards obey
+        number = max(self.catalogue.job_checkpoints(), default=0) + 1
+        while True:
+            manifest = JobManifest(
+                run_id=run_id,
+                job_digest=digest,
+                number=number,
+                plan_version=plan.version,
+                coordinator_incarnation=self.incarnation,
+                steps=steps,
+                final=final,
+                parts=tuple(parts),
+                written_at=time.time(),
+            )
+            try:
+                self._create(job_name(number), encode(manifest))
+            except AlreadyStored:
+                number += 1  # an older coordinator, not dead yet, was faster
+                continue
+            self.check_newest()
+            return f"j{number}"
+
+    def model(self, id_: str) -> SavedModel:
+        """Return the whole model of a drained checkpoint.
+
+        Raises
+        ------
+        DamagedCheckpoint, StoreFailed
+            If it is not what was written, or the store gives an error.
+        """
+        number = parse_job_id(id_)
+        assert number is not None, id_
+        try:
+            manifest = self.catalogue.job_manifest(number)
+        except NotStored as error:
+            raise DamagedCheckpoint(str(error)) from None
+        parts = [self.catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
+        return SavedModel(whole_model(self.store, manifest), tuple(len(part.steps) for part in parts))
+
+    def load_saved(self) -> Saved | None:
+        """Return what the latest earlier coordinator decided, as far as it holds under the plan in force, or None.
+
+        After `open_plan`. A plan that starts from a drained checkpoint gives up what was decided beyond that.
+        """
+        earlier = self._earlier()
+        if earlier is None:
+            return None
+        saved = earlier.saved
+        if self._plan_version != saved.plan_version:
+            source = parse_job_id(self.catalogue.plan(self._plan_version).source or "")
+            if source is not None:
+                saved = saved.returned_to(self.catalogue.job_manifest(source).steps)
+        final = saved.final or self._final_of(earlier)
+        return saved.model_copy(update={"final": final})
+
+    def _earlier(self) -> _Earlier | None:
+        """Return the record of the latest earlier coordinator that has one."""
+        for name in sorted(self.store.names(COORDINATORS), reverse=True):
+            life = re.fullmatch(r"i(\d{8,})\.json", name, re.ASCII)
+            if life is None or int(life[1]) >= self.incarnation:
+                continue
+            try:
+                saved = decode(Saved, self.store.read(f"{COORDINATORS}/{name}", MANIFEST_BYTES_MAX), name)
+            except (DamagedCheckpoint, NotStored) as error:
+                log.warning("saved-state-damaged", name=name, error=str(error))
+            else:
+                return _Earlier(int(life[1]), saved)
+        return None
+
+    def _final_of(self, earlier: _Earlier) -> str:
+        """Return the last checkpoint that an earlier coordinator stored and did not live to record, or "".
+
+        Its record, which it stored before, has the same number of steps.
+        """
+        newest = self.catalogue.newest_job_manifest()
+        if newest is None or not newest.final or newest.plan_version != self._plan_version:
+            return ""
+        if newest.steps != earlier.saved.target:
+            return ""
+        return f"j{newest.number}" if earlier.precedes(newest) else ""
+
+    def save(self, saved: Saved) -> None:
+        """Store what a later coordinator cannot learn elsewhere; durable when this returns.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run: it may not have seen this, so this one must stop (P23).
+        """
+        record = saved.model_copy(update={"plan_version": self._plan_version})
+        self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
+        failpoints.hit("coordinator.state.saved")
+        self.check_newest()
+
+    def keep_results(self, run_dir: Path) -> None:
+        """Put the files that a job ends with into an object store too, which outlives the machine of the run directory.
+
+        The report is the last one. A store in a folder of this host gets nothing: the run directory has them.
+
+        Raises
+        ------
+        Superseded
+            If a later coordinator has claimed the run (P3).
+        StoreFailed
+            If the store gives an error; some of the files may be there.
+        """
+        if self.store.local_path(REPORT_FILE) is not None:
+            return
+        self.check_newest()
+        for name in (HISTORY_FILE, WEIGHTS_FILE, REPORT_FILE):
+            if (run_dir / name).exists():
+                self.store.replace(name, (run_dir / name).read_bytes())
+
+    def check_newest(self) -> None:
+        """Raise `Superseded` if a later coordinator has claimed the run (P3)."""
+        if newest_claim(self.store, "coordinator") > self.incarnation:
+            raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
+
+    def _create(self, name: str, content: bytes) -> None:
+        """Create a record; where a lost reply was asked for again, the one that is there is ours."""
+        try:
+            self.store.create(name, content)
+        except AlreadyStored:
+            if self.store.read(name, MANIFEST_BYTES_MAX) != content:
+                raise

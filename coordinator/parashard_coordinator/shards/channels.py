@@ -1,0 +1,46 @@
+"""ShardChannels: how the coordinator reaches shards: a channel for each address that a shard's present life has.
+
+Owns the channels. Knows no call. Called by `parashard_coordinator.shards.monitor` and
+`parashard_coordinator.shards.commands`, on the coordinator's main thread alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from parashard._proto import shard_pb2_grpc
+from parashard.protocol import rpc
+from parashard.security.credentials import Credentials
+from parashard_coordinator.core.membership import ShardLife
+
+ANSWER_BYTES_MAX = 1 << 20
+"""Holds the most intervals that a shard may tell of, of steps up to 2^35. Decoded, it can be 20 times as large."""
+
+
+class ShardChannels:
+    """Stubs of shards, by their addresses.
+
+    Parameters
+    ----------
+    credentials : Credentials, optional
+        Shown to shards.
+    """
+
+    def __init__(self, credentials: Credentials | None = None) -> None:
+        self._credentials = credentials
+        self._open: dict[str, tuple[Any, shard_pb2_grpc.ShardStub]] = {}  # channel and stub by address
+
+    def of(self, life: ShardLife) -> shard_pb2_grpc.ShardStub:
+        """Return the stub of a shard's life."""
+        if life.address not in self._open:
+            channel = rpc.connect(life.address, self._credentials, ANSWER_BYTES_MAX)
+            self._open[life.address] = channel, shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
+        return self._open[life.address][1]
+
+    def keep(self, lives: Iterable[ShardLife]) -> None:
+        """Close the channels to all other lives: a shard that is started again may be at another port each time."""
+        gone = self._open.keys() - {life.address for life in lives}
+        for address in gone:
+            channel, _ = self._open.pop(address)
+            channel.close()

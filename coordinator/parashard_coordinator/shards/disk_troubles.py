@@ -1,0 +1,44 @@
+"""Troubles of the shards with their disks, in words: one line when a shard's saving begins to fail, one when it works.
+
+Has no clock and no disk. Called by `parashard_coordinator.run.coordination` with what the shards say of themselves once
+a second.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+from parashard._proto import shard_pb2
+from parashard.process.trouble import Trouble
+
+MEANWHILE = "until it is whole again, a kill of the shard has steps recomputed"
+
+
+class DiskTroubles:
+    """What shards cannot write at present."""
+
+    def __init__(self) -> None:
+        self._checkpoints: defaultdict[int, Trouble] = defaultdict(Trouble)
+        self._logs: defaultdict[int, Trouble] = defaultdict(Trouble)
+
+    def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> list[tuple[str, str, bool]]:
+        """Return what has begun or ended since the last look at this shard: a key, a text, and whether it is over.
+
+        A process that was started again says nothing of its predecessor's checkpoints until it has stored one itself.
+        """
+        found = []
+        if figures.checkpoint_error:
+            if self._checkpoints[shard].begins(now_s):
+                found.append(
+                    (f"checkpoint-{shard}", f"shard-{shard}: checkpoint failed: {figures.checkpoint_error}", False)
+                )
+        elif figures.checkpoints and self._checkpoints[shard].ends(now_s):
+            found.append((f"checkpoint-{shard}", f"shard-{shard}: checkpoints are saved again", True))
+        if figures.log_error:
+            if self._logs[shard].begins(now_s):
+                found.append(
+                    (f"log-{shard}", f"shard-{shard}: push log failed: {figures.log_error}; {MEANWHILE}", False)
+                )
+        elif self._logs[shard].ends(now_s):
+            found.append((f"log-{shard}", f"shard-{shard}: the push log is whole again", True))
+        return found

@@ -1,0 +1,56 @@
+"""Watch: looks at every shard once a second, for the status, the history and the metrics."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from parashard._proto import shard_pb2
+from parashard.errors import ParashardError
+from parashard.protocol import rpc
+from parashard_coordinator.api.shard_reports import ShardRecord, record_of
+from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.shards.channels import ShardChannels
+
+DEADLINE_S = 1.0
+
+
+@dataclass(frozen=True)
+class Silence:
+    """How long a shard has not answered, and what came instead of its last answer."""
+
+    silent_s: float
+    error: ParashardError
+
+
+class ShardMonitor:
+    """Asks shards for their records.
+
+    Parameters
+    ----------
+    run_id : str
+        What the shards must be of.
+    stubs : ShardChannels
+        Who reaches them.
+    """
+
+    def __init__(self, run_id: str, stubs: ShardChannels) -> None:
+        self._request = shard_pb2.InspectRequest(run_id=run_id)
+        self._stubs = stubs
+        self._silent_since_s: dict[int, float] = {}
+
+    def look(self, lives: list[ShardLife], saw: Callable[[int, ShardRecord], None], now_s: float) -> dict[int, Silence]:
+        """Ask every shard at once and hand on each record; return the shards that did not answer, by index."""
+        self._stubs.keep(lives)
+        calls = [(life, self._stubs.of(life).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
+        silent = {}
+        for shard, (life, call) in enumerate(calls):
+            try:
+                with rpc.our_errors(life.address):
+                    saw(shard, record_of(shard, call.result()))
+            except ParashardError as error:
+                since_s = self._silent_since_s.setdefault(shard, now_s)
+                silent[shard] = Silence(now_s - since_s, error)
+            else:
+                self._silent_since_s.pop(shard, None)
+        return silent

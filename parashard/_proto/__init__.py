@@ -1,0 +1,1 @@
+"""Code generated from `protos/*.proto` by `make protos`. Nothing here is written by hand."""

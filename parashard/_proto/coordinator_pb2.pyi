@@ -1,0 +1,527 @@
+from parashard._proto import shard_pb2 as _shard_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class FailureKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    FAILURE_KIND_UNSPECIFIED: _ClassVar[FailureKind]
+    FAILURE_KIND_MODEL: _ClassVar[FailureKind]
+    FAILURE_KIND_WRONG_RESULT: _ClassVar[FailureKind]
+    FAILURE_KIND_NOT_FINITE: _ClassVar[FailureKind]
+
+class JobState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    JOB_STATE_UNSPECIFIED: _ClassVar[JobState]
+    JOB_STATE_STARTING: _ClassVar[JobState]
+    JOB_STATE_RUNNING: _ClassVar[JobState]
+    JOB_STATE_DRAINING: _ClassVar[JobState]
+    JOB_STATE_DONE: _ClassVar[JobState]
+    JOB_STATE_FAILED: _ClassVar[JobState]
+FAILURE_KIND_UNSPECIFIED: FailureKind
+FAILURE_KIND_MODEL: FailureKind
+FAILURE_KIND_WRONG_RESULT: FailureKind
+FAILURE_KIND_NOT_FINITE: FailureKind
+JOB_STATE_UNSPECIFIED: JobState
+JOB_STATE_STARTING: JobState
+JOB_STATE_RUNNING: JobState
+JOB_STATE_DRAINING: JobState
+JOB_STATE_DONE: JobState
+JOB_STATE_FAILED: JobState
+
+class GetJobRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GetJobReply(_message.Message):
+    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    JOB_TOML_FIELD_NUMBER: _ClassVar[int]
+    PLAN_FIELD_NUMBER: _ClassVar[int]
+    MODEL_FOLDER_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    DATA_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
+    SOURCE_FIELD_NUMBER: _ClassVar[int]
+    INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_digest: str
+    job_toml: str
+    plan: Plan
+    model_folder: str
+    steps_total: int
+    data_fingerprint: str
+    checkpoint_url: str
+    source: str
+    initial_sha256: str
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ...) -> None: ...
+
+class Plan(_message.Message):
+    __slots__ = ("version", "variables", "shards")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    VARIABLES_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    variables: _containers.RepeatedCompositeFieldContainer[VariableSpec]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardPartitions]
+    def __init__(self, version: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[VariableSpec, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardPartitions, _Mapping]]] = ...) -> None: ...
+
+class VariableSpec(_message.Message):
+    __slots__ = ("name", "shape", "initializer", "initializer_scale", "frozen", "decay", "learning_rate_factor", "encoding")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    SHAPE_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_FIELD_NUMBER: _ClassVar[int]
+    INITIALIZER_SCALE_FIELD_NUMBER: _ClassVar[int]
+    FROZEN_FIELD_NUMBER: _ClassVar[int]
+    DECAY_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
+    ENCODING_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    shape: _containers.RepeatedScalarFieldContainer[int]
+    initializer: str
+    initializer_scale: float
+    frozen: bool
+    decay: bool
+    learning_rate_factor: float
+    encoding: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., initializer: _Optional[str] = ..., initializer_scale: _Optional[float] = ..., frozen: _Optional[bool] = ..., decay: _Optional[bool] = ..., learning_rate_factor: _Optional[float] = ..., encoding: _Optional[str] = ...) -> None: ...
+
+class ShardPartitions(_message.Message):
+    __slots__ = ("partitions",)
+    PARTITIONS_FIELD_NUMBER: _ClassVar[int]
+    partitions: _containers.RepeatedCompositeFieldContainer[PartitionSpec]
+    def __init__(self, partitions: _Optional[_Iterable[_Union[PartitionSpec, _Mapping]]] = ...) -> None: ...
+
+class PartitionSpec(_message.Message):
+    __slots__ = ("variable", "row_start", "row_stop")
+    VARIABLE_FIELD_NUMBER: _ClassVar[int]
+    ROW_START_FIELD_NUMBER: _ClassVar[int]
+    ROW_STOP_FIELD_NUMBER: _ClassVar[int]
+    variable: int
+    row_start: int
+    row_stop: int
+    def __init__(self, variable: _Optional[int] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ...) -> None: ...
+
+class RegisterShardRequest(_message.Message):
+    __slots__ = ("run_id", "job_digest", "shard", "incarnation", "address", "http_address", "applied", "held", "checkpoint_rounds", "restored", "data_address", "local_path", "first_incarnation", "skipped")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_ROUNDS_FIELD_NUMBER: _ClassVar[int]
+    RESTORED_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
+    FIRST_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_digest: str
+    shard: int
+    incarnation: int
+    address: str
+    http_address: str
+    applied: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    held: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    checkpoint_rounds: _containers.RepeatedScalarFieldContainer[int]
+    restored: str
+    data_address: str
+    local_path: str
+    first_incarnation: int
+    skipped: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., shard: _Optional[int] = ..., incarnation: _Optional[int] = ..., address: _Optional[str] = ..., http_address: _Optional[str] = ..., applied: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., held: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ..., checkpoint_rounds: _Optional[_Iterable[int]] = ..., restored: _Optional[str] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ..., first_incarnation: _Optional[int] = ..., skipped: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
+
+class RegisterShardReply(_message.Message):
+    __slots__ = ("coordinator_incarnation", "cut_round", "state")
+    COORDINATOR_INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    CUT_ROUND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    coordinator_incarnation: int
+    cut_round: int
+    state: JobState
+    def __init__(self, coordinator_incarnation: _Optional[int] = ..., cut_round: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ...) -> None: ...
+
+class RegisterWorkerRequest(_message.Message):
+    __slots__ = ("run_id", "job_digest", "name", "fingerprint", "http_address", "device", "token")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job_digest: str
+    name: str
+    fingerprint: str
+    http_address: str
+    device: str
+    token: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., http_address: _Optional[str] = ..., device: _Optional[str] = ..., token: _Optional[int] = ...) -> None: ...
+
+class RegisterWorkerReply(_message.Message):
+    __slots__ = ("name", "incarnation", "lease_ttl_s")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LEASE_TTL_S_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: int
+    lease_ttl_s: float
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., lease_ttl_s: _Optional[float] = ...) -> None: ...
+
+class GetViewRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetViewReply(_message.Message):
+    __slots__ = ("view", "shards")
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    view: int
+    shards: _containers.RepeatedCompositeFieldContainer[ShardAddress]
+    def __init__(self, view: _Optional[int] = ..., shards: _Optional[_Iterable[_Union[ShardAddress, _Mapping]]] = ...) -> None: ...
+
+class ShardAddress(_message.Message):
+    __slots__ = ("address", "incarnation", "data_address", "local_path")
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    DATA_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    LOCAL_PATH_FIELD_NUMBER: _ClassVar[int]
+    address: str
+    incarnation: int
+    data_address: str
+    local_path: str
+    def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
+
+class LeaseRequest(_message.Message):
+    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    SEQUENCE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    COMPLETED_FIELD_NUMBER: _ClassVar[int]
+    FAILED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    WANT_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    LEAVING_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    HELD_EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    worker: str
+    incarnation: int
+    sequence: int
+    held: _containers.RepeatedScalarFieldContainer[int]
+    completed: _containers.RepeatedCompositeFieldContainer[CompletedStep]
+    failed: _containers.RepeatedCompositeFieldContainer[FailedStep]
+    evaluated: _containers.RepeatedCompositeFieldContainer[EvaluationResult]
+    want: int
+    wait_s: float
+    leaving: bool
+    phases: PhaseSeconds
+    held_evaluations: _containers.RepeatedScalarFieldContainer[int]
+    computing: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class CompletedStep(_message.Message):
+    __slots__ = ("step", "incarnations", "loss", "examples", "skipped")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    loss: float
+    examples: int
+    skipped: bool
+    def __init__(self, step: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., loss: _Optional[float] = ..., examples: _Optional[int] = ..., skipped: _Optional[bool] = ...) -> None: ...
+
+class FailedStep(_message.Message):
+    __slots__ = ("step", "reason", "kind")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    reason: str
+    kind: FailureKind
+    def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
+
+class EvaluationResult(_message.Message):
+    __slots__ = ("evaluation", "metrics", "error", "incarnations")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    evaluation: int
+    metrics: _containers.ScalarMap[str, float]
+    error: str
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class PhaseSeconds(_message.Message):
+    __slots__ = ("lease", "pull", "compute", "push", "transfer")
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    PULL_FIELD_NUMBER: _ClassVar[int]
+    COMPUTE_FIELD_NUMBER: _ClassVar[int]
+    PUSH_FIELD_NUMBER: _ClassVar[int]
+    TRANSFER_FIELD_NUMBER: _ClassVar[int]
+    lease: float
+    pull: float
+    compute: float
+    push: float
+    transfer: float
+    def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
+
+class Grant(_message.Message):
+    __slots__ = ("step", "skip", "traceparent", "announce")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SKIP_FIELD_NUMBER: _ClassVar[int]
+    TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
+    ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    skip: bool
+    traceparent: str
+    announce: bool
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ...) -> None: ...
+
+class EvaluationGrant(_message.Message):
+    __slots__ = ("evaluation", "for_round", "round", "incarnations")
+    EVALUATION_FIELD_NUMBER: _ClassVar[int]
+    FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
+    ROUND_FIELD_NUMBER: _ClassVar[int]
+    INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    evaluation: int
+    for_round: bool
+    round: int
+    incarnations: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class LeaseReply(_message.Message):
+    __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
+    REVOKED_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    VIEW_FIELD_NUMBER: _ClassVar[int]
+    RETRY_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    granted: _containers.RepeatedCompositeFieldContainer[Grant]
+    evaluations: _containers.RepeatedCompositeFieldContainer[EvaluationGrant]
+    revoked: _containers.RepeatedScalarFieldContainer[int]
+    state: JobState
+    view: int
+    retry_after_s: float
+    reason: str
+    def __init__(self, granted: _Optional[_Iterable[_Union[Grant, _Mapping]]] = ..., evaluations: _Optional[_Iterable[_Union[EvaluationGrant, _Mapping]]] = ..., revoked: _Optional[_Iterable[int]] = ..., state: _Optional[_Union[JobState, str]] = ..., view: _Optional[int] = ..., retry_after_s: _Optional[float] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ("run_id",)
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    def __init__(self, run_id: _Optional[str] = ...) -> None: ...
+
+class GetStatusReply(_message.Message):
+    __slots__ = ("run_id", "job", "state", "reason", "steps_total", "steps_complete", "steps_leased", "examples_per_s", "elapsed_s", "training_loss", "held_out", "workers", "shards", "staleness_p50", "staleness_p95", "staleness_max", "step_lag_max", "workers_wanted", "events", "consistency", "http_address", "events_total", "rollbacks", "problems", "skipped_steps", "partly_skipped_steps")
+    class HeldOutEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    JOB_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    STEPS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_LEASED_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    TRAINING_LOSS_FIELD_NUMBER: _ClassVar[int]
+    HELD_OUT_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_P50_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_P95_FIELD_NUMBER: _ClassVar[int]
+    STALENESS_MAX_FIELD_NUMBER: _ClassVar[int]
+    STEP_LAG_MAX_FIELD_NUMBER: _ClassVar[int]
+    WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    CONSISTENCY_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    ROLLBACKS_FIELD_NUMBER: _ClassVar[int]
+    PROBLEMS_FIELD_NUMBER: _ClassVar[int]
+    SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    PARTLY_SKIPPED_STEPS_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    job: str
+    state: JobState
+    reason: str
+    steps_total: int
+    steps_complete: int
+    steps_leased: int
+    examples_per_s: float
+    elapsed_s: float
+    training_loss: float
+    held_out: _containers.ScalarMap[str, float]
+    workers: _containers.RepeatedCompositeFieldContainer[WorkerStatus]
+    shards: _containers.RepeatedCompositeFieldContainer[ShardStatus]
+    staleness_p50: int
+    staleness_p95: int
+    staleness_max: int
+    step_lag_max: int
+    workers_wanted: int
+    events: _containers.RepeatedScalarFieldContainer[str]
+    consistency: str
+    http_address: str
+    events_total: int
+    rollbacks: int
+    problems: _containers.RepeatedScalarFieldContainer[str]
+    skipped_steps: int
+    partly_skipped_steps: int
+    def __init__(self, run_id: _Optional[str] = ..., job: _Optional[str] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., steps_total: _Optional[int] = ..., steps_complete: _Optional[int] = ..., steps_leased: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., elapsed_s: _Optional[float] = ..., training_loss: _Optional[float] = ..., held_out: _Optional[_Mapping[str, float]] = ..., workers: _Optional[_Iterable[_Union[WorkerStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardStatus, _Mapping]]] = ..., staleness_p50: _Optional[int] = ..., staleness_p95: _Optional[int] = ..., staleness_max: _Optional[int] = ..., step_lag_max: _Optional[int] = ..., workers_wanted: _Optional[int] = ..., events: _Optional[_Iterable[str]] = ..., consistency: _Optional[str] = ..., http_address: _Optional[str] = ..., events_total: _Optional[int] = ..., rollbacks: _Optional[int] = ..., problems: _Optional[_Iterable[str]] = ..., skipped_steps: _Optional[int] = ..., partly_skipped_steps: _Optional[int] = ...) -> None: ...
+
+class WorkerStatus(_message.Message):
+    __slots__ = ("name", "incarnation", "live", "device", "steps_complete", "steps_held", "examples_per_s", "restarts", "phases", "http_address")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    INCARNATION_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    DEVICE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_HELD_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    PHASES_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    incarnation: int
+    live: bool
+    device: str
+    steps_complete: int
+    steps_held: int
+    examples_per_s: float
+    restarts: int
+    phases: PhaseSeconds
+    http_address: str
+    def __init__(self, name: _Optional[str] = ..., incarnation: _Optional[int] = ..., live: _Optional[bool] = ..., device: _Optional[str] = ..., steps_complete: _Optional[int] = ..., steps_held: _Optional[int] = ..., examples_per_s: _Optional[float] = ..., restarts: _Optional[int] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., http_address: _Optional[str] = ...) -> None: ...
+
+class ShardStatus(_message.Message):
+    __slots__ = ("shard", "address", "registered", "record", "http_address", "steps_applied", "live")
+    SHARD_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    REGISTERED_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
+    HTTP_ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_APPLIED_FIELD_NUMBER: _ClassVar[int]
+    LIVE_FIELD_NUMBER: _ClassVar[int]
+    shard: int
+    address: str
+    registered: bool
+    record: _shard_pb2.InspectReply
+    http_address: str
+    steps_applied: int
+    live: bool
+    def __init__(self, shard: _Optional[int] = ..., address: _Optional[str] = ..., registered: _Optional[bool] = ..., record: _Optional[_Union[_shard_pb2.InspectReply, _Mapping]] = ..., http_address: _Optional[str] = ..., steps_applied: _Optional[int] = ..., live: _Optional[bool] = ...) -> None: ...
+
+class ScaleRequest(_message.Message):
+    __slots__ = ("workers", "run_id")
+    WORKERS_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    workers: int
+    run_id: str
+    def __init__(self, workers: _Optional[int] = ..., run_id: _Optional[str] = ...) -> None: ...
+
+class ScaleReply(_message.Message):
+    __slots__ = ("workers_wanted",)
+    WORKERS_WANTED_FIELD_NUMBER: _ClassVar[int]
+    workers_wanted: int
+    def __init__(self, workers_wanted: _Optional[int] = ...) -> None: ...
+
+class ProcessName(_message.Message):
+    __slots__ = ("role", "index")
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    role: str
+    index: int
+    def __init__(self, role: _Optional[str] = ..., index: _Optional[int] = ...) -> None: ...
+
+class ProcessExit(_message.Message):
+    __slots__ = ("process", "exit_code", "reason", "number")
+    PROCESS_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    process: ProcessName
+    exit_code: int
+    reason: str
+    number: int
+    def __init__(self, process: _Optional[_Union[ProcessName, _Mapping]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
+
+class SuperviseRequest(_message.Message):
+    __slots__ = ("run_id", "exits", "running", "stop_reason")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    EXITS_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    exits: _containers.RepeatedCompositeFieldContainer[ProcessExit]
+    running: _containers.RepeatedCompositeFieldContainer[ProcessName]
+    stop_reason: str
+    def __init__(self, run_id: _Optional[str] = ..., exits: _Optional[_Iterable[_Union[ProcessExit, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+
+class SuperviseReply(_message.Message):
+    __slots__ = ("start", "stop", "state", "reason", "kill", "exit_code")
+    START_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
+    EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    start: _containers.RepeatedCompositeFieldContainer[ProcessName]
+    stop: _containers.RepeatedCompositeFieldContainer[ProcessName]
+    state: JobState
+    reason: str
+    kill: _containers.RepeatedCompositeFieldContainer[ProcessName]
+    exit_code: int
+    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., exit_code: _Optional[int] = ...) -> None: ...
+
+class CreateCheckpointRequest(_message.Message):
+    __slots__ = ("run_id", "request")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    request: int
+    def __init__(self, run_id: _Optional[str] = ..., request: _Optional[int] = ...) -> None: ...
+
+class CreateCheckpointReply(_message.Message):
+    __slots__ = ("checkpoint", "error", "steps")
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    checkpoint: str
+    error: str
+    steps: int
+    def __init__(self, checkpoint: _Optional[str] = ..., error: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""The command line. Each file has one group of commands."""

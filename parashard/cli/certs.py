@@ -1,0 +1,103 @@
+"""The command line of certificates: `parashard certs`, an authority of one's own for development.
+
+Parses, calls, prints; decides nothing. Registered in `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parashard.cli.options import App
+from parashard.security.certs import has_authority, make_authority
+from parashard.security.certs import issue as issue_certificate
+from parashard.security.identity import SERVING, Identity, Role, in_words
+
+AUTHORITY_DAYS = 365
+CLUSTER_AUTHORITY_DAYS = 3650  # nobody renews it, and its key never leaves the volume that it was made in
+
+certs = App(help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True)
+
+
+def _folder(path: str) -> Path:
+    if not path:  # would be the current folder
+        raise typer.BadParameter("it is empty")
+    return Path(path)
+
+
+Authority = Annotated[
+    Path, typer.Argument(metavar="CA_DIR", parser=_folder, help="Folder of the authority: ca.pem and ca-key.pem.")
+]
+KeepCa = Annotated[
+    bool, typer.Option("--keep-ca", help="Go on trusting the authorities that are in ca.pem already; to change them.")
+]
+
+
+@certs.command()
+def init(
+    folder: Authority,
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = AUTHORITY_DAYS,
+) -> None:
+    """Make a certificate authority; keep its key off the machines that train."""
+    make_authority(folder, valid_days=valid_days)
+    typer.echo(f"{folder}: an authority for {valid_days} days; ca-key.pem is its secret")
+
+
+@certs.command()
+def issue(
+    authority: Authority,
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill: ca.pem, cert.pem, key.pem.")
+    ],
+    role: Annotated[list[Role], typer.Option(help="What its holder is; several times for a process that is several.")],
+    name: Annotated[str, typer.Option(help="Whose it is, such as worker-0; default: the role.")] = "",
+    host: Annotated[
+        list[str] | None,
+        typer.Option(help="Name or address that a shard or the coordinator is connected to by, besides loopback."),
+    ] = None,
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
+    keep_ca: KeepCa = False,
+) -> None:
+    """Issue a certificate, or renew it in place: processes that run take up the new one by themselves.
+
+    A local cluster is one user's: `parashard run --tls-dir` takes one certificate with all four roles.
+    """
+    identities = [Identity(one, name or str(one)) for one in dict.fromkeys(role)]
+    cut = issue_certificate(authority, output, identities, hosts=host or (), valid_days=valid_days, keep_ca=keep_ca)
+    typer.echo(f"{output}: {in_words(identities)}, {_life(valid_days, cut)}")
+
+
+@certs.command()
+def cluster(
+    authority: Authority,
+    output: Annotated[
+        Path, typer.Argument(metavar="TLS_DIR", parser=_folder, help="Folder to fill with a folder for each process.")
+    ],
+    shards: Annotated[int, typer.Option(min=1, max=4096, help="How many shards, 1 to 4096.")],
+    valid_days: Annotated[int, typer.Option(min=1, max=3650, help="Days from now, 1 to 3650.")] = 30,
+    keep_ca: KeepCa = False,
+) -> None:
+    """Make or renew what all processes of a job need, and the authority, for ten years, if there is none.
+
+    TLS_DIR gets the folders coordinator, shard-0 and so on, worker and operator. The coordinator and each shard are
+    connected to by their folder's name.
+    """
+    if not has_authority(authority):
+        make_authority(authority, valid_days=CLUSTER_AUTHORITY_DAYS)
+    holders = [Identity(Role.COORDINATOR, "coordinator"), Identity(Role.WORKER, "worker")]
+    holders += [Identity(Role.SHARD, f"shard-{index}") for index in range(shards)]
+    holders += [Identity(Role.OPERATOR, "operator")]
+    cut: datetime | None = None
+    for holder in holders:
+        hosts = [holder.name] if holder.role in SERVING else []
+        cut = issue_certificate(
+            authority, output / holder.name, [holder], hosts=hosts, valid_days=valid_days, keep_ca=keep_ca
+        )
+    typer.echo(f"{output}: {in_words(holders)}, {_life(valid_days, cut)}")
+
+
+def _life(valid_days: int, cut: datetime | None) -> str:
+    return f"until {cut:%Y-%m-%d %H:%M:%S} UTC, when the authority expires" if cut else f"for {valid_days} days"

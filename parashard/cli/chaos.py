@@ -1,0 +1,128 @@
+"""The command `parashard chaos`: a job under faults on purpose, and what became of it.
+
+Parses, calls, prints; decides nothing but that a broken promise is a failure. Registered in `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
+from parashard.cli.options import Sets, TlsDir, begin_run, told_job
+from parashard.display.figures import count
+from parashard.display.live import NoView, console_for, open_view
+from parashard.display.status_tables import held_out_figures
+from parashard.job.layers import Override, parse_set
+from parashard.job.load import load_job
+from parashard.launch.run import Outcome
+from parashard.launch.run_folders import new_run_dir
+from parashard.process.shell import ExitCode
+
+PROMISES = ("ledger_wrong", "torn")
+"""Figures of the oracles: anything but 0 is a broken promise."""
+
+
+def chaos(
+    job: Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")],
+    seed: Annotated[
+        int | None, typer.Option(min=0, help="Repeats the schedule of faults; default: drawn, and told.")
+    ] = None,
+    mean_interval_s: Annotated[
+        float, typer.Option(min=0.05, help="Mean time between the beginnings of two faults.")
+    ] = 5.0,
+    faults: Annotated[int | None, typer.Option(min=0, help="Stop after so many; default: when the job ends.")] = None,
+    kill: Annotated[
+        str, typer.Option(metavar="ROLES", help="SIGKILL to worker, shard, coordinator: any of them, with commas.")
+    ] = "",
+    pause: Annotated[bool, typer.Option("--pause", help="SIGSTOP for up to 5 s, to any process.")] = False,
+    hang: Annotated[bool, typer.Option("--hang", help="SIGSTOP without end, to any process.")] = False,
+    stray: Annotated[
+        bool,
+        typer.Option("--stray", help="Second shards and coordinators, which claim an incarnation and die."),
+    ] = False,
+    partition: Annotated[
+        bool,
+        typer.Option("--partition", help="Cut links for up to 5 s, both ways or one way; reset their connections."),
+    ] = False,
+    delay: Annotated[
+        bool, typer.Option("--delay", help="Delay what links carry for up to 5 s, or deliver it twice.")
+    ] = False,
+    disk: Annotated[
+        bool,
+        typer.Option("--disk", help="Fill the file system of --run-dir for up to 5 s: a small one of its own."),
+    ] = False,
+    shards: Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")] = None,
+    workers: Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")] = None,
+    consistency: Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")] = None,
+    set_: Sets = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    tls_dir: TlsDir = None,
+    json_: Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")] = False,
+) -> None:
+    """Run a job under faults, of all kinds but --disk unless some are asked for; tell whether promises were kept."""
+    flags: list[Override] = [*UNDER_CHAOS, *(parse_set(text) for text in set_ or ())]
+    for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
+        if value is not None:
+            flags.append((key, value, CHAOS_FLAG))
+    loaded = told_job(job, flags)
+    automatic = loaded.job.cluster.transport == "auto"
+    if automatic:
+        loaded = load_job(job, [*flags, THROUGH_LINKS])
+    groups = {"--pause": pause, "--hang": hang, "--stray": stray, "--partition": partition, "--delay": delay}
+    groups["--disk"] = disk
+    asked = [flag for flag, wanted in groups.items() if wanted]
+    kinds = kinds_of([role.strip() for role in kill.split(",") if role.strip()], asked)
+    options = ChaosOptions(secrets.randbits(32) if seed is None else seed, mean_interval_s, faults, kinds)
+    keep = run_dir is not None and run_dir.exists()
+    folder = new_run_dir(run_dir, loaded.job.job.name)
+    console = console_for(sys.stderr if json_ else sys.stdout)
+    view = open_view(console) if not json_ or console.is_terminal else NoView()
+    if automatic:
+        view.say('chaos: cluster.transport is "auto" and runs as "tcp": shared memory would go past the links')
+    outcome = begin_run(folder, view, lambda: run_chaos(loaded, folder, view, options, tls_dir), keep=keep)
+    broken = broken_promises(outcome.report)
+    if json_:
+        typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))
+    else:
+        typer.echo("\n".join(told(outcome)))
+    code = outcome.exit_code
+    if code != ExitCode.DONE or broken:
+        why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
+        see = "" if outcome.is_refused else f"; see {folder}"
+        print(f"parashard: {why}; --seed {options.seed}{see}", file=sys.stderr, flush=True)  # noqa: T201
+        code = code or int(ExitCode.FAILED)
+    raise typer.Exit(code)
+
+
+def broken_promises(report: dict[str, Any]) -> list[str]:
+    """Return what a report says of broken promises, in words; empty where all were kept."""
+    broken = [f"{name} is {report[name]}, not 0" for name in PROMISES if report.get(name)]
+    applied, total = report.get("steps_applied"), report.get("steps_total")
+    if report.get("state") == "done" and any(steps != total for steps in applied or ()):
+        broken.append(f"steps applied are {applied}, not {total} on every shard")
+    return broken
+
+
+def told(outcome: Outcome) -> list[str]:
+    """Return the lines that tell people how a job under faults went."""
+    report = outcome.report
+    struck = ", ".join(f"{times} {kind}" for kind, times in report["faults"].items() if times)
+    rows = [("faults", f"{count(sum(report['faults'].values()))}: {struck or 'none'}")]
+    if "steps_total" in report:
+        applied = "; ".join(map(count, report["steps_applied"]))
+        rows.append(("steps", f"{count(report['steps_total'])}, applied by the shards: {applied}"))
+    rows += [(name, count(report[name])) for name in PROMISES if name in report]
+    rows += held_out_figures((name, value) for name, value in report.get("held_out", {}).items() if value is not None)
+    rows += [("sha256", report["weights_sha256"])] if "weights_sha256" in report else []
+    restarts = ", ".join(f"{report.get(f'{role}_restarts', 0)} {role}" for role in ("worker", "shard", "coordinator"))
+    rows += [("restarts", restarts), ("transport", report["transport"]), ("seed", str(report["seed"]))]
+    rows.append(("run", str(outcome.run_dir)))
+    width = max(len(name) for name, _ in rows)
+    first = f"{report.get('job', 'job')}: {report.get('state', 'failed')}: {report.get('reason', outcome.reason)}"
+    return [first, *(f"{name:<{width}}  {value}" for name, value in rows)]

@@ -1,0 +1,283 @@
+"""The command line of checkpoints: `parashard checkpoint create`, `ls`, `verify`, `export`.
+
+Parses, calls, prints; decides nothing. But for `create`, which asks the coordinator, works on a store alone: no process
+of the run needs to be up.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from safetensors import SafetensorError
+from safetensors.numpy import save_file
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
+from parashard.checkpoints.state import whole_model
+from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
+from parashard.cli.options import App, TlsDir, complete_runs
+from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
+from parashard.job.load import load_job
+from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
+from parashard.launch.run_folders import check_in_progress, place_of
+from parashard.plan.variables import Float32s
+from parashard.process.arguments import credentials_in
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
+from parashard.store import Store, open_store
+
+CREATE_POLL_S = 0.1
+PREPROCESSING_BYTES_MAX = 1 << 28
+AWAY_S = 15.0  # longer than a coordinator needs to be started again
+
+checkpoint = App(help="Create, list, verify and export checkpoints.", no_args_is_help=True)
+
+Where = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN|URL",
+        help="A run directory, a name under runs/, or a store; default: the newest run.",
+        autocompletion=complete_runs,
+    ),
+]
+
+
+@checkpoint.command()
+def create(
+    where: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="ADDR|RUN",
+            help="The coordinator: host:port, a run directory or a name under runs/; default: the newest run.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    timeout_s: Annotated[float, typer.Option(min=0.1, max=86400, help="How long to wait for it.")] = 300.0,
+    tls_dir: TlsDir = None,
+) -> None:
+    """Pause leasing until every shard has the same steps, and save them all: resharding and export start from that."""
+    place = place_of(where)
+    check_in_progress(place)
+    address, credentials = find_coordinator(place, wait_s=0.0), credentials_in(tls_dir)
+    client = CoordinatorClient(address, where=place, credentials=credentials)
+    asked = pb.CreateCheckpointRequest(run_id=run_id_in(place), request=secrets.randbits(64))
+    heard_s = time.monotonic()
+    deadline_s = heard_s + timeout_s
+    while True:
+        try:  # a coordinator that is away may come back; asking again is safe
+            answer = client.create_checkpoint(asked)
+        except RetryLater as error:
+            if time.monotonic() - heard_s > AWAY_S:
+                raise Unreachable(f"nobody runs this run now ({error}); `parashard resume {place}` does") from None
+        else:
+            heard_s = time.monotonic()
+            if answer.error:
+                raise StoreFailed(f"the checkpoint was not stored: {answer.error}")
+            if answer.checkpoint:
+                typer.echo(f"{answer.checkpoint}: {answer.steps} steps on every shard")
+                return
+        if time.monotonic() > deadline_s:
+            raise Unreachable(f"no checkpoint after {timeout_s:.0f} s; the coordinator goes on trying")
+        time.sleep(CREATE_POLL_S)
+
+
+@checkpoint.command()
+def ls(
+    where: Where = None, json_: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False
+) -> None:
+    """List the checkpoints of a run: each shard's, and the drained ones."""
+    rows = list(_rows(Catalogue(store_of(where))))
+    if json_:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("id", "steps", "round", "size", "written", ""):
+        table.add_column(name, justify="right" if name in ("steps", "round", "size") else "left")
+    for row in rows:
+        table.add_row(*(Text(text) for text in _cells(row)))
+    Console().print(table)
+
+
+@checkpoint.command()
+def verify(
+    where: Where = None,
+    id_: Annotated[str | None, typer.Option("--id", help="Only this one, such as p1/s0/i3/c7 or j1.")] = None,
+) -> None:
+    """Read every byte of every checkpoint; name each damaged file and exit with 1 if there is one."""
+    catalogue = Catalogue(store_of(where))
+    damaged = 0
+    for text in _damage(catalogue, id_):
+        damaged += 1
+        typer.echo(f"damaged: {text}")
+    checked = id_ or f"{len(catalogue.checkpoints())} of shards, {len(catalogue.job_checkpoints())} drained"
+    typer.echo(f"{catalogue.store.url}: {checked}: {f'{damaged} damaged' if damaged else 'every byte verified'}")
+    if damaged:
+        raise typer.Exit(ExitCode.FAILED)
+
+
+@checkpoint.command()
+def export(
+    output: Annotated[Path, typer.Option(help="The file to write: FILE.safetensors or FILE.npz.")],
+    where: Where = None,
+    id_: Annotated[str | None, typer.Option("--id", help="Which drained checkpoint; default: the newest.")] = None,
+) -> None:
+    """Write the whole model of a drained checkpoint into one file, and beside it how inputs are made for it."""
+    if output.suffix not in (".safetensors", ".npz"):
+        raise ConfigurationError(f"--output {output}: found {output.suffix!r}; allowed: .safetensors, .npz")
+    catalogue = Catalogue(store_of(where))
+    number = _drained(catalogue, id_)
+    job = catalogue.job_manifest(number)
+    arrays = whole_model(catalogue.store, job)
+    write_model(output, arrays)
+    _write_preprocessing(catalogue.store, beside(output))
+    typer.echo(f"{output}: {len(arrays)} variables of j{number}, after {job.steps} steps")
+
+
+def store_of(where: str | None) -> Store:
+    """Return the store of a run directory, or the one at a path or URL.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is neither.
+    """
+    place = place_of(where)
+    if "://" in place:
+        return open_store(place)
+    folder = Path(place)
+    if (folder / JOB_FILE).is_file():
+        job = load_job(folder / JOB_FILE, environ={}).job  # the environment was applied when the run began
+        return open_store(job.checkpoint.url or str(folder / CHECKPOINTS))
+    if (folder / RUN_NAME).is_file():
+        return open_store(place)
+    raise ConfigurationError(
+        f"{place}: neither a run directory (no {JOB_FILE}) nor a store of checkpoints (no {RUN_NAME})"
+    )
+
+
+def write_model(path: Path, arrays: Mapping[str, Float32s]) -> None:
+    """Write a model's variables as safetensors or .npz, by the file's suffix; whole or not at all.
+
+    Raises
+    ------
+    ConfigurationError
+        If the file cannot be written.
+    """
+    whole = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            if path.suffix == ".npz":
+                _write_npz(whole, arrays)
+            else:
+                save_file(dict(arrays), whole)
+            os.replace(whole, path)
+        finally:
+            whole.unlink(missing_ok=True)
+    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+        raise ConfigurationError(f"--output {path}: cannot be written: {error}") from None
+
+
+def _write_preprocessing(store: Store, path: Path) -> None:
+    """Write what the run's store says of preprocessing; older stores and generated data have nothing."""
+    try:
+        content = store.read(PREPROCESSING_FILE, PREPROCESSING_BYTES_MAX)
+    except NotStored:
+        return
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _write_npz(path: Path, arrays: Mapping[str, Float32s]) -> None:
+    """As numpy.savez, which takes names as keywords and so has none for a variable called "file"."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name, array in arrays.items():
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
+                np.lib.format.write_array(member, array, allow_pickle=False)
+
+
+def _damage(catalogue: Catalogue, id_: str | None) -> Iterator[str]:
+    if id_ is None:
+        return damage_in_store(catalogue)
+    number = parse_job_id(id_)
+    return damage_in_shard(catalogue, CheckpointId.parse(id_)) if number is None else damage_in_job(catalogue, number)
+
+
+def _drained(catalogue: Catalogue, id_: str | None) -> int:
+    if id_ is None:
+        newest = catalogue.newest_job_manifest()
+        if newest is None:
+            raise ConfigurationError(
+                f"{catalogue.store.url}: there is no drained checkpoint; `parashard checkpoint create` makes one"
+            )
+        return newest.number
+    number = parse_job_id(id_)
+    if number is None:
+        raise ConfigurationError(f"--id {id_}: only drained checkpoints are exported; allowed: such as j1")
+    return number
+
+
+def _rows(catalogue: Catalogue) -> Iterator[dict[str, Any]]:
+    pinned = catalogue.pinned()
+    for id_ in catalogue.checkpoints():
+        row: dict[str, Any] = {"id": str(id_), "kind": "shard", "pinned": id_.folder in pinned}
+        try:
+            manifest = catalogue.manifest(id_)
+        except NotStored:
+            continue  # deleted since it was listed
+        except DamagedCheckpoint as error:
+            yield {**row, "damage": str(error)}
+            continue
+        yield {
+            **row,
+            "steps": len(manifest.steps),
+            "round": manifest.round,
+            "size_bytes": manifest.size_bytes,
+            "written_at": manifest.written_at,
+        }
+    for number in catalogue.job_checkpoints():
+        row = {"id": f"j{number}", "kind": "drained"}
+        try:
+            job = catalogue.job_manifest(number)
+            parts = [catalogue.part_manifest(job, shard) for shard in range(len(job.parts))]
+        except DamagedCheckpoint as error:
+            yield {**row, "damage": str(error)}
+            continue
+        yield {
+            **row,
+            "steps": job.steps,
+            "round": parts[0].round,
+            "size_bytes": sum(part.size_bytes for part in parts),
+            "written_at": job.written_at,
+            "parts": [str(CheckpointId.of(part)) for part in parts],
+            "final": job.final,
+        }
+
+
+def _cells(row: Mapping[str, Any]) -> tuple[str, ...]:
+    if "damage" in row:
+        return (row["id"], "", "", "", "", f"damaged: {row['damage']}")
+    note = "drained" if row["kind"] == "drained" else "pinned" if row["pinned"] else ""
+    return (
+        row["id"],
+        f"{row['steps']:,}",
+        "" if row["round"] is None else str(row["round"]),
+        f"{row['size_bytes']:,}",
+        f"{datetime.fromtimestamp(row['written_at']):%Y-%m-%d %H:%M:%S}",
+        f"{note}, final" if row.get("final") else note,
+    )

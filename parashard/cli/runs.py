@@ -1,0 +1,160 @@
+"""The commands `parashard runs` and `parashard kill`: which runs there are on this machine, and one process's end.
+
+Parses, calls, prints; decides nothing. Registered in `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import shutil
+import signal
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from parashard.cli.options import App, complete_runs
+from parashard.errors import ConfigurationError
+from parashard.job.load import load_job
+from parashard.launch.run_files import JOB_FILE
+from parashard.launch.run_folders import (
+    is_done,
+    launcher_of,
+    locked,
+    newest_run,
+    read_report,
+    run_began_at,
+    run_named,
+    runs_here,
+)
+from parashard.launch.run_processes import send
+
+runs = App(help="List and remove the runs under runs/.")
+
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON array.")]
+
+
+class SignalName(enum.StrEnum):
+    """What a rehearsal sends."""
+
+    KILL = "KILL"
+    STOP = "STOP"
+    CONT = "CONT"
+    TERM = "TERM"
+
+
+def kill(
+    what: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="[RUN] PROCESS",
+            help="coordinator, shard-N or worker-N, of a run directory or a name under runs/; default: the newest run.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    signal_: Annotated[
+        SignalName, typer.Option("--signal", help="KILL, STOP to have it hang, CONT to let it go on, TERM.")
+    ] = SignalName.KILL,
+) -> None:
+    """Kill one process of a run on this machine, to rehearse that nothing is lost: it is started again."""
+    if len(what) > 2:
+        raise ConfigurationError(f"found {len(what)} words; allowed: [RUN] PROCESS, such as worker-0")
+    run_dir = run_named(what[0]) if len(what) == 2 else newest_run().absolute()
+    pid = send(run_dir, what[-1], signal.Signals[f"SIG{signal_}"])
+    typer.echo(f"SIG{signal_} sent to {what[-1]} of {run_dir.name} (process {pid})")
+
+
+@runs.callback(invoke_without_command=True)
+def _default(context: typer.Context, json_: Json = False) -> None:
+    if context.invoked_subcommand is None:
+        list_(json_)
+
+
+@runs.command("list")
+def list_(json_: Json = False) -> None:
+    """List the runs under runs/, the newest last."""
+    rows = sorted(map(_row, runs_here()), key=lambda row: row["began_at"])
+    if json_:
+        typer.echo(json.dumps(rows))
+        return
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for name in ("run", "state", "steps", "began", "size"):
+        table.add_column(name, justify="right" if name in ("steps", "size") else "left", no_wrap=name == "run")
+    for row in rows:
+        began = f"{datetime.fromtimestamp(row['began_at']):%Y-%m-%d %H:%M}"
+        steps = "" if row["steps"] is None else f"{row['steps']:,} of {row['steps_total']:,}"
+        size = f"{row['size_bytes'] / 2**20:,.1f} MiB"
+        table.add_row(Text(row["run"]), Text(row["state"]), Text(steps), Text(began), Text(size))
+    Console().print(table)
+
+
+@runs.command()
+def remove(
+    names: Annotated[
+        list[str],
+        typer.Argument(metavar="RUN...", help="Run directories, or names under runs/.", autocompletion=complete_runs),
+    ],
+    unfinished: Annotated[
+        bool, typer.Option("--unfinished", help="Also those that are not done, which could go on.")
+    ] = False,
+) -> None:
+    """Remove runs with their weights, checkpoints and logs; a checkpoint.url outside the run directory is kept."""
+    found = [run_named(name) for name in names]
+    for run in found:
+        launcher = launcher_of(run)
+        if launcher is not None:
+            raise ConfigurationError(
+                f"{run.name} is in progress; stop it first: Ctrl-C where it runs, or kill {launcher}"
+            )
+    kept = [run for run in found if not unfinished and not is_done(run)]
+    if kept:
+        raise ConfigurationError(
+            f"{', '.join(run.name for run in kept)}: not done, and `parashard resume` could go on with it; "
+            "--unfinished removes it all the same"
+        )
+    for run in found:
+        lock = locked(run)  # refuses a run that has just begun
+        try:
+            shutil.rmtree(run)
+        except OSError as error:
+            raise ConfigurationError(f"{run}: cannot be removed: {error.strerror}") from None
+        finally:
+            os.close(lock)
+        typer.echo(f"removed {run.name}")
+
+
+def _row(run: Path) -> dict[str, Any]:
+    report = read_report(run)
+    state = "running" if launcher_of(run) is not None else report.get("state", "stopped")
+    applied = report.get("steps_applied")
+    return {
+        "run": run.name,
+        "run_dir": str(run.absolute()),
+        "job": _job_in(run),
+        "state": state,
+        "reason": report.get("reason", ""),
+        "steps": min(applied) if applied and state != "running" else None,
+        "steps_total": report.get("steps_total"),
+        "began_at": run_began_at(run),
+        "size_bytes": sum(_size(file) for file in run.rglob("*")),
+    }
+
+
+def _job_in(run: Path) -> str:
+    try:
+        return load_job(run / JOB_FILE, environ={}).job.job.name
+    except ConfigurationError:  # of another version
+        return ""
+
+
+def _size(file: Path) -> int:
+    try:
+        return file.lstat().st_size
+    except OSError:  # removed meanwhile
+        return 0

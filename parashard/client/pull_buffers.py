@@ -1,0 +1,82 @@
+"""PullBuffers: arrays for pulled variables, used again and again.
+
+Fresh memory costs more than the copy into it, and what a set already holds need not be sent again. Thread-safe; called
+by `parashard.client.shard_client`.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+
+from parashard.plan.partition import Plan
+from parashard.plan.variables import Float32s
+from parashard.protocol.buffers import Buffers
+
+KEPT_MAX = 18  # free sets: a pipeline of depth d has 2 d + 1 in use, of which 8 is the greatest, and an evaluation one
+
+
+class PullBuffer:
+    """One array for every variable, and what it holds.
+
+    Parameters
+    ----------
+    plan : Plan
+        Says which rows of which variable come from where.
+
+    Attributes
+    ----------
+    variables : dict of str to ndarray of float32
+        By name, in their declared shapes.
+    by_shard : tuple of Buffers
+        For each shard the places of its flat vector's bytes.
+    versions : tuple of (int or None)
+        For each shard: what moved after this version is not in the arrays; None: nothing is.
+    incarnations : tuple of int
+        For each shard: the life that the version is of (P16).
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.variables: dict[str, Float32s] = {
+            name: np.empty(variable.shape, np.float32) for name, variable in plan.variables.items()
+        }
+        self.by_shard = tuple(
+            Buffers(
+                self.variables[placed.partition.variable][placed.partition.row_start : placed.partition.row_stop].data
+                for placed in layout
+            )
+            for layout in plan.layouts
+        )
+        self.versions: tuple[int | None, ...] = (None,) * len(plan.layouts)
+        self.incarnations: tuple[int, ...] = ()
+
+
+class PullBuffers:
+    """The sets that nobody uses now.
+
+    Parameters
+    ----------
+    plan : Plan
+        Of all of them.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        self._lock = threading.Lock()
+        self._free: list[PullBuffer] = []
+
+    def take(self, incarnations: tuple[int, ...]) -> PullBuffer:
+        """Return a set for these lives of the shards: the one given back last, else a new one."""
+        with self._lock:
+            weights = self._free.pop() if self._free else PullBuffer(self._plan)
+        known = zip(weights.incarnations or incarnations, incarnations, weights.versions, strict=True)
+        weights.versions = tuple(version if was == now else None for was, now, version in known)
+        weights.incarnations = incarnations
+        return weights
+
+    def give_back(self, weights: PullBuffer) -> None:
+        """Take a set back; its arrays are filled again by a later pull."""
+        with self._lock:
+            if len(self._free) < KEPT_MAX:
+                self._free.append(weights)

@@ -1,0 +1,286 @@
+"""ShardClient: pulls variables from all shards and pushes gradients to all shards.
+
+Cuts by the plan, encodes gradients, sends by a transport; `parashard.client.fan_out` waits and retries. Knows no lease
+and no model. Called by the worker's loop and by tools. A push is sent whole or reported as failed, with the shard
+named; to send it again is always safe, because the step is its identity (P1).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from parashard.client.fan_out import Asking
+from parashard.client.pull_buffers import PullBuffer, PullBuffers
+from parashard.encodings import Encoded, GradientEncoder
+from parashard.errors import ShapeMismatch, StaleIncarnation, UnknownVariable
+from parashard.plan.partition import ELEMENT_BYTES, Plan
+from parashard.plan.variables import Float32s
+from parashard.process import failpoints
+from parashard.protocol import rpc
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
+from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
+from parashard.transports.grpc import GrpcTransport
+
+UNHEARD_MAX = 4096
+
+
+class Pulled:
+    """Variables as pulled.
+
+    Attributes
+    ----------
+    variables : dict of str to ndarray of float32
+        By name, in their declared shapes; owned by the caller until `release`, and to be given back unchanged. In
+        `async` and `ssp` parts of one shard may be of neighbouring versions.
+    versions : tuple of int
+        By shard: the lowest version among what was pulled from it.
+    incarnations : tuple of int
+        By shard: the life that answered.
+    """
+
+    def __init__(self, weights: PullBuffer, sets: PullBuffers) -> None:
+        self.variables = weights.variables
+        self.versions = tuple(version or 0 for version in weights.versions)
+        self.incarnations = weights.incarnations
+        self._weights: PullBuffer | None = weights
+        self._sets = sets
+
+    def release(self) -> None:
+        """Give the arrays back, for a later pull to fill; they must not be used any more. Never necessary."""
+        if self._weights is not None:
+            self._sets.give_back(self._weights)
+            self._weights = None
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What became of a push: by shard its receipt, and the life that gave it."""
+
+    receipts: tuple[Receipt, ...]
+    incarnations: tuple[int, ...]
+
+
+class ShardClient:
+    """A connection to all shards of a job.
+
+    Parameters
+    ----------
+    run_id, job_digest : str
+        What every request names (P2).
+    plan : Plan
+        How variables are cut.
+    worker : str
+        Who asks; for the shards' logs.
+    retry_budget_s : float
+        How long one message may be sent again while a shard asks for patience.
+    away_budget_s : float
+        How long it may be sent again while nobody answers: the shard may live elsewhere by now, as a newer view says.
+    giving_up : Event, optional
+        Once set, nothing is retried any more.
+    connect : Connect
+        Makes transports; a test's fake comes in here.
+    """
+
+    def __init__(
+        self,
+        run_id: str,
+        job_digest: str,
+        plan: Plan,
+        worker: str,
+        *,
+        retry_budget_s: float = 30.0,
+        away_budget_s: float = 30.0,
+        giving_up: threading.Event | None = None,
+        connect: Connect = GrpcTransport,
+    ) -> None:
+        self._run_id = run_id
+        self._job_digest = job_digest
+        self._plan = plan
+        self._worker = worker
+        self._viewing = threading.Lock()
+        self._asking = Asking(retry_budget_s, away_budget_s, giving_up or threading.Event())
+        self._connect = connect
+        self._transports: dict[ShardAddress, Transport] = {}
+        self._closed = False
+        self._encoder = GradientEncoder(plan)
+        self._unheard: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
+        self._sets = PullBuffers(plan)
+        self.view = View(0, ())
+
+    def use(self, view: View) -> None:
+        """Send to these shards from now on, unless a newer view is in use; connections to others are closed."""
+        with self._viewing:
+            if self._closed or view.number < self.view.number:
+                return
+            for where in set(self._transports) - set(view.shards):
+                self._transports.pop(where).close()
+            for shard, where in enumerate(view.shards):
+                if where not in self._transports:
+                    self._transports[where] = self._connect(where, Greeting(self._target(shard, view), self._worker))
+            self.view = view
+
+    def close(self) -> None:
+        """Close every connection, and let no view open others."""
+        with self._viewing:
+            self._closed = True
+            transports = list(self._transports.values())
+            self._transports.clear()
+        for transport in transports:
+            transport.close()
+
+    def pull(self, *, step: int | None = None, round_: int | None = None) -> Pulled:
+        """Pull every variable from all shards, at once; what has not moved since an earlier pull is not sent again.
+
+        Parameters
+        ----------
+        step : int, optional
+            The step that the weights are for; shards with delay compensation remember them under it.
+        round_ : int, optional
+            In `sync:N`: the round whose starting weights are wanted (P11).
+
+        Raises
+        ------
+        Redo
+            If the view is old (`StaleIncarnation`, `StalePlan`) or the round is over (`StaleRound`).
+        RetryLater
+            If a shard gave no answer within the retry budget.
+        """
+        view = self.view
+        weights = self._sets.take(tuple(where.incarnation for where in view.shards))
+
+        def pull(shard: int) -> Pending[int]:
+            length = self._plan.shard_elements(shard) * ELEMENT_BYTES
+            run = PullRun(self._target(shard, view), round_, step, 0, length, weights.versions[shard])
+            return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
+
+        try:
+            weights.versions = self._asking.of_all(pull, len(view.shards))
+        except BaseException:
+            weights.versions = (None,) * len(view.shards)  # what its arrays hold is undefined
+            self._sets.give_back(weights)
+            raise
+        return Pulled(weights, self._sets)
+
+    def push(
+        self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
+    ) -> Pushed:
+        """Push a step's gradients to all shards, at once; return every shard's receipt.
+
+        Parameters
+        ----------
+        step : int
+            The push's identity (P1).
+        gradients : mapping of str to ndarray of float32
+            By variable, in the declared shapes, finite (P6); a variable left out has a zero gradient. Only read; they
+            must not change before the push is through.
+        pulled : Pulled, optional
+            What the gradients were computed at; None: unknown.
+        skipped : bool
+            True: the empty push of a step that was given up.
+
+        Raises
+        ------
+        InvalidRequest
+            If a shard refuses the gradient; the same push never succeeds.
+        Redo
+            If the view is old, or the round is over: the step is in already, or is due again.
+        RetryLater
+            If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
+        """
+        arrays = self._checked(gradients)
+        view = self.view
+        unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(view.shards))}
+
+        def push(shard: int) -> Pending[Receipt]:
+            if shard:
+                failpoints.hit("worker.push.between_shards")
+            return self._transport(shard, view).push(
+                prepared[shard], rpc.data_deadline_s(prepared[shard].payload.nbytes)
+            )
+
+        def settle(shard: int, receipt: Receipt) -> None:
+            # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
+            # whose receipt was lost is that push: giving its residue back would send it twice.
+            lost = (step, shard) in self._unheard
+            self._unheard.discard((step, shard))
+            ours = receipt.result is not PushResult.DUPLICATE or lost
+            self._encoder.settle(unsettled.pop(shard), applied=ours)
+
+        def unacknowledged(shard: int) -> None:
+            if unsettled[shard] and len(self._unheard) < UNHEARD_MAX:
+                self._unheard.add((step, shard))
+
+        try:
+            prepared = [
+                self._prepare(shard, view, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+            ]
+            receipts = self._asking.of_all(push, len(prepared), settle, unacknowledged)
+        finally:
+            for encoded in unsettled.values():
+                self._encoder.settle(encoded, applied=False)
+        return Pushed(receipts, tuple(where.incarnation for where in view.shards))
+
+    # --- push ---
+
+    def _checked(self, gradients: Mapping[str, Float32s]) -> dict[str, Float32s]:
+        """Return gradients as contiguous float32; refuse what would be cut into rows that mean something else."""
+        arrays = {}
+        for name, gradient in gradients.items():
+            variable = self._plan.variables.get(name)
+            if variable is None:
+                raise UnknownVariable(f"a gradient for {name!r}, which is none of the job's variables")
+            if np.shape(gradient) != variable.shape:
+                raise ShapeMismatch(
+                    f"the gradient of {name!r} has shape {np.shape(gradient)}, the variable has {variable.shape}"
+                )
+            if not variable.frozen:
+                arrays[name] = np.ascontiguousarray(gradient, np.float32)
+        return arrays
+
+    def _prepare(
+        self,
+        shard: int,
+        view: View,
+        step: int,
+        arrays: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        skipped: bool,
+        encoded: list[Encoded],
+    ) -> Push:
+        """Return a shard's part of a push; what had to be encoded joins `encoded`, to be settled."""
+        slices, pieces = [], []
+        for placed in self._plan.layouts[shard]:
+            p = placed.partition
+            if p.variable not in arrays:
+                continue
+            variable = self._plan.variables[p.variable]
+            rows = arrays[p.variable][p.row_start : p.row_stop]
+            if variable.encoding == "float32":
+                slices.append(Slice(p, variable.row_elements))
+                pieces.append(rows.data)
+            else:
+                encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))
+                slices.append(encoded[-1].slice)
+                pieces.append(encoded[-1].payload)
+        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
+        version = pulled.versions[shard] if pulled is not None and known else None
+        target = self._target(shard, view)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces))
+
+    # --- both ---
+
+    def _transport(self, shard: int, view: View) -> Transport:
+        transport = self._transports.get(view.shards[shard])
+        if transport is None:
+            raise StaleIncarnation(
+                f"shard {shard} moved from {view.shards[shard].address} while a request was prepared"
+            )
+        return transport
+
+    def _target(self, shard: int, view: View) -> Target:
+        return Target(self._run_id, self._job_digest, self._plan.version, shard, view.shards[shard].incarnation)

@@ -1,0 +1,114 @@
+"""What `parashard run` shows while a job runs: a live view on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol, TextIO
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.screen import StatusScreen, plain_line
+from parashard.process.side_effects import lossy
+
+PLAIN_EVERY_S = 2.0
+STAYING_EVENTS = ("warning: ", "resolved: ", "data: ")
+
+
+class NewEvents:
+    """Finds the events of a status that earlier ones did not have."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+
+    def of(self, status: pb.GetStatusReply) -> list[str]:
+        """Return the new events, oldest first."""
+        new = status.events_total - self._seen
+        self._seen = status.events_total
+        return list(status.events[-new:]) if new > 0 else []
+
+
+class JobView(Protocol):
+    """Shows a job's status, and lines of text."""
+
+    def show(self, status: pb.GetStatusReply) -> None:
+        """Show how the job goes now."""
+
+    def say(self, text: str) -> None:
+        """Show a line that stays."""
+
+    def close(self) -> None:
+        """Give the terminal back."""
+
+
+class TerminalView:
+    """A view that redraws itself in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)
+        self._live.start()
+        self._events = NewEvents()
+
+    def show(self, status: pb.GetStatusReply) -> None:
+        """Redraw; warnings, that they no longer hold, and what the data are, stay on the screen when the view goes."""
+        for event in self._events.of(status):
+            if event.startswith(STAYING_EVENTS):
+                self.say(event)
+        self._live.update(StatusScreen(status, fits_height=True))
+
+    def say(self, text: str) -> None:
+        """Print above the view."""
+        self._live.console.print(Text(text))
+
+    def close(self) -> None:
+        """Clear the view."""
+        self._live.stop()
+
+
+class PlainView:
+    """One line every PLAIN_EVERY_S, and every event."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next_s = 0.0
+        self._events = NewEvents()
+
+    def show(self, status: pb.GetStatusReply) -> None:
+        """Print the events that are new, and a line if it is time."""
+        for event in self._events.of(status):
+            self.say(event)
+        if status.state == pb.JOB_STATE_RUNNING and time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + PLAIN_EVERY_S
+            self.say(plain_line(status))
+
+    def say(self, text: str) -> None:
+        """Print a line."""
+        self._console.print(Text(text), soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class NoView:
+    """Shows nothing: standard output is for the report alone."""
+
+    def show(self, status: pb.GetStatusReply) -> None:
+        """Nothing."""
+
+    def say(self, text: str) -> None:
+        """Nothing."""
+
+    def close(self) -> None:
+        """Nothing."""
+
+
+def console_for(stream: TextIO) -> Console:
+    """Return a console on a stream that may fail: what it does not take is lost, and the job goes on (P21)."""
+    return Console(file=lossy(stream, "lines of the view"))
+
+
+def open_view(console: Console) -> JobView:
+    """Return the view that fits a console."""
+    return TerminalView(console) if console.is_terminal else PlainView(console)

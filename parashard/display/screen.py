@@ -1,0 +1,197 @@
+"""The status of a job as lines that fit a terminal: which parts get how much of its height and width.
+
+Pure. Lines are never longer than the width, so none wraps; where the height does not do, the rest of the workers and
+shards is counted in a line and the events give way. Called by `parashard.display.live` and by `parashard status`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.text import Text
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.figures import count, counted, duration
+from parashard.display.status_tables import figures_of, progress_figures, shard_columns, state_of, worker_columns
+from parashard.display.text_table import Column, cut, item_lines, table_lines, text_lines
+
+BAR_CELLS = 40
+BAR_CELLS_MIN = 10
+EVENTS_SHOWN = 6
+EVENT_LINES = 3  # of one event
+EVENT_LINES_MIN = 2  # of all events, beside tables that do not fit
+PROBLEMS_SHOWN = 3
+PROBLEM_LINES = 2  # of one problem
+REASON_LINES = 2
+TABLE_LINES_MIN = 3  # titles, one row, and how many more there are
+HEIGHT_MIN = 4
+ITEM = "{} {}"
+
+
+class StatusScreen:
+    """A status that rich can print, laid out for the console that it is printed on.
+
+    Parameters
+    ----------
+    status : GetStatusReply
+        What is shown.
+    fits_height : bool
+        True: no more lines than the terminal has.
+    """
+
+    def __init__(self, status: pb.GetStatusReply, *, fits_height: bool) -> None:
+        self._status = status
+        self._fits_height = fits_height
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """Yield the lines."""
+        height = max(HEIGHT_MIN, console.size.height - 1) if self._fits_height else None  # 1: the cursor's own line
+        for line in screen_lines(self._status, options.max_width, height, ascii_only=options.ascii_only):
+            line.no_wrap, line.overflow = True, "crop"
+            yield line
+
+
+def screen_lines(
+    status: pb.GetStatusReply, width: int, height: int | None = None, *, ascii_only: bool = False
+) -> list[Text]:
+    """Return the lines of a status: at most `width` cells each and, unless it is None, at most `height` of them."""
+    items = [ITEM.format(*figure) for figure in figures_of(status)]
+    lines = [*_head(status, width), _bar(status, width, ascii_only), *map(Text, item_lines(items, width))]
+    lines += _problems(status, width)
+    workers, shards = _workers(status), _shards(status)
+    all_events = _events(status, width, EVENTS_SHOWN * EVENT_LINES)
+    if height is None:
+        return [*lines, *workers.lines(width, workers.height), *shards.lines(width, shards.height), *all_events]
+    room = max(0, height - len(lines))
+    for_events = max(EVENT_LINES_MIN, room - workers.height - shards.height)
+    for_events = min(len(all_events), for_events, max(0, room - 2 * TABLE_LINES_MIN))
+    room -= for_events
+    for_shards = min(shards.height, max(room // 2, room - workers.height))
+    lines += [*workers.lines(width, room - for_shards), *shards.lines(width, for_shards)]
+    return [*lines, *_events(status, width, for_events)][:height]
+
+
+def plain_line(status: pb.GetStatusReply) -> str:
+    """Return the status as one line, for logs."""
+    staleness = f"p50 {count(status.staleness_p50)}, max {count(status.staleness_max)} pushes"
+    figures = [*progress_figures(status), ("staleness", staleness)]
+    return "  ".join([f"step {_steps(status)}", *(ITEM.format(*figure) for figure in figures), _workers_up(status)])
+
+
+@dataclass(frozen=True)
+class _Table:
+    """A table that may have too many rows: `first` ones are shown before others, and the rest is counted.
+
+    Attributes
+    ----------
+    noun : str
+        What a row is.
+    down : list of bool
+        By row.
+    first : list of bool
+        By row.
+    columns_of : callable
+        Returns the columns with the chosen rows.
+    """
+
+    noun: str
+    down: list[bool]
+    first: list[bool]
+    columns_of: Callable[[Sequence[int]], list[Column]]
+
+    @property
+    def height(self) -> int:
+        """How many lines the titles and all rows take."""
+        return len(self.down) + 1
+
+    def lines(self, width: int, most: int) -> Iterator[Text]:
+        """Yield at most so many lines."""
+        fits = self.height <= most
+        shown = len(self.down) if fits else max(0, most - 2)
+        chosen = sorted(sorted(range(len(self.down)), key=lambda row: not self.first[row])[:shown])
+        if fits or chosen:
+            titles, *rows = table_lines(self.columns_of(chosen), width)
+            yield Text(titles, style="dim")
+            for row, line in zip(chosen, rows, strict=True):
+                yield Text(line, style="red" if self.down[row] else "")
+        if not fits and most > 0:
+            yield Text(cut(self._rest(chosen), width), style="dim")
+
+    def _rest(self, chosen: list[int]) -> str:
+        down = [self.down[row] for row in range(len(self.down)) if row not in set(chosen)]
+        what = f"{'more ' if chosen else ''}{self.noun}{'' if len(down) == 1 else 's'}"
+        return f"{count(len(down))} {what}: {count(down.count(False))} up, {count(down.count(True))} down"
+
+
+def _workers(status: pb.GetStatusReply) -> _Table:
+    down = [not worker.live for worker in status.workers]
+    missing = _missing(status)  # else those that are down were scaled down or have left
+    first = [is_down == missing for is_down in down]
+    return _Table("worker", down, first, lambda chosen: worker_columns(status.workers[row] for row in chosen))
+
+
+def _shards(status: pb.GetStatusReply) -> _Table:
+    down = [not shard.live for shard in status.shards]
+    return _Table("shard", down, down, lambda chosen: shard_columns(status.shards[row] for row in chosen))
+
+
+def _head(status: pb.GetStatusReply, width: int) -> list[Text]:
+    state = state_of(status)
+    items = [status.job, state, status.consistency, f"http://{status.http_address}/" if status.http_address else ""]
+    lines = [Text(line, style="bold") for line in item_lines([item for item in items if item], width)]
+    if state != "running" and status.reason:
+        lines += [Text(line, style="yellow") for line in text_lines(status.reason, width, REASON_LINES)]
+    return lines
+
+
+def _bar(status: pb.GetStatusReply, width: int, ascii_only: bool) -> Text:
+    text = f"{_steps(status, ' steps')}  {duration(status.elapsed_s)}"
+    if 0 < status.steps_complete < status.steps_total:
+        left_s = status.elapsed_s * (status.steps_total - status.steps_complete) / status.steps_complete
+        text += f", about {duration(left_s)} left"
+    cells = min(BAR_CELLS, width - len(text) - 1)
+    if cells < BAR_CELLS_MIN:
+        return Text(cut(text, width))
+    done = int(cells * min(1.0, status.steps_complete / max(1, status.steps_total)))
+    filled, empty = ("#", "-") if ascii_only else ("\u2501", "\u2501")
+    return Text.assemble((filled * done, "green"), (empty * (cells - done), "dim"), f" {text}")
+
+
+def _problems(status: pb.GetStatusReply, width: int) -> list[Text]:
+    shown = list(status.problems[:PROBLEMS_SHOWN])
+    if len(status.problems) > len(shown):
+        shown[-1] = f"{count(len(status.problems) - len(shown) + 1)} more problems, see the status page"
+    lines = [line for text in shown for line in text_lines(f"! {text}", width, PROBLEM_LINES)]
+    return [Text(line, style="bold red") for line in lines]
+
+
+def _events(status: pb.GetStatusReply, width: int, most: int) -> list[Text]:
+    """Return the newest events that at most so many lines hold, the newest at the end; none without its beginning."""
+    lines: list[str] = []
+    for event in reversed(status.events[-EVENTS_SHOWN:]):
+        room = most - len(lines)
+        new = text_lines(event, width, EVENT_LINES)
+        if len(new) > room and (lines or not room):
+            break
+        lines = [*(new if len(new) <= room else text_lines(event, width, room)), *lines]
+    return [Text(line, style="dim") for line in lines]
+
+
+def _steps(status: pb.GetStatusReply, noun: str = "") -> str:
+    share = 100 * status.steps_complete / max(1, status.steps_total)
+    return f"{count(status.steps_complete)} of {count(status.steps_total)}{noun} ({share:.0f} %)"
+
+
+def _missing(status: pb.GetStatusReply) -> bool:
+    return sum(worker.live for worker in status.workers) < status.workers_wanted
+
+
+def _workers_up(status: pb.GetStatusReply) -> str:
+    up = sum(worker.live for worker in status.workers)
+    return (
+        f"{count(up)} of {counted(status.workers_wanted, 'worker')} up"
+        if _missing(status)
+        else f"{counted(up, 'worker')} up"
+    )

@@ -1,0 +1,95 @@
+"""The figures of a job's status and its tables of workers and shards, under the names that every screen gives them.
+
+Pure. One list for the live view, `parashard status`, the plain lines and the status page, so that one word means one
+thing on all of them. Decides nothing about the layout.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.figures import count, mebibytes, metric, metric_name, percent, rate
+from parashard.display.text_table import Column
+from parashard.telemetry.transfer import Bytes, Overlap
+
+TRAINING_LOSS = "training loss"
+HELD_OUT = "held-out"
+OVERLAPPED = "network time overlapped"
+SAVED = "traffic saved by encoding"
+REPEATED = "repeated gradients ignored"
+DOWN = "down"
+
+Figure = tuple[str, str]
+
+
+def state_of(status: pb.GetStatusReply) -> str:
+    """Return the job's state in one word."""
+    return pb.JobState.Name(status.state).removeprefix("JOB_STATE_").lower()
+
+
+def figures_of(status: pb.GetStatusReply) -> list[Figure]:
+    """Return (name, value) of what describes the whole job."""
+    staleness = f"p50 {count(status.staleness_p50)}, p95 {count(status.staleness_p95)}"
+    return [
+        *progress_figures(status),
+        ("staleness", f"{staleness}, max {count(status.staleness_max)} pushes"),
+        ("step lag", f"max {count(status.step_lag_max)}"),
+        (OVERLAPPED, percent(Overlap.of(worker.phases for worker in status.workers).share)),
+        (SAVED, percent(Bytes.of(shard.record for shard in status.shards).saved_share)),
+    ]
+
+
+def progress_figures(status: pb.GetStatusReply) -> list[Figure]:
+    """Return (name, value) of how fast and how well the job learns; any metrics that its model reports."""
+    return [
+        ("throughput", f"{rate(status.examples_per_s)} examples/s"),
+        (TRAINING_LOSS, metric(status.training_loss) if status.HasField("training_loss") else "-"),
+        *held_out_figures(status.held_out.items()),
+    ]
+
+
+def held_out_figures(metrics: Iterable[tuple[str, float]]) -> list[Figure]:
+    """Return (name, value) of an evaluation's metrics."""
+    return [(f"{HELD_OUT} {metric_name(name)}", metric(value)) for name, value in sorted(metrics)]
+
+
+def worker_columns(workers: Iterable[pb.WorkerStatus]) -> list[Column]:
+    """Return the table of workers; the phases are shares of each worker's time."""
+    rows = list(workers)
+    shares = [_phase_shares(worker.phases) for worker in rows]
+    return [
+        Column("worker", tuple(worker.name for worker in rows), is_text=True),
+        Column("device", tuple(worker.device if worker.live else DOWN for worker in rows), is_text=True),
+        Column("examples/s", tuple(rate(worker.examples_per_s) for worker in rows), rank=1),
+        Column("steps", tuple(count(worker.steps_complete) for worker in rows), rank=2),
+        Column("leased", tuple(count(worker.steps_held) for worker in rows), rank=7),
+        Column("restarts", tuple(count(worker.restarts) for worker in rows), rank=6),
+        Column("lease %", tuple(share[0] for share in shares), rank=8),
+        Column("pull %", tuple(share[1] for share in shares), rank=5),
+        Column("compute %", tuple(share[2] for share in shares), rank=3),
+        Column("push %", tuple(share[3] for share in shares), rank=4),
+    ]
+
+
+def shard_columns(shards: Iterable[pb.ShardStatus]) -> list[Column]:
+    """Return the table of shards."""
+    rows = list(shards)
+    records = [shard.record for shard in rows]
+    memory = [record.variable_bytes + record.slot_bytes for record in records]
+    return [
+        Column("shard", tuple(f"shard-{shard.shard}" for shard in rows), is_text=True),
+        Column("address", tuple(shard.address for shard in rows), is_text=True, rank=7),
+        Column("version", tuple(count(shard.record.version) if shard.live else DOWN for shard in rows)),
+        Column("memory MiB", tuple(mebibytes(size) for size in memory), rank=3),
+        Column("pushed MiB", tuple(mebibytes(record.push_bytes) for record in records), rank=2),
+        Column("pulled MiB", tuple(mebibytes(record.pull_bytes) for record in records), rank=1),
+        Column("repeats ignored", tuple(count(record.duplicate_pushes) for record in records), rank=5),
+        Column("refused", tuple(count(record.refused_pushes) for record in records), rank=4),
+    ]
+
+
+def _phase_shares(phases: pb.PhaseSeconds) -> list[str]:
+    seconds = (phases.lease, phases.pull, phases.compute, phases.push)
+    total = sum(seconds) or 1.0
+    return [f"{100 * part / total:.0f}" for part in seconds]

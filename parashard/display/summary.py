@@ -1,0 +1,73 @@
+"""The summary of a run that has ended: its report as lines for people, under the names that the live view has.
+
+Pure. Called by the command line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.text import Text
+
+from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
+from parashard.display.status_tables import OVERLAPPED, REPEATED, SAVED, TRAINING_LOSS, held_out_figures
+from parashard.launch.run_files import WEIGHTS_FILE
+from parashard.launch.stopping import short_path
+
+STATE_STYLES = {"done": "green", "stopped": "yellow"}
+
+
+def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:
+    """Return the figures of a report, one a line; paths are not wrapped, so that they can be copied."""
+    rows = _rows(report, run_dir)
+    width = max(len(name) for name, _ in rows)
+    state = f"{report['state']}: "
+    first = Text.assemble((state, STATE_STYLES.get(report["state"], "red")), report["reason"])
+    lines = [Text.assemble((f"{report['job']:<{width}}  ", "bold"), first)]
+    return lines + [Text.assemble((f"{name:<{width}}  ", "dim"), value) for name, value in rows]
+
+
+def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
+    staleness, moved = report["staleness"], report["bytes"]
+    rows = [
+        *(("problem", problem) for problem in report.get("problems", ())),
+        ("steps", _steps(report["steps_total"], report["steps_applied"])),
+        ("throughput", _throughput(report["examples_per_s"], report["wall_s"])),
+        *held_out_figures((name, value) for name, value in report["held_out"].items() if value is not None),
+    ]
+    if report["training_loss"] is not None:
+        rows.append((TRAINING_LOSS, metric(report["training_loss"])))
+    if report["skipped_steps"]:
+        rows.append(("steps skipped", count(report["skipped_steps"])))
+    if report.get("partly_skipped"):
+        rows.append(("partly skipped", f"{count(report['partly_skipped'])}, on some of the shards only"))
+    p50, p95, most = (count(staleness[name]) for name in ("p50", "p95", "max"))
+    rows += [
+        ("staleness", f"p50 {p50}, p95 {p95}, max {most} pushes"),
+        ("step lag", f"max {count(report['step_lag']['max'])} steps"),
+        (OVERLAPPED, percent(report["network"]["overlapped_share"])),
+        ("traffic", f"{mebibytes(moved['pushed'])} MiB pushed, {mebibytes(moved['pulled'])} MiB pulled"),
+        (SAVED, percent(moved["saved_share"])),
+        (REPEATED, count(report["duplicate_pushes"])),
+    ]
+    rows += [(name, count(report[name])) for name in ("ledger_wrong", "torn") if name in report]
+    restarts = [(report[f"{role}_restarts"], role) for role in ("worker", "shard", "coordinator")]
+    if any(times for times, _ in restarts):
+        rows.append(("restarts", ", ".join(counted(times, role) for times, role in restarts if times)))
+    if "weights_sha256" in report:
+        rows.append(("weights", short_path(run_dir / WEIGHTS_FILE)))
+        rows.append(("sha256", report["weights_sha256"][:16]))
+    return [*rows, ("run", short_path(run_dir))]
+
+
+def _throughput(examples_per_s: float | None, wall_s: float) -> str:
+    return "not known" if examples_per_s is None else f"{rate(examples_per_s)} examples/s over {duration(wall_s)}"
+
+
+def _steps(total: int, applied: Sequence[int]) -> str:
+    least, most = min(applied, default=0), max(applied, default=0)
+    if least == most:
+        return f"{count(least)} of {count(total)}, applied by every shard"
+    return f"{count(least)} to {count(most)} of {count(total)}, applied by the shards"

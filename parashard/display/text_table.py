@@ -1,0 +1,112 @@
+"""Tables and runs of items as lines of text that fit a width: what finds no room is left out, nothing wraps.
+
+Pure. Knows widths, not what is shown. Called by `parashard.display.screen`; `parashard.display.status_tables` makes the
+columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from textwrap import wrap
+
+from rich.cells import cell_len, set_cell_size
+
+GAP = "  "
+ITEM_GAP = "   "
+TEXT_CELLS_MIN = 8
+CUT = "\u2026"
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    title : str
+        Above it.
+    cells : tuple of str
+        From top to bottom.
+    is_text : bool
+        True: aligned to the left, and may be shortened; False: a number, shown in full or not at all.
+    rank : int
+        Of the columns that there is no room for, the one with the greatest rank goes first; 0: it stays.
+    """
+
+    title: str
+    cells: tuple[str, ...]
+    is_text: bool = False
+    rank: int = 0
+
+
+def table_lines(columns: Sequence[Column], width: int) -> list[str]:
+    """Return the titles and the rows, as lines of at most `width` cells."""
+    kept = list(columns)
+    while _total([_width(column) for column in kept]) > width and any(column.rank for column in kept):
+        kept.remove(max(kept, key=lambda column: column.rank))
+    widths = [_width(column) for column in kept]
+    shrinkable = [i for i, column in enumerate(kept) if column.is_text]
+    while shrinkable and _total(widths) > width:
+        widest = max(shrinkable, key=lambda i: widths[i])
+        if widths[widest] <= TEXT_CELLS_MIN:
+            break
+        widths[widest] -= 1
+    rows = zip(*((column.title, *column.cells) for column in kept), strict=True)
+    return [
+        cut(GAP.join(_aligned(*one) for one in zip(row, widths, kept, strict=True)).rstrip(), width) for row in rows
+    ]
+
+
+def item_lines(items: Sequence[str], width: int) -> list[str]:
+    """Return items one after the other, on as many lines as they need; only one that is too long alone is cut."""
+    lines: list[str] = []
+    for item in items:
+        longer = f"{lines[-1]}{ITEM_GAP}{item}" if lines else ""
+        if lines and cell_len(longer) <= width:
+            lines[-1] = longer
+        else:
+            lines.append(item)
+    return [cut(line, width) for line in lines]
+
+
+def text_lines(text: str, width: int, most: int) -> list[str]:
+    """Return a text on at most so many lines; a mark shows where it was cut."""
+    indent = GAP if width > TEXT_CELLS_MIN else ""
+    lines = wrap(text, max(1, width), subsequent_indent=indent, break_on_hyphens=False) or [""]
+    if len(lines) > most:
+        lines = [*lines[: most - 1], f"{lines[most - 1]}{CUT}"]
+    return [cut(line, width) for line in lines]
+
+
+def cut(text: str, width: int) -> str:
+    """Return a text of at most `width` cells, with a mark if its end was cut."""
+    if cell_len(text) <= width:
+        return text
+    return f"{set_cell_size(text, width - 1).rstrip()}{CUT}" if width > 0 else ""
+
+
+def cut_in_the_middle(text: str, width: int) -> str:
+    """Return a text of at most `width` cells that keeps its end: names differ there."""
+    if cell_len(text) <= width:
+        return text
+    tail = ""
+    for character in reversed(text):
+        if cell_len(character + tail) > width // 2:
+            break
+        tail = character + tail
+    return cut(text, width - cell_len(tail)) + tail
+
+
+def _width(column: Column) -> int:
+    return max(cell_len(text) for text in (column.title, *column.cells))
+
+
+def _total(widths: Sequence[int]) -> int:
+    return sum(widths) + len(GAP) * (len(widths) - 1)
+
+
+def _aligned(text: str, width: int, column: Column) -> str:
+    shown = cut_in_the_middle(text, width) if column.is_text else text
+    padding = " " * (width - cell_len(shown))
+    return shown + padding if column.is_text else padding + shown

@@ -1,0 +1,1 @@
+"""Runs on this machine: the run directory, its processes, and how a run ends."""

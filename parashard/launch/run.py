@@ -1,0 +1,220 @@
+"""`parashard run`: what is checked before a run, the run, and how it ended: signals, exit code, report, weights.
+
+Owns the order of things and that nothing is left behind. What keeps the processes going is `parashard.launch.running`,
+which directory it is `parashard.launch.run_folders`. Called by the command line and by `parashard.chaos.runner`.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.live import JobView
+from parashard.errors import ConfigurationError, ParashardError, StoreFailed
+from parashard.job.load import LoadedJob, as_toml
+from parashard.job.schema import Job
+from parashard.launch.local_cluster import MODULES, LocalCluster
+from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
+from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
+from parashard.launch.running import Running
+from parashard.launch.stopping import report_of_saved, saved_in, stopped_line
+from parashard.process import cuda
+from parashard.process.arguments import check_host
+from parashard.process.compute_threads import thread_variables, threads_for
+from parashard.process.full_disk import disk_failed
+from parashard.process.shell import ExitCode
+from parashard.process.side_effects import why_failed
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role, in_words
+from parashard.store.durable import sync_upwards, write_durably
+
+ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130  # 128 + SIGINT, as shells have it
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a run ended: an exit code, the report (empty where there is none) and, after a failure, why."""
+
+    exit_code: int
+    report: dict[str, Any]
+    reason: str
+    run_dir: Path
+    accepted: bool = True
+    """The coordinator had taken the job: there is a run."""
+
+    @property
+    def is_refused(self) -> bool:
+        """The job file, the data or the model is wrong, and no run has begun."""
+        return self.exit_code == ExitCode.CONFIGURATION and not self.accepted
+
+
+def run_job(
+    loaded: LoadedJob,
+    run_dir: Path,
+    view: JobView,
+    *,
+    init: Path | None,
+    output: Path | None,
+    resume: bool = False,
+    from_checkpoint: str = "",
+    cluster: LocalCluster | None = None,
+    tls_dir: Path | None = None,
+    trace: bool = False,
+) -> Outcome:
+    """Run a job to its end on this machine; when this returns, no process of it is left.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, and where its file lies (a user's model is looked up beside it).
+    run_dir : Path
+        Gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`.
+    view : JobView
+        Where to show how it goes.
+    init, output : Path, optional
+        Weights to start from; where to copy the final weights.
+    resume : bool
+        True: take up the run in `run_dir` where its checkpoints end.
+    from_checkpoint : str
+        The drained checkpoint that another placement starts from; empty: the newest.
+    cluster : LocalCluster, optional
+        Who starts processes; by default an ordinary one.
+    tls_dir : Path, optional
+        Credentials of all processes, with all four roles.
+    trace : bool
+        True: all processes send spans.
+    """
+    if loaded.job.cluster.launcher != "local":
+        raise ConfigurationError(
+            f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
+            "processes yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or "
+            "set cluster.launcher=local"
+        )
+    credentials = _all_roles(tls_dir) if tls_dir is not None else None
+    check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
+    _check_devices(loaded)
+    if output is not None:
+        _check_output(output)
+    lock, cluster = _prepared(run_dir, loaded, cluster)
+    cluster.variables = _thread_variables(loaded.job)
+    cluster.tell = view.say
+    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
+    # As Ctrl-C: the report is written, the terminal given back.
+    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
+    try:
+        run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
+        state, reason = run.until_over()
+        exit_code: int = ExitCode.DONE if state == pb.JOB_STATE_DONE else run.failure_code
+    except KeyboardInterrupt:
+        view.say("stopping: shards save their state")
+        run.tell_stop("interrupted")
+        exit_code, reason = INTERRUPTED, "interrupted before the run began"
+    except ParashardError as error:
+        exit_code, reason = run.failure_code, str(error)
+    except OSError as error:  # of the run directory, at the start: nothing that comes later raises for the disk's sake
+        exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
+    finally:
+        for number in ENDING_SIGNALS:
+            signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
+        view.close()
+        cluster.end(loaded.job.cluster.grace_s)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(lock)
+        with suppress(OSError):
+            (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
+    report = read_report(run_dir) if run.accepted else {}
+    if report.get("state") == "done":  # whatever came after the end of the job
+        exit_code, reason = ExitCode.DONE, report["reason"]
+    elif run.accepted:
+        saved = saved_in(loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS))
+        report = report_of_saved(run_dir, report, saved)
+        if exit_code == INTERRUPTED:
+            reason = stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
+    if exit_code == ExitCode.DONE and output is not None:
+        exit_code, reason = _copied(run_dir, output, reason)
+    return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
+
+
+def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) -> tuple[int, LocalCluster]:
+    """Return the run directory's lock, and the cluster whose logs go there; the job's file is in it, and durable.
+
+    Raises
+    ------
+    ConfigurationError, StoreFailed
+        If it cannot be written; at this moment, as where there is no room.
+    """
+    try:
+        lock = launcher_lock(run_dir)
+        write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
+        keep_origin(run_dir, loaded)
+        cluster = cluster or LocalCluster(run_dir)
+        sync_upwards(run_dir)  # the run directory is new, and perhaps the one that holds it
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
+        raise ConfigurationError(f"run directory {run_dir}: {error.strerror}") from None
+    return lock, cluster
+
+
+def _check_devices(loaded: LoadedJob) -> None:
+    """Refuse a CUDA device that is not there before any process starts."""
+    options = loaded.job.cluster
+    for key, asked in (("cluster.device", options.device), ("cluster.shard_device", options.shard_device)):
+        try:
+            cuda.check(asked)
+        except ConfigurationError as error:
+            raise ConfigurationError(f'{loaded.origins[key]}: {key} = "{asked}": {error}') from None
+
+
+def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
+    """Return what limits the threads of processes that load the user's model, for which they would be too late."""
+    options, sync = job.cluster, job.consistency.policy.kind == "sync"
+    threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=os.environ)
+    return {
+        MODULES["worker"]: thread_variables(threads, os.environ, override=options.worker_threads > 0),
+        MODULES["coordinator"]: thread_variables(1, os.environ, override=False),
+    }
+
+
+def _all_roles(tls_dir: Path) -> Credentials:
+    """Return the credentials of a whole local cluster: its processes are one user's, and share a certificate."""
+    credentials = Credentials(tls_dir)
+    missing = set(Role) - {identity.role for identity in credentials.identities}
+    if missing:
+        raise ConfigurationError(
+            f"--tls-dir {tls_dir}: the certificate's roles are {in_words(credentials.identities)}; a local cluster "
+            f"also needs {', '.join(sorted(missing))}"
+        )
+    return credentials
+
+
+def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
+    """Copy a finished job's weights; return how the run ends, with its reason."""
+    try:
+        shutil.copyfile(run_dir / WEIGHTS_FILE, output)
+        if (run_dir / PREPROCESSING_FILE).exists():
+            shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
+    except OSError as error:
+        why = f"the job is done; --output {output}: {why_failed(error)}; the weights are {run_dir / WEIGHTS_FILE}"
+        return ExitCode.FAILED, why
+    return ExitCode.DONE, reason
+
+
+def _check_output(output: Path) -> None:
+    """Refuse a place that cannot be written before the training, not after it."""
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if output.is_dir():
+            raise ConfigurationError(f"--output {output}: this is a folder; allowed: a file")
+        with output.open("ab"):
+            pass
+    except OSError as error:
+        raise ConfigurationError(f"--output {output}: cannot be written: {error.strerror}") from None

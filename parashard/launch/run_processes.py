@@ -1,0 +1,82 @@
+"""Processes of a run on this machine, found as the children of its launcher, and signals to one of them.
+
+Reads /proc, so nothing has to be kept up to date. Called by `parashard kill`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from contextlib import suppress
+from pathlib import Path
+
+from parashard.errors import ConfigurationError
+from parashard.launch.local_cluster import MODULES
+from parashard.launch.run_folders import launcher_of
+
+PROC = Path("/proc")
+
+
+def processes_of(run_dir: Path) -> dict[str, int]:
+    """Return the process ids of a run by name: coordinator, shard-0, worker-1.
+
+    Raises
+    ------
+    ConfigurationError
+        If the run is not in progress on this machine.
+    """
+    launcher = launcher_of(run_dir)
+    if launcher is None:
+        raise ConfigurationError(f"{run_dir} is not in progress on this machine; `parashard resume` goes on with a run")
+    found = {}
+    for entry in PROC.iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                if _parent_of(entry) == launcher:
+                    name = name_in((entry / "cmdline").read_bytes().decode(errors="replace").split("\0"))
+                    found.update({name: int(entry.name)} if name else {})
+    return dict(sorted(found.items()))
+
+
+def send(run_dir: Path, name: str, number: signal.Signals) -> int:
+    """Send a signal to one process of a run, and return its process id.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no such process.
+    """
+    processes = processes_of(run_dir)
+    if name not in processes:
+        raise ConfigurationError(f"{run_dir} has no process {name!r} now; it has {', '.join(processes) or 'none'}")
+    pid = processes[name]
+    try:
+        descriptor = os.pidfd_open(pid)
+        try:
+            # What the descriptor means can no longer become another process; that it is ours is looked at once more.
+            if _parent_of(PROC / str(pid)) != launcher_of(run_dir):
+                raise ProcessLookupError(pid)
+            signal.pidfd_send_signal(descriptor, number)
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        raise ConfigurationError(f"{run_dir}: {name} has just ended") from None
+    return pid
+
+
+def name_in(words: list[str]) -> str:
+    """Return the name of a process in its command line, as `LocalCluster` starts it; "" for any other."""
+    module = words[words.index("-m") + 1] if "-m" in words[:-1] else ""
+    role = next((role for role, started in MODULES.items() if started == module), "")
+    if role == "coordinator":
+        return role
+    flag = {"shard": "--index", "worker": "--name"}.get(role)
+    if flag is None or flag not in words[:-1]:
+        return ""
+    label = words[words.index(flag) + 1]
+    return f"shard-{label}" if role == "shard" else label
+
+
+def _parent_of(entry: Path) -> int:
+    """Return the parent's process id: the second field after the command in brackets, which may have any character."""
+    return int((entry / "stat").read_text().rpartition(")")[2].split()[1])

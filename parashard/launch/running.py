@@ -1,0 +1,256 @@
+"""Running: a run in progress: its coordinator kept alive, its processes as the coordinator asks, how it goes shown.
+
+Owns when a coordinator is started again, killed or given up. Decides nothing about shards and workers: the coordinator
+does. Knows no signal and no end: `parashard.launch.run`, which calls it, does.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from pathlib import Path
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.live import JobView
+from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
+from parashard.job.load import LoadedJob
+from parashard.launch.coordinator_silence import CoordinatorSilence
+from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
+from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
+from parashard.launch.run_folders import coordinator_in
+from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.security.credentials import Credentials
+from parashard.store.durable import rename_durably
+
+SUPERVISE_S = 0.05
+SHOW_S = 0.25
+
+
+class Running:
+    """One run in progress.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+        The job, and where its file lies.
+    run_dir : Path
+        Where the job's files are.
+    cluster : LocalCluster
+        Who starts and ends processes.
+    view : JobView
+        Where to show how it goes.
+    credentials : Credentials, optional
+        Of all processes.
+    trace : bool
+        True: all processes send spans.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        run_dir: Path,
+        cluster: LocalCluster,
+        view: JobView,
+        credentials: Credentials | None,
+        *,
+        trace: bool,
+    ) -> None:
+        self._credentials = credentials
+        self._trace = trace
+        self._cluster_options = loaded.job.cluster
+        self._model_folder = loaded.path.parent
+        self._run_dir = run_dir
+        self._cluster = cluster
+        self._view = view
+        self._client: CoordinatorClient | None = None
+        self._run_id = ""
+        self._arguments: list[str] = []
+        self._coordinator_exits = 0  # in a row, without a step completed in between
+        self._coordinator_due_s: float | None = None  # when to start it again
+        self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
+        self._asked_to_end: set[tuple[str, int]] = set()
+        self.status = pb.GetStatusReply()
+        """As the coordinator last told."""
+        self.failure_code = ExitCode.FAILED
+        self.accepted = False
+        """The coordinator has taken the job: until then an earlier run's files are as they were."""
+
+    def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
+        """Start the coordinator and wait until it serves."""
+        self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
+        if init is not None:
+            self._arguments += ["--init", str(init.absolute())]
+        first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
+        first += ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
+        self._start_coordinator(first)
+        while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
+            for child in self._cluster.reap():
+                self._coordinator_ended(child)
+                if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
+                    raise JobFailed(f"the coordinator ended: {child.reason}")
+            self._start_coordinator_again(first)
+            if self._check_silence():  # nor will the next one
+                raise JobFailed(
+                    f"cluster.start_s is {self._cluster_options.start_s:.0f} s, in which it did not come up"
+                )
+            time.sleep(SUPERVISE_S)
+        self.accepted = True
+        (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
+        rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
+        self._run_id = str(where["run_id"])
+        self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
+        self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
+        if not self._cluster_options.workers:
+            self._view.say(f"no workers: the job waits until one joins: parashard worker --connect {self._run_dir}")
+
+    def until_over(self) -> tuple[pb.JobState, str]:
+        """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
+        unheard: list[Ended] = []
+        next_show_s = 0.0
+        self._silence.heard(time.monotonic())
+        while True:
+            for child in self._cluster.reap():
+                if child.name == "coordinator":
+                    self._coordinator_ended(child)
+                else:
+                    unheard.append(child)
+            self._start_coordinator_again([])
+            try:
+                orders = self._supervise(unheard)
+            except RetryLater as error:
+                if isinstance(error, NotReady):  # it answers: our certificate has expired
+                    self._silence.heard(time.monotonic())
+                self._check_silence()
+                time.sleep(SUPERVISE_S)
+                continue
+            self._silence.heard(time.monotonic())
+            misconfigured = orders.exit_code == ExitCode.CONFIGURATION
+            misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in unheard)
+            if orders.state == pb.JOB_STATE_FAILED and misconfigured:
+                self.failure_code = ExitCode.CONFIGURATION
+            unheard = []
+            if time.monotonic() >= next_show_s:
+                next_show_s = time.monotonic() + SHOW_S
+                self._show()
+            if orders.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
+                self._wait_for_report(orders.state)
+                return orders.state, orders.reason
+            self._obey(orders)
+            time.sleep(SUPERVISE_S)
+
+    def _coordinator_ended(self, child: Ended) -> None:
+        """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
+        self._check_exit(child)
+        io_error, first_s = child.exit_code == ExitCode.IO_ERROR, self._cluster_options.restart_backoff_s
+        pause_s = BACKOFF_MAX_S if io_error else backoff_s(first_s, self._coordinator_exits)
+        self._coordinator_due_s = time.monotonic() + pause_s
+        self._view.say(f"the coordinator ended: {child.reason}; it is restarted")
+
+    def _start_coordinator_again(self, first: list[str]) -> None:
+        if self._coordinator_due_s is not None and time.monotonic() >= self._coordinator_due_s:
+            self._coordinator_due_s = None
+            self._start_coordinator(first)
+
+    def _start_coordinator(self, first: list[str]) -> None:
+        self._cluster.start("coordinator", MODULES["coordinator"], [*self._arguments, *first])
+        self._silence.started(time.monotonic())
+
+    def _check_exit(self, child: Ended) -> None:
+        """Give up where to start the coordinator again would not help.
+
+        Once it has taken the job, what keeps it from starting may pass, such as a certificate that has expired.
+        """
+        misconfigured = child.exit_code == ExitCode.CONFIGURATION
+        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # for which the job waits (P21)
+        too_often = self._coordinator_exits > self._cluster_options.max_restarts
+        if misconfigured and (too_often or not self.accepted):
+            self.failure_code = ExitCode.CONFIGURATION
+            raise ConfigurationError(child.reason.removesuffix(" (exit code 2)"))
+        if too_often:
+            raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
+
+    def _check_silence(self) -> bool:
+        """Kill a coordinator that does not answer or come up, say what is waited for; return whether it is killed."""
+        pid = self._coordinator_pid()
+        if pid < 0:
+            return False
+        serves = coordinator_in(self._run_dir).get("pid") == pid
+        said, killed = self._silence.look(time.monotonic(), serves=serves)
+        if said:
+            self._view.say(said)
+        if killed:
+            self._cluster.kill("coordinator")
+        return killed
+
+    def _coordinator_pid(self) -> int:
+        return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1
+
+    def tell_stop(self, reason: str) -> None:
+        """Let the coordinator write its report before it is ended, if it still answers."""
+        if self._client is None:
+            return
+        try:
+            self._show()
+            self._client.supervise(pb.SuperviseRequest(run_id=self._run_id, stop_reason=reason), deadline_s=2.0)
+            self._wait_for_report(pb.JOB_STATE_FAILED)
+        except ParashardError:
+            return
+
+    def _supervise(self, ended: list[Ended]) -> pb.SuperviseReply:
+        assert self._client is not None
+        exits = [
+            pb.ProcessExit(process=_process(e.name), exit_code=e.exit_code, reason=e.reason, number=e.number)
+            for e in ended
+        ]
+        running = [_process(name) for name in self._cluster.running if name != "coordinator"]
+        return self._client.supervise(
+            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=5.0
+        )
+
+    def _obey(self, orders: pb.SuperviseReply) -> None:
+        for process in orders.start:
+            name = f"{process.role}-{process.index}"
+            common = ["--connect", str(self._run_dir), *self._common()]
+            if process.role == "shard":
+                self._cluster.start(name, MODULES["shard"], [*common, "--index", str(process.index)])
+            else:
+                self._cluster.start(name, MODULES["worker"], [*common, "--name", name])
+        for process in orders.stop:
+            name = f"{process.role}-{process.index}"
+            if (name, self._cluster.pid(name)) not in self._asked_to_end:  # once: a second signal would kill it
+                self._asked_to_end.add((name, self._cluster.pid(name)))
+                self._cluster.ask_to_end(name)
+        for process in orders.kill:
+            self._cluster.kill(f"{process.role}-{process.index}")
+
+    def _common(self) -> list[str]:
+        insecure = ["--insecure"] if self._cluster_options.insecure else []
+        tls = ["--tls-dir", str(self._credentials.folder.absolute())] if self._credentials else []
+        return ["--host", self._cluster_options.host, *insecure, *tls, *(["--trace"] if self._trace else [])]
+
+    def _show(self) -> None:
+        assert self._client is not None
+        try:
+            status = self._client.get_status()
+        except RetryLater:
+            return  # the next look comes soon; `until_over` counts how long nobody answers
+        self._view.show(status)
+        if status.steps_complete > self.status.steps_complete:
+            self._coordinator_exits = 0  # it makes progress, however often it is killed
+        self.status = status
+
+    def _wait_for_report(self, state: pb.JobState) -> None:
+        """A failed job's report is written just after its end; a done job's just before."""
+        deadline_s = time.monotonic() + 5.0
+        while not (self._run_dir / REPORT_FILE).exists() and time.monotonic() < deadline_s:
+            time.sleep(SUPERVISE_S)
+        if state == pb.JOB_STATE_DONE:
+            self._show()
+
+
+def _process(name: str) -> pb.ProcessName:
+    role, _, index = name.rpartition("-")
+    return pb.ProcessName(role=role, index=int(index))

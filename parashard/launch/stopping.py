@@ -1,0 +1,118 @@
+"""What a run that is not done has saved: its report, and one line for people that says how to continue it.
+
+Reads the manifests of the run's checkpoints, once its processes are gone. Decides nothing; called by
+`parashard.launch.run`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from parashard.checkpoints.catalogue import Catalogue, by_age, parse_job_id
+from parashard.checkpoints.manifest import ShardManifest
+from parashard.display.figures import count, counted
+from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
+from parashard.launch.run_folders import write_report
+from parashard.plan.intervals import IntervalSet
+from parashard.store import open_store
+
+Saved = list[IntervalSet] | ParashardError
+"""The steps that each shard has when its run is resumed; no shards: nothing is saved. Or why that is not known."""
+
+
+def saved_in(checkpoint_url: str) -> Saved:
+    """Return what a checkpoint store has of a run whose processes are gone."""
+    try:
+        return saved_by_shard(Catalogue(open_store(checkpoint_url)))
+    except ParashardError as error:
+        return error
+
+
+def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: int) -> str:
+    """Return how far a run came, what of that its checkpoints have, and the command that continues it.
+
+    Parameters
+    ----------
+    run_dir : Path
+        Its directory.
+    saved : list of IntervalSet, or error
+        What its checkpoints have.
+    steps_complete, steps_total : int
+        As its coordinator last told; more may have been saved since.
+    """
+    if isinstance(saved, ParashardError):
+        note = f" (what is saved is not known: {saved})"
+    else:
+        in_all = steps_in_all(saved)
+        steps_complete = max(steps_complete, in_all)
+        lost = steps_complete - in_all
+        recomputed = f" up to step {count(in_all)}; {counted(lost, 'step')} will be recomputed"
+        note = f" (saved{recomputed if lost else ''})"
+    of_all = f" of {count(steps_total)}" if steps_total else ""  # 0: it never told
+    return f"stopped at step {count(steps_complete)}{of_all}{note}. Continue: {resume_command(run_dir)}"
+
+
+def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict[str, Any]:
+    """Return the report of a run that is not done with the steps that its shards saved, and put it in its place.
+
+    The coordinator wrote it when it last heard of the shards, which went on until they ended.
+    """
+    if not report or not saved or isinstance(saved, ParashardError):
+        return report
+    corrected = {**report, "steps_applied": [len(steps) for steps in saved]}
+    with suppress(OSError):  # a full disk: the summary is right all the same, and a resumed run writes a new report
+        write_report(run_dir, corrected)
+    return corrected
+
+
+def resume_command(run_dir: Path) -> str:
+    """Return the command that continues a run."""
+    return f"parashard resume {shlex.quote(short_path(run_dir))}"
+
+
+def short_path(path: Path) -> str:
+    """Return a path as people write it here: relative where it lies below the working directory."""
+    try:
+        return str(path.relative_to(Path.cwd()))
+    except ValueError:
+        return str(path)
+
+
+def steps_in_all(saved: Sequence[IntervalSet]) -> int:
+    """Return how many steps a run does not compute again when it is resumed: those that every shard has saved."""
+    return len(reduce(IntervalSet.intersection, saved)) if saved else 0
+
+
+def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
+    """Return the steps that each shard has when its run is resumed; none where there is no plan yet.
+
+    In rounds all shards go back to the newest round that each of them has saved (P12); otherwise each begins with its
+    own newest checkpoint, and what one of them lacks is computed again (P5).
+    """
+    record = catalogue.newest_plan()
+    if record is None:
+        return []
+    source = None if record.source is None else parse_job_id(record.source)
+    first = IntervalSet([(0, catalogue.job_manifest(source).steps)]) if source is not None else IntervalSet()
+    saved = [_manifests(catalogue, record.version, shard) for shard in range(len(record.plan.shards))]
+    if not any(manifest.round is not None for manifests in saved for manifest in manifests):
+        return [max(manifests, key=by_age).steps if manifests else first for manifests in saved]
+    by_round = [{manifest.round: manifest for manifest in manifests} for manifests in saved]
+    common = frozenset.intersection(*map(frozenset, by_round))
+    newest = max(common, key=lambda round_: len(by_round[0][round_].steps), default=None)
+    return [first if newest is None else manifests[newest].steps for manifests in by_round]
+
+
+def _manifests(catalogue: Catalogue, plan_version: int, shard: int) -> list[ShardManifest]:
+    found = []
+    for id_ in catalogue.shard_checkpoints(plan_version, shard):
+        try:
+            found.append(catalogue.manifest(id_))
+        except (DamagedCheckpoint, NotStored):
+            continue  # an earlier one counts
+    return found

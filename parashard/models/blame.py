@@ -1,0 +1,77 @@
+"""Blame: which line of the user's own code an error came from, in words.
+
+Knows what is not the user's: this package and the services beside it, the standard library, installed libraries. Called
+by whatever calls a user's model: `parashard.models.user`, the coordinator's `resolve` and the workers.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sysconfig
+import traceback
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+import parashard
+from parashard.errors import ParashardError
+
+_OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
+_NOT_THE_USERS = tuple(
+    f"{folder}{os.sep}"
+    for folder in {
+        *(str(Path(parashard.__file__).parent.with_name(name)) for name in _OURS),
+        *(os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    }
+)
+
+
+def described(error: BaseException) -> str:
+    """Return an error in one line, with the last line of the user's code that it went through before it.
+
+    Such as "model.py:31: KeyError: 'w'". What parashard raises on purpose says what it is about by itself.
+    """
+    if isinstance(error, ParashardError):
+        return _first_line(error)
+    line = _line_of(error)
+    return f"{line}: {_named(error)}" if line else _named(error)
+
+
+def named_with_line(error: BaseException) -> str:
+    """Return an error to end a sentence with, such as "KeyError: 'w' (model.py:31)"."""
+    line = _line_of(error)
+    return f"{_named(error)} ({line})" if line else _named(error)
+
+
+def place_of(method: Any) -> str:
+    """Return where a method of the user's begins, as "model.py:12: "; empty if it is not the user's."""
+    code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
+    if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
+        return ""
+    return f"{shown(code.co_filename)}:{code.co_firstlineno}: "
+
+
+def _named(error: BaseException) -> str:
+    said = _first_line(error)
+    return f"{type(error).__name__}: {said}" if said else type(error).__name__
+
+
+def _first_line(error: BaseException) -> str:
+    """Return what an error says, as text that a message can carry: file names may have bytes that are no text."""
+    return next(iter(str(error).splitlines()), "").encode("utf-8", "replace").decode()
+
+
+def _line_of(error: BaseException) -> str:
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
+    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+
+
+def _is_the_users(file: str) -> bool:
+    return not file.startswith("<") and not os.path.abspath(file).startswith(_NOT_THE_USERS)
+
+
+def shown(file: str) -> str:
+    """Return a path as the user would type it: relative where it lies below the working directory."""
+    path, here = os.path.abspath(file), os.getcwd()
+    return os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else path

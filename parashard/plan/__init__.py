@@ -1,0 +1,1 @@
+"""What a job computes and where: variables, partitions and their placement, steps, optimizers' settings. All pure."""

@@ -1,0 +1,224 @@
+"""Optimizer specifications: which update rule a job uses, and with what numbers.
+
+Owns names, defaults and bounds of the settings. Knows nothing of arrays: the arithmetic is in
+`parashard_server.state.kernels`, and `parashard_server.state.optimizer` binds the two. Called by the job file, the
+shards (all but `clip_norm`) and the workers (`clip_norm`).
+
+Every bound keeps its setting an ordinary number in float32, which the kernels compute in: no epsilon that rounds to
+zero, no rate that rounds to infinity.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
+
+SLOTS = {
+    "sgd": 0,
+    "momentum": 1,
+    "nesterov": 1,
+    "adagrad": 1,
+    "rmsprop": 1,
+    "adam": 2,
+    "adamw": 2,
+    "ftrl": 2,
+    "lamb": 2,
+}
+"""How many vectors of the weights' length a rule keeps beside them; a shard's `state.optimizer` has their names."""
+
+_LARGEST = 1e15  # the product of two settings still fits float32
+_SMALLEST = 1e-30
+
+
+def _bounded(least: float, *, either_sign: bool = False) -> AfterValidator:
+    """Return a check of least <= x <= 1e15 (of |x|, with `either_sign`), whose message shows powers of ten as such."""
+    allowed = f"between {least:g} and {_LARGEST:g}"
+    if either_sign:
+        allowed += " or the negative of such a number (which ascends)"
+
+    def check(value: float) -> float:
+        if not least <= (abs(value) if either_sign else value) <= _LARGEST:
+            raise ValueError(f"must be {allowed}, found {value!r}")
+        return value
+
+    return AfterValidator(check)
+
+
+Positive = Annotated[float, _bounded(_SMALLEST)]
+NonZero = Annotated[float, _bounded(_SMALLEST, either_sign=True)]
+NonNegative = Annotated[float, _bounded(0.0)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
+
+# Settings that several rules have, with what the job file's reference says of them.
+_Rate = Annotated[Positive, Field(description="Step size of an update; the schedule multiplies it.")]
+_Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
+_Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
+_Beta2 = Annotated[Decay, Field(description="Decay of the running mean of the squared gradient.")]
+_Epsilon = Annotated[Positive, Field(description="Added to the denominator, against division by zero.")]
+_Coupled = Annotated[
+    NonNegative, Field(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
+]
+_Decoupled = Annotated[
+    NonNegative, Field(description="Weight decay that goes past the moments: it is not part of the gradient.")
+]
+
+
+class OptimizerSpec(BaseModel):
+    """What all optimizers share.
+
+    Parameters
+    ----------
+    learning_rate : float
+        > 0; for `sgd` any number but 0 (a negative one ascends, as the ledger job does).
+    weight_decay : float
+        >= 0. An L2 penalty: weight_decay * w is added to the gradient, after it is scaled and clipped. In `adamw` and
+        `lamb` it is decoupled from the gradient. Variables with `decay=False` have none.
+    schedule : ScheduleOptions
+        Multiplies the learning rate.
+    clip_value : float or None
+        Bound of every element of the gradient, applied by the shard; None: off.
+    clip_norm : float or None
+        Bound of the norm of the whole gradient over all variables, applied by the worker before the push, which alone
+        sees all of it (P15); None: off.
+    staleness_damping : {"none", "inverse"}
+        "inverse": the learning rate is divided by 1 + staleness (Zhang et al., IJCAI 2016, eq. 3, with theirs shifted
+        by one so that a fresh gradient keeps the full rate).
+    delay_compensation : float
+        lambda of DC-ASGD (Zheng et al., ICML 2017, eq. 10): the gradient becomes g + lambda * g * g * (w - w_pulled).
+        0: off.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    kind: str = Field(description="Names the update rule.")
+    learning_rate: _Rate
+    weight_decay: _Coupled = 0.0
+    schedule: ScheduleOptions = Field(default=ConstantSchedule(), description="Multiplies the learning rate over time.")
+    clip_value: Positive | None = Field(
+        default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
+    )
+    clip_norm: Positive | None = Field(
+        default=None,
+        description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
+    )
+    staleness_damping: Literal["none", "inverse"] = Field(
+        default="none", description='"inverse" divides the learning rate by 1 + staleness.'
+    )
+    delay_compensation: NonNegative = Field(
+        default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
+    )
+
+    @property
+    def requires_unsplit_variables(self) -> bool:
+        """Whether an update needs a norm over a whole variable, so that no partition may cut it (P15)."""
+        return False
+
+    def damping(self, staleness: int) -> float:
+        """Return the multiplier of the learning rate for a push of this staleness, in (0, 1]."""
+        assert staleness >= 0, f"staleness counts pushes, found {staleness}"
+        return 1.0 / (1 + staleness) if self.staleness_damping == "inverse" else 1.0
+
+    def resolved(self, total_steps: int) -> Self:
+        """Return the spec with its schedule's lengths in concrete numbers (see `Schedule.resolved`)."""
+        return self.model_copy(update={"schedule": self.schedule.resolved(total_steps)})
+
+
+class SGD(OptimizerSpec):
+    """Stochastic gradient descent (Robbins and Monro, 1951)."""
+
+    kind: Literal["sgd"] = Field(default="sgd", description="Names this rule.")
+    learning_rate: NonZero = Field(
+        description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`."
+    )
+
+
+class Momentum(OptimizerSpec):
+    """SGD with heavy-ball momentum (Polyak, 1964)."""
+
+    kind: Literal["momentum"] = Field(default="momentum", description="Names this rule.")
+    momentum: _Inertia = 0.9
+
+
+class Nesterov(OptimizerSpec):
+    """SGD with Nesterov's momentum (Sutskever et al., ICML 2013)."""
+
+    kind: Literal["nesterov"] = Field(default="nesterov", description="Names this rule.")
+    momentum: _Inertia = 0.9
+
+
+class Adagrad(OptimizerSpec):
+    """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
+
+    kind: Literal["adagrad"] = Field(default="adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
+    epsilon: _Epsilon = 1e-10
+
+
+class RMSProp(OptimizerSpec):
+    """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
+
+    kind: Literal["rmsprop"] = Field(default="rmsprop", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    rho: Decay = Field(default=0.9, description="Decay of the running mean of the squared gradient.")
+    epsilon: _Epsilon = 1e-8
+
+
+class Adam(OptimizerSpec):
+    """Adam (Kingma and Ba, ICLR 2015); weight decay is L2."""
+
+    kind: Literal["adam"] = Field(default="adam", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-8
+
+
+class AdamW(OptimizerSpec):
+    """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019)."""
+
+    kind: Literal["adamw"] = Field(default="adamw", description="Names this rule.")
+    learning_rate: _Rate = 0.001
+    weight_decay: _Decoupled = 0.01
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-8
+
+
+class FTRL(OptimizerSpec):
+    """FTRL-Proximal (McMahan et al., KDD 2013): `learning_rate` is the paper's alpha, `l1` and `l2` its lambdas.
+
+    Weights follow from the slots alone, which start at zero: an element's initial value survives only in part, and the
+    first update of an element with a zero gradient sets it to 0. Meant for linear models that start at zero.
+    Variables with `decay=False` have neither l1 nor l2.
+    """
+
+    kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
+    beta: Positive = Field(
+        default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate."
+    )
+    l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
+    l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")
+
+
+class LAMB(OptimizerSpec):
+    """LAMB (You et al., ICLR 2020); weight decay is decoupled."""
+
+    kind: Literal["lamb"] = Field(default="lamb", description="Names this rule.")
+    weight_decay: _Decoupled = 0.01
+    beta1: _Beta1 = 0.9
+    beta2: _Beta2 = 0.999
+    epsilon: _Epsilon = 1e-6
+
+    @property
+    def requires_unsplit_variables(self) -> bool:
+        """True: the trust ratio is a quotient of norms over the whole variable."""
+        return True
+
+
+OptimizerOptions = Annotated[
+    SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, Field(discriminator="kind")
+]
+"""Any optimizer, told apart by its `kind`: the `[optimizer]` table of a job file."""

@@ -1,0 +1,161 @@
+"""Partitions and plans: which rows of which variable live on which shard.
+
+Pure functions and frozen values; no arrays are touched. A *partition* is a half-open row range of a variable, the unit
+of placement. A *plan* is a versioned map from partitions to shards. Each shard keeps its partitions end to end in one
+flat float32 vector, in plan order: a push or a pull of the shard is a run of that vector.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from parashard.errors import ConfigurationError
+from parashard.plan.variables import Variable, in_name_order
+
+ELEMENT_BYTES = 4  # float32
+
+Partitioner = Callable[[Variable], list[tuple[int, int]]]
+"""A pure function from a variable to the half-open row ranges that cut it, in order, none empty."""
+
+
+@dataclass(frozen=True, order=True)
+class Partition:
+    """Rows [row_start, row_stop) of a variable."""
+
+    variable: str
+    row_start: int
+    row_stop: int
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return self.row_stop - self.row_start
+
+
+@dataclass(frozen=True)
+class Placed:
+    """A partition and where it lies in its shard's flat vector: elements [offset, offset + elements)."""
+
+    partition: Partition
+    offset: int
+    elements: int
+
+    @property
+    def stop(self) -> int:
+        """First element after the partition."""
+        return self.offset + self.elements
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Versioned map from partitions to shards.
+
+    Invariant: for every variable the partitions cover [0, rows) without gap or overlap.
+    """
+
+    version: int
+    variables: Mapping[str, Variable]
+    shards: tuple[tuple[Partition, ...], ...]
+
+    @cached_property
+    def layouts(self) -> tuple[tuple[Placed, ...], ...]:
+        """For each shard its partitions with their offsets in its flat vector."""
+        layouts = []
+        for partitions in self.shards:
+            offset, layout = 0, []
+            for p in partitions:
+                elements = p.rows * self.variables[p.variable].row_elements
+                layout.append(Placed(p, offset, elements))
+                offset += elements
+            layouts.append(tuple(layout))
+        return tuple(layouts)
+
+    def shard_elements(self, shard: int) -> int:
+        """Return the length of a shard's flat vector, in elements."""
+        layout = self.layouts[shard]
+        return layout[-1].stop if layout else 0
+
+
+def fixed_shards(shards: int) -> Partitioner:
+    """Cut every variable into `shards` ranges whose lengths differ by at most one row (fewer if it has fewer rows)."""
+    _at_least("shards", shards, 1)
+    return lambda variable: _equal_ranges(variable.rows, min(shards, variable.rows))
+
+
+def minimum_size(min_bytes: int, shards: int) -> Partitioner:
+    """Cut into at most `shards` equal ranges, none smaller than `min_bytes` (small variables stay whole)."""
+    _at_least("min_bytes", min_bytes, 1)
+    _at_least("shards", shards, 1)
+
+    def cut(variable: Variable) -> list[tuple[int, int]]:
+        min_rows = -(-min_bytes // (variable.row_elements * ELEMENT_BYTES))
+        return _equal_ranges(variable.rows, max(1, min(shards, variable.rows // min_rows)))
+
+    return cut
+
+
+def maximum_size(max_bytes: int) -> Partitioner:
+    """Cut into the fewest equal ranges of which none is larger than `max_bytes` (but a single row is never cut)."""
+    _at_least("max_bytes", max_bytes, 1)
+
+    def cut(variable: Variable) -> list[tuple[int, int]]:
+        max_rows = max(1, max_bytes // (variable.row_elements * ELEMENT_BYTES))
+        return _equal_ranges(variable.rows, -(-variable.rows // max_rows))
+
+    return cut
+
+
+def whole(variable: Variable) -> list[tuple[int, int]]:
+    """Leave the variable in one piece."""
+    return [(0, variable.rows)]
+
+
+def split(variables: Mapping[str, Variable], partitioner: Partitioner) -> list[Partition]:
+    """Cut every variable with a partitioner, in name order, and check that it covers every row exactly once."""
+    partitions: list[Partition] = []
+    for variable in in_name_order(variables):
+        expected = 0
+        for start, stop in partitioner(variable):
+            if start != expected or stop <= start:
+                raise ConfigurationError(
+                    f"the partitioner cut variable {variable.name!r} at [{start}, {stop}) where a non-empty range "
+                    f"from {expected} was due"
+                )
+            partitions.append(Partition(variable.name, start, stop))
+            expected = stop
+        if expected != variable.rows:
+            raise ConfigurationError(
+                f"the partitioner covered {expected} of the {variable.rows} rows of variable {variable.name!r}"
+            )
+    return partitions
+
+
+def place(variables: Mapping[str, Variable], partitions: Sequence[Partition], shards: int, version: int = 1) -> Plan:
+    """Assign partitions to shards, balanced by bytes: the largest first, each to the shard with the fewest so far.
+
+    Longest-processing-time scheduling (Graham, 1969): the fullest shard holds at most 4/3 of the optimum. Ties go
+    to the lower partition and the lower shard, so the result is a function of the arguments.
+    """
+    _at_least("shards", shards, 1)
+    sized = [(-p.rows * variables[p.variable].row_elements, p) for p in partitions]
+    loads = [(0, shard) for shard in range(shards)]
+    placed: list[list[Partition]] = [[] for _ in range(shards)]
+    for minus_elements, partition in sorted(sized):
+        load, shard = heapq.heappop(loads)
+        placed[shard].append(partition)
+        heapq.heappush(loads, (load - minus_elements, shard))
+    return Plan(version, dict(variables), tuple(tuple(sorted(p)) for p in placed))
+
+
+def _equal_ranges(rows: int, pieces: int) -> list[tuple[int, int]]:
+    bounds = [rows * i // pieces for i in range(pieces + 1)]
+    return list(itertools.pairwise(bounds))
+
+
+def _at_least(name: str, value: int, least: int) -> None:
+    if value < least:
+        raise ConfigurationError(f"{name} must be at least {least}, found {value}")

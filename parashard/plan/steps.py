@@ -1,0 +1,106 @@
+"""StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
+
+A step names its data completely, so any worker can compute it at any time and a second computation is the same one.
+Knows nothing of leases, workers or where the examples come from. Called by the coordinator (how many steps there are)
+and by the workers (which examples a leased step has).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+
+from parashard.data.base import Indices
+from parashard.errors import ConfigurationError
+from parashard.plan.permutation import MAX_LENGTH, Permutation
+
+EXAMPLES_SHOWN = 8
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """The numbered steps 0 .. total - 1 of a job.
+
+    Epoch e is the steps [e * steps_per_epoch, (e + 1) * steps_per_epoch); they cut the epoch's own permutation of all
+    examples into batches, so each example is in exactly one step of each epoch. Where `batch_size` does not divide
+    `examples`, the last step of every epoch is shorter: nothing is dropped, nothing is taken twice.
+
+    Parameters
+    ----------
+    examples : int
+        Length of the training split, 1 to 2**40.
+    batch_size : int
+        Examples in a step, >= 1.
+    epochs : int
+        >= 1.
+    seed : int
+        The job's seed.
+
+    Examples
+    --------
+    >>> plan = StepPlan(examples=5, batch_size=2, epochs=3, seed=0)
+    >>> plan.steps_per_epoch, plan.total, plan.epoch_of(4)
+    (3, 9, 1)
+    >>> [plan.indices(step).tolist() for step in range(3)]
+    [[4, 1], [3, 0], [2]]
+    """
+
+    examples: int
+    batch_size: int
+    epochs: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.examples <= MAX_LENGTH:
+            raise ConfigurationError(f"a job needs 1 to {MAX_LENGTH} training examples, found {self.examples}")
+        if self.batch_size < 1:
+            raise ConfigurationError(f"batch_size must be at least 1, found {self.batch_size}")
+        if self.epochs < 1:
+            raise ConfigurationError(f"epochs must be at least 1, found {self.epochs}")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in one epoch: ceil(examples / batch_size)."""
+        return -(-self.examples // self.batch_size)
+
+    @property
+    def total(self) -> int:
+        """Steps in the whole job."""
+        return self.epochs * self.steps_per_epoch
+
+    def epoch_of(self, step: int) -> int:
+        """Return the epoch that a step lies in; ValueError if the job has no such step."""
+        if not 0 <= step < self.total:
+            raise ValueError(f"the job's steps are [0, {self.total}), found step {step}")
+        return step // self.steps_per_epoch
+
+    def indices(self, step: int) -> Indices:
+        """Return the examples of a step.
+
+        Returns
+        -------
+        ndarray of int64, shape (size,)
+            A new array of `batch_size` distinct indices, fewer in the last step of an epoch.
+
+        Raises
+        ------
+        ValueError
+            The job has no such step.
+        """
+        epoch = self.epoch_of(step)
+        start = (step - epoch * self.steps_per_epoch) * self.batch_size
+        stop = min(start + self.batch_size, self.examples)
+        return _permutation(self.examples, self.seed, epoch)(np.arange(start, stop, dtype=np.int64))
+
+    def examples_in_words(self, step: int) -> str:
+        """Return a step's first examples in brackets and with a space before them, to follow a message about it."""
+        indices = self.indices(step)
+        shown = ", ".join(str(i) for i in indices[:EXAMPLES_SHOWN])
+        return f" (examples {shown}{', ...' if len(indices) > EXAMPLES_SHOWN else ''})"
+
+
+@lru_cache(maxsize=4)  # around an epoch's end the leases of two epochs alternate
+def _permutation(length: int, seed: int, epoch: int) -> Permutation:
+    return Permutation(length, seed, epoch)

@@ -1,0 +1,207 @@
+"""Variables: named parameter arrays, and initial values that do not depend on where their rows live.
+
+Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions,
+shards or optimizers. Called by models (declare), the coordinator (places) and the shards (fill their rows).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from parashard.errors import ConfigurationError, shortened
+from parashard.plan.splitmix import splitmix64
+
+Float32s = npt.NDArray[np.float32]
+
+_U64 = np.uint64
+_INITIAL_BLOCK_ELEMENTS = 1 << 20  # bounds the float64 scratch of `initial_rows` to about 100 MiB
+
+
+@dataclass(frozen=True)
+class Initializer:
+    """How the first values of a variable are drawn.
+
+    Parameters
+    ----------
+    kind : {"zeros", "constant", "uniform", "normal"}
+        `uniform` draws from [-scale, scale); `normal` has mean 0 and standard deviation `scale`.
+    scale : float
+        The constant, the half width or the standard deviation; unused by `zeros`.
+    """
+
+    kind: str = "zeros"
+    scale: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.kind, str) or self.kind not in _DRAW:
+            raise ConfigurationError(f"initializer {self.kind!r} is unknown; allowed: {', '.join(_DRAW)}")
+        if not _is_finite(self.scale):
+            raise ConfigurationError(f"initializer scale must be finite, found {self.scale!r}")
+
+
+def glorot_uniform(fan_in: int, fan_out: int) -> Initializer:
+    """Return the uniform initializer of Glorot and Bengio (AISTATS 2010, eq. 16)."""
+    return Initializer("uniform", math.sqrt(6.0 / (fan_in + fan_out)))
+
+
+def he_normal(fan_in: int) -> Initializer:
+    """Return the normal initializer of He et al. (ICCV 2015, eq. 10) for ReLU networks."""
+    return Initializer("normal", math.sqrt(2.0 / fan_in))
+
+
+@dataclass(frozen=True)
+class Variable:
+    """A named float32 parameter array as a model declares it.
+
+    Parameters
+    ----------
+    name : str
+        Unique in the model, such as "dense_0.weight".
+    shape : tuple of int
+        At least one axis; the first one is the axis that partitions cut ("rows").
+    initializer : Initializer
+        How the first values are drawn when no file gives them.
+    frozen : bool
+        True: never pushed, never changed.
+    decay : bool
+        False: weight decay leaves this variable alone (biases, usually).
+    learning_rate_factor : float
+        Multiplies the learning rate for this variable, >= 0.
+    encoding : str
+        How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION (`parashard.encodings.Encoding`,
+        which checks it where a plan is made).
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    initializer: Initializer = field(default_factory=Initializer)
+    frozen: bool = False
+    decay: bool = True
+    learning_rate_factor: float = 1.0
+    encoding: str = "float32"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
+            found = shortened(repr(self.name))
+            raise ConfigurationError(f"a variable's name must be text of 1 to 200 characters, found {found}")
+        object.__setattr__(self, "shape", self._checked_shape())
+        if not isinstance(self.initializer, Initializer):
+            raise self._wrong("initializer", "an Initializer, such as glorot_uniform(fan_in, fan_out)")
+        for flag in ("frozen", "decay"):
+            if not isinstance(getattr(self, flag), bool):
+                raise self._wrong(flag, "True or False")
+        if not isinstance(self.encoding, str):
+            raise self._wrong("encoding", "text")
+        if not (_is_finite(self.learning_rate_factor) and self.learning_rate_factor >= 0):
+            raise self._wrong("learning_rate_factor", "finite and >= 0")
+
+    def _checked_shape(self) -> tuple[int, ...]:
+        """Return the shape as Python's integers, whatever sequence of integers it was given as."""
+        axes = self.shape if isinstance(self.shape, list | tuple) else ()
+        whole = [n for n in axes if isinstance(n, int | np.integer) and not isinstance(n, bool)]
+        if not axes or len(whole) != len(axes) or any(n < 1 for n in whole):
+            raise ConfigurationError(
+                f"variable {self.name!r}: shape must be a tuple of whole numbers, of which every axis must be at least "
+                f"1 and there must be one, found {shortened(repr(self.shape))}"
+            )
+        return tuple(int(n) for n in whole)
+
+    def _wrong(self, what: str, allowed: str) -> ConfigurationError:
+        found = shortened(repr(getattr(self, what)))
+        return ConfigurationError(f"variable {self.name!r}: {what} must be {allowed}, found {found}")
+
+    @property
+    def rows(self) -> int:
+        """Length of the first axis."""
+        return self.shape[0]
+
+    @property
+    def row_elements(self) -> int:
+        """Elements in one row."""
+        return math.prod(self.shape[1:])
+
+    @property
+    def elements(self) -> int:
+        """Elements in all rows."""
+        return self.rows * self.row_elements
+
+
+def in_name_order(variables: Mapping[str, Variable]) -> list[Variable]:
+    """Return the variables sorted by name: the order of digests, plans and files."""
+    return [variables[name] for name in sorted(variables)]
+
+
+def initial_rows(variable: Variable, seed: int, row_start: int, row_stop: int) -> Float32s:
+    """Return the initial values of rows [row_start, row_stop) of a variable.
+
+    Element e of the variable (row-major, over the whole variable) is a function of (seed, name, e) alone, made of
+    integer mixing, additions and one rounding to float32: any partitioning, on any CPU, gives the same bits.
+
+    Returns
+    -------
+    ndarray of float32, shape (row_stop - row_start, *variable.shape[1:])
+        A new array that the caller owns.
+    """
+    first, last = row_start * variable.row_elements, row_stop * variable.row_elements
+    values = np.empty(last - first, np.float32)
+    key = _variable_key(seed, variable.name)
+    draw = _DRAW[variable.initializer.kind]
+    for begin in range(first, last, _INITIAL_BLOCK_ELEMENTS):
+        end = min(begin + _INITIAL_BLOCK_ELEMENTS, last)
+        values[begin - first : end - first] = draw(key, begin, end, variable.initializer.scale)
+    return values.reshape(row_stop - row_start, *variable.shape[1:])
+
+
+def values_sha256(variables: Mapping[str, Float32s]) -> str:
+    """Return SHA-256 (hex) over the float32 little-endian values of all variables, in name order."""
+    digest = hashlib.sha256()
+    for name in sorted(variables):
+        digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
+    return digest.hexdigest()
+
+
+def _is_finite(value: object) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _variable_key(seed: int, name: str) -> int:
+    text = f"parashard initial values\0{seed}\0{name}".encode()
+    return int.from_bytes(hashlib.sha256(text).digest()[:8], "little")
+
+
+def _mixed(key: int, begin: int, end: int) -> npt.NDArray[np.uint64]:
+    words: npt.NDArray[np.uint64] = splitmix64(np.arange(begin, end, dtype=_U64), key)
+    return words
+
+
+def _zeros(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
+    return np.zeros(end - begin)
+
+
+def _constant(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
+    return np.full(end - begin, scale)
+
+
+def _uniform(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
+    unit = (_mixed(key, begin, end) >> _U64(11)).astype(np.float64) * 2.0**-53  # exact, in [0, 1)
+    return (2.0 * unit - 1.0) * scale
+
+
+def _normal(key: int, begin: int, end: int, scale: float) -> npt.NDArray[np.float64]:
+    """Sum twelve 16-bit uniforms (Irwin-Hall): mean 0, variance 1, no transcendental function whose bits vary."""
+    total = np.zeros(end - begin)
+    for lane in range(3):
+        bits = _mixed(key ^ (0xA5A5A5A5 << (8 * lane + 1)) & 0xFFFFFFFFFFFFFFFF, begin, end)
+        for shift in (0, 16, 32, 48):
+            total += ((bits >> _U64(shift)) & _U64(0xFFFF)).astype(np.float64)
+    return ((total + 6.0) * 2.0**-16 - 6.0) * scale  # each lane is centred: (k + 1/2) / 2^16
+
+
+_Draw = Callable[[int, int, int, float], npt.NDArray[np.float64]]
+_DRAW: dict[str, _Draw] = {"zeros": _zeros, "constant": _constant, "uniform": _uniform, "normal": _normal}

@@ -1,0 +1,229 @@
+"""Arguments that all services share, and what follows from them: where to listen, what to tell others, credentials.
+
+Nothing else reads the environment, but `parashard.process.shell`, which arms failpoints, `parashard.telemetry.tracer`,
+which is configured by what OpenTelemetry defines, and the callers of `parashard.process.compute_threads`, for numbers
+of threads. Called by each service's `__main__`, and by commands that connect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import json
+import math
+import os
+import socket
+import threading
+from pathlib import Path
+
+from parashard.errors import ConfigurationError, StoreFailed
+from parashard.process.full_disk import disk_failed, when_there_is_room
+from parashard.process.shell import ExitCode, LogFormat
+from parashard.process.side_effects import why_failed
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Role
+from parashard.store.durable import replace_durably
+
+TLS_VARIABLE = "PARASHARD_TLS_DIR"
+TRACE_VARIABLE = "PARASHARD_TRACE"
+
+
+def service_arguments(description: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments that every service takes."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument(
+        "--host",
+        type=own_host,
+        default="127.0.0.1",
+        help="address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--insecure", action="store_true", help="allow a --host off loopback without --tls-dir: open to everybody"
+    )
+    parser.add_argument(
+        "--tls-dir",
+        type=Path,
+        default=os.environ.get(TLS_VARIABLE) or None,  # of which argparse makes a Path, too
+        help=f"folder with ca.pem, cert.pem, key.pem: talk inside mutual TLS (default: {TLS_VARIABLE})",
+    )
+    parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
+    parser.add_argument(
+        "--http-port", type=port, default=0, help="port of /metrics, /livez, /readyz; 0 picks a free one"
+    )
+    parser.add_argument(
+        "--advertise",
+        type=address,
+        metavar="HOST:PORT",
+        help="address to tell others, where it is not the one we listen on",
+    )
+    parser.add_argument("--address-file", type=Path, help="file to write the address we listen on into, as JSON")
+    parser.add_argument(
+        "--stopped-exit-code",
+        type=exit_code,
+        default=int(ExitCode.DONE),
+        metavar="CODE",
+        help="exit code after SIGTERM or SIGINT, where 0 would say that nobody need take its place (default: 0)",
+    )
+    parser.add_argument(
+        "--trace",
+        action="store_const",
+        const="1",
+        default=os.environ.get(TRACE_VARIABLE, ""),  # as it is: `parashard.telemetry.tracing` checks it
+        help=f"send spans of every step by OpenTelemetry (default: {TRACE_VARIABLE}); docs/tracing.md",
+    )
+    parser.add_argument(
+        "--log-format",
+        type=LogFormat,
+        choices=list(LogFormat),
+        default=LogFormat.LOGFMT,
+        help="how events are written to standard error: text, logfmt or json (default: %(default)s)",
+    )
+    parser.add_argument("--lifeline", type=int, help="end when this inherited pipe closes: its writer is our parent")
+    return parser
+
+
+def port(text: str) -> int:
+    """Read a port from the command line; gRPC would take 70000 for 4464."""
+    number = int(text)
+    if not 0 <= number < 65536:
+        raise argparse.ArgumentTypeError(f"{number} is not a port: allowed are 0 to 65535")
+    return number
+
+
+def seconds(text: str) -> float:
+    """Read a time from the command line."""
+    found = float(text)
+    if not 0 <= found < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is no number of seconds: allowed are 0 and more")
+    return found
+
+
+def own_host(text: str) -> str:
+    """Read a host from the command line; `auto` is the IPv4 address that this machine's own name stands for.
+
+    A container cannot know its address when its command line is written; engines put its name into its /etc/hosts.
+    """
+    if text != "auto":
+        return text
+    name = socket.gethostname()
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise argparse.ArgumentTypeError(
+            f"auto: this machine's own name {name!r} stands for no IPv4 address ({error}); name an address instead"
+        ) from None
+
+
+def exit_code(text: str) -> int:
+    """Read an exit code from the command line; the system would take 256 for 0."""
+    number = int(text)
+    if not 0 <= number < 256:
+        raise argparse.ArgumentTypeError(f"{number} is not an exit code: allowed are 0 to 255")
+    return number
+
+
+def address(text: str) -> str:
+    """Read host:port from the command line; an IPv6 address is in brackets, as in [::1]:7000."""
+    host, _, number = text.rpartition(":")
+    if not host or not number.isdecimal() or not port(number):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT with a port of 1 to 65535")
+    if ":" in host.removeprefix("[").removesuffix("]") and not (host[0] == "[" and host[-1] == "]"):
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT: an IPv6 address is in brackets, as in [::1]:7000")
+    return text
+
+
+def told_address(
+    arguments: argparse.Namespace, listening: str, data_listening: str = "", giving_up: threading.Event | None = None
+) -> str:
+    """Write where a service listens into its address file, if it has one; return the address that it tells others.
+
+    Parameters
+    ----------
+    arguments : Namespace
+        With `advertise` and `address_file`, as `service_arguments` reads them.
+    listening : str
+        host:port, once the service listens there.
+    data_listening : str
+        The same of its stream server; empty: it has none.
+    giving_up : Event, optional
+        As of `write_address`.
+
+    Raises
+    ------
+    ConfigurationError, NotReady
+        As `write_address`.
+    """
+    if arguments.address_file is not None:
+        write_address(arguments.address_file, {"address": listening, "data_address": data_listening}, giving_up)
+    return arguments.advertise or listening
+
+
+def write_address(path: Path, content: dict[str, str | int], giving_up: threading.Event | None = None) -> None:
+    """Write an address file whole: whoever reads it finds the old content or the new.
+
+    While the disk has no room for it, it is tried again: nobody would find the process without it.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be written there at all.
+    NotReady
+        If `giving_up` was set meanwhile.
+    """
+    text = json.dumps(content).encode()
+
+    def write() -> None:
+        replace_durably(path, lambda temporary: temporary.write_bytes(text))
+
+    try:
+        when_there_is_room(write, "address files", giving_up or threading.Event())
+    except OSError as error:
+        if disk_failed(error):
+            raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
+        raise ConfigurationError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def credentials_in(folder: Path | None) -> Credentials | None:
+    """Return the credentials in a folder, None where there is no folder."""
+    return None if folder is None else Credentials(folder)
+
+
+def credentials_of(arguments: argparse.Namespace, role: Role) -> Credentials | None:
+    """Return the credentials that a service was given, None without `--tls-dir`; they must have the service's role.
+
+    Raises
+    ------
+    ConfigurationError
+        If the folder or the role in it is not right, or there is none and the service would listen off loopback.
+    """
+    credentials = credentials_in(arguments.tls_dir)
+    if credentials is not None:
+        credentials.require(role)
+    check_host(arguments.host, arguments.insecure, credentials)
+    return credentials
+
+
+def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
+    """Refuse to listen where strangers could reach us, or on an address that cannot be told to others.
+
+    Raises
+    ------
+    ConfigurationError
+        If the host is off loopback without credentials or `insecure`, or stands for every address of the machine.
+    """
+    if host in ("0.0.0.0", "::", ""):
+        raise ConfigurationError(
+            f"host {host!r} is no address that others could connect to; name one of this machine's"
+        )
+    if credentials is None and not insecure and not _is_loopback(host):
+        raise ConfigurationError(
+            f"host {host!r} is off loopback, and there are no credentials; allowed: --tls-dir, or --insecure on a "
+            "network where everyone is trusted"
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

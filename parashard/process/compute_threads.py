@@ -1,0 +1,76 @@
+"""Threads per process, limited so that the processes of one machine do not fight for its cores.
+
+A library reads its number of threads from the environment when it is loaded: who starts a process sets the variables
+(`parashard.launch.run`), and a worker does it itself before it imports the user's model (`parashard_worker.__main__`).
+What is loaded already, such as NumPy's BLAS, is limited by `limit_threads`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+import threadpoolctl
+
+_NUMBERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+"""The variables that say how many threads a user wants, the first that is set before the others."""
+
+THREAD_VARIABLES = (
+    *_NUMBERS,  # PyTorch reads those of OpenMP and of MKL
+    "BLIS_NUM_THREADS",
+    "NUMEXPR_NUM_THREADS",
+    "VECLIB_MAXIMUM_THREADS",
+    "TF_NUM_INTRAOP_THREADS",
+    "NPROC",  # JAX: the threads of XLA on the CPU
+)
+"""Every variable that limits the threads of a library which a model may use."""
+
+
+def cores() -> int:
+    """Return the cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapping[str, str] | None = None) -> int:
+    """Return how many compute threads one of `processes` equal processes should use.
+
+    Parameters
+    ----------
+    asked : int
+        What the job file says; 0 leaves the choice to the environment, and then to us.
+    processes : int
+        How many such processes share this machine.
+    reproducible : bool
+        True (sync mode): one thread, however many processes there are, because the number of threads may change bits
+        (P13) and the number of workers must not.
+    environ : mapping of str to str, optional
+        Where the user may have said how many: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS or MKL_NUM_THREADS.
+    """
+    wanted = asked or next((n for name in _NUMBERS if (n := _number((environ or {}).get(name, "")))), 0)
+    return wanted or (1 if reproducible else max(1, cores() // max(1, processes)))
+
+
+def thread_variables(threads: int, environ: Mapping[str, str], *, override: bool) -> dict[str, str]:
+    """Return the variables to set so that every library uses so many threads.
+
+    Parameters
+    ----------
+    threads : int
+        At least 1.
+    environ : mapping of str to str
+        The environment that they are added to: what is set there stays, unless `override`.
+    override : bool
+        True: the job file names a number, which counts more than the environment.
+    """
+    return {name: str(threads) for name in THREAD_VARIABLES if override or not environ.get(name)}
+
+
+def limit_threads(threads: int) -> None:
+    """Limit this process's BLAS and OpenMP to so many threads (0: as many as it has cores)."""
+    threadpoolctl.threadpool_limits(threads or cores())
+
+
+def _number(text: str) -> int:
+    """Return the first number of a list such as "4,2", which OpenMP allows; 0 if there is none."""
+    first = text.partition(",")[0].strip()
+    return int(first) if first.isascii() and first.isdecimal() else 0

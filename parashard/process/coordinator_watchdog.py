@@ -1,0 +1,73 @@
+"""Giving up: a process whose coordinator stays away asks itself to stop, and ends as one that was asked to.
+
+For processes that a container engine starts again for ever where they fail, and that end well only if they say so.
+Called by `parashard_server.__main__` and `parashard_worker.__main__`.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from argparse import ArgumentParser, Namespace
+
+import structlog
+
+from parashard.process.arguments import seconds
+from parashard.process.shell import Stop
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.security.credentials import Credentials
+
+LOOK_S = 1.0
+
+log = structlog.get_logger(__name__)
+
+
+def connecting_arguments(parser: ArgumentParser) -> None:
+    """Add the arguments of a process that has a coordinator."""
+    parser.add_argument("--connect", required=True, help="the coordinator: host:port, or a run directory")
+    parser.add_argument(
+        "--give-up-s",
+        type=seconds,
+        default=math.inf,
+        help="stop, as after SIGTERM, once the coordinator has been away for so many seconds (default: never)",
+    )
+
+
+def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None) -> CoordinatorClient:
+    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` it is watched over.
+
+    Parameters
+    ----------
+    arguments : Namespace
+        With `connect`, a run directory or host:port, and `give_up_s`.
+    stop : Stop
+        Ends every wait for the coordinator; asked for when the process gives up.
+    credentials : Credentials, optional
+        Shown to the coordinator.
+    """
+    client = CoordinatorClient(
+        find_coordinator(arguments.connect, giving_up=stop.event),
+        giving_up=stop.event,
+        where=arguments.connect,
+        credentials=credentials,
+    )
+    if arguments.give_up_s < math.inf:
+        client.retry_budget_s = math.inf  # at the start; its end is asked for here
+        threading.Thread(
+            target=give_up, args=(client, stop, arguments.give_up_s), name="giving-up", daemon=True
+        ).start()
+    return client
+
+
+def give_up(client: CoordinatorClient, stop: Stop, after_s: float) -> None:
+    """Ask for a stop once calls have found nobody for so long.
+
+    Looks are counted, not seconds of a clock: a process that was paused meanwhile has not been waiting. Nor has one
+    that had nothing to say, such as a shard that restores.
+    """
+    away_s = 0.0
+    while not stop.wait(LOOK_S):
+        away_s = away_s + LOOK_S if client.unanswered else 0.0
+        if away_s >= after_s:
+            log.warning("giving-up", coordinator=client.address, away_s=away_s)
+            stop.ask(f"the coordinator has been away for {away_s:.0f} s")

@@ -1,0 +1,251 @@
+"""Failpoints: named places in the protocol where a fault can be made to happen, in the product as it runs.
+
+Owns the list of names, what may happen at each, and the markers that keep a fault from happening again for ever. Knows
+nothing of the code around a place. Called by the services at each place (`hit`), by `parashard.process.shell` at their
+start (`arm`), and by tests and `parashard.chaos` that count what fired (`firings`).
+
+Off by default; `hit` then costs one look at an empty dictionary. Armed by the environment of a process:
+
+    PARASHARD_FAILPOINTS="shard.push.applied=kill@3*20;worker.pull.done=sleep(0.5)@1..50*2"
+    PARASHARD_FAILPOINTS_DIR=a folder that all processes of the run share
+    PARASHARD_FAILPOINTS_SEED=7
+
+`NAME=ACTION@K*N`: the action happens at the K-th hit of a process's life, at most N times in the whole run; both are 1
+if left out. `@A..B` draws K for each life anew, so that lives die at different moments.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from parashard.errors import ConfigurationError
+
+SPEC_VARIABLE = "PARASHARD_FAILPOINTS"
+FOLDER_VARIABLE = "PARASHARD_FAILPOINTS_DIR"
+SEED_VARIABLE = "PARASHARD_FAILPOINTS_SEED"
+EXIT_CODE = 75  # parashard.process.shell.ExitCode.RETRY, which cannot be imported here
+LIVES = "lives"  # marker folder of the processes that were armed
+TIMES_MAX = 1_000_000  # of firings, and of lives in one run
+SLEEP_MAX_S = 3600.0
+
+FAILPOINTS: dict[str, str] = {
+    "shard.boot.claimed": "A shard has claimed its incarnation and has not looked for a checkpoint.",
+    "shard.boot.restored": "A shard has its variables, from a checkpoint or from the job's start, and does not listen.",
+    "shard.boot.registered": "The coordinator knows the shard; nothing has been served yet.",
+    "shard.push.received": "A push's last chunk is here and nothing of it is applied.",
+    "shard.push.applied": "A push is in the weights and in the applied set; its receipt has not left.",
+    "shard.pull.read": "A pull's weights are read; the answer has not left.",
+    "shard.checkpoint.cut": "A checkpoint's applied set is fixed; no file of it is written.",
+    "shard.checkpoint.files": "A checkpoint's tensor files are durable; its manifest is not written.",
+    "shard.checkpoint.manifest": "A checkpoint's manifest is durable; nobody has been told.",
+    "shard.checkpoint.collecting": "An old checkpoint is about to be deleted.",
+    "shard.log.appended": "A push is in the log's file; nothing says that it is on the disk.",
+    "shard.log.durable": "A push is on the log's disk; its receipt has not left.",
+    "shard.rollback.claimed": "A shard told to roll back has claimed its next incarnation and restored nothing.",
+    "shard.stop.saving": "A shard that was asked to stop accepts nothing more and has not saved.",
+    "worker.boot.joined": "A worker is a member of the job and has no lease.",
+    "worker.lease.granted": "An answer with leases is here; the step loop has not seen it.",
+    "worker.lease.reporting": "A call that reports, renews and asks is about to leave.",
+    "worker.pull.done": "A step's weights are here.",
+    "worker.compute.done": "A step's gradient is computed; nothing of it has been sent.",
+    "worker.push.between_chunks": "A chunk of a push is about to leave; others of the same push have left before it.",
+    "worker.push.in_slot": "A push lies in shared memory; its shard has not been told.",
+    "worker.push.between_shards": "A push is under way to one shard, and nothing of it to the next.",
+    "worker.push.done": "Every shard has acknowledged a push; the coordinator has not been told.",
+    "coordinator.boot.claimed": "A coordinator has claimed its incarnation and has read no state.",
+    "coordinator.boot.serving": "A coordinator listens; nobody has registered with this life of it.",
+    "coordinator.register_shard": "A shard's registration is taken; the answer has not left.",
+    "coordinator.lease.decided": "Leases are granted and reports counted; the answer has not left.",
+    "coordinator.state.saved": "The coordinator's soft state is stored.",
+    "coordinator.checkpoint.parts": "Every part of a drained checkpoint is stored; its manifest is not.",
+    "coordinator.checkpoint.manifest": "A drained checkpoint's manifest is stored; nobody has been told.",
+    "coordinator.finish.weights": "The final weights are written; the report is not.",
+    "coordinator.finish.report": "The report is written; the job is not yet said to be done.",
+}
+"""Every failpoint's name and the moment that it stands for."""
+
+
+class InjectedFault(RuntimeError):
+    """Raised by the action `error`: stands for a bug or a broken machine, so it is none of the errors we handle."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is to happen at one failpoint.
+
+    Attributes
+    ----------
+    name : str
+        Of the failpoint.
+    action : str
+        "kill" (SIGKILL to this process), "exit" (at once, with the code that asks for a restart), "sleep" or "error".
+    sleep_s : float
+        How long "sleep" takes.
+    first, last : int
+        The hit of a life at which it happens is drawn from `first` to `last`, both included.
+    times : int
+        At most so often in the whole run.
+    """
+
+    name: str
+    action: str
+    sleep_s: float
+    first: int
+    last: int
+    times: int
+
+
+@dataclass
+class _Armed:
+    """A fault in this life: it fires when `hits_left` reaches zero, and then no more."""
+
+    fault: Fault
+    hits_left: int
+
+
+_SPEC = re.compile(
+    r"(?P<name>[a-z_.]+)=(?P<action>kill|exit|error|sleep\((?P<sleep_s>\d{1,6}(\.\d{1,6})?)\))"
+    r"(@(?P<first>\d{1,9})(\.\.(?P<last>\d{1,9}))?)?(\*(?P<times>\d{1,9}))?"
+)
+
+_armed: dict[str, _Armed] = {}
+_folder = Path()
+_counting = threading.Lock()
+
+
+def hit(name: str) -> None:
+    """Pass a failpoint: nothing happens unless this process was armed for it."""
+    if _armed:
+        _pass_armed(name)
+
+
+def arm(environ: Mapping[str, str]) -> None:
+    """Arm this process as an environment says; an environment without failpoints disarms it.
+
+    Raises
+    ------
+    ConfigurationError
+        If a failpoint is unknown, a fault cannot be read, or there is no folder for the markers.
+    """
+    global _armed, _folder  # noqa: PLW0603  # the switch that `hit` looks at, for a whole process
+    faults = parse(environ.get(SPEC_VARIABLE, ""))
+    if not faults:
+        _armed = {}
+        return
+    if not environ.get(FOLDER_VARIABLE):
+        raise ConfigurationError(f"{SPEC_VARIABLE} is set and {FOLDER_VARIABLE} is not: say where firings are marked")
+    _folder = Path(environ[FOLDER_VARIABLE])
+    try:
+        life = _mark(LIVES, TIMES_MAX)
+    except OSError as error:
+        raise ConfigurationError(f"{FOLDER_VARIABLE}={_folder}: {error.strerror}") from None
+    seed = environ.get(SEED_VARIABLE, "0")
+    _armed = {fault.name: _Armed(fault, hit_of_life(fault, seed, life)) for fault in faults}
+
+
+def parse(spec: str) -> list[Fault]:
+    """Return the faults that a specification names, at most one for each failpoint.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be read, with the part that cannot.
+    """
+    faults: dict[str, Fault] = {}
+    for part in (part.strip() for part in spec.split(";")):
+        if not part:
+            continue
+        found = _SPEC.fullmatch(part)
+        if found is None:
+            raise ConfigurationError(
+                f"{SPEC_VARIABLE}: {part!r} cannot be read; allowed is NAME=ACTION, NAME=ACTION@K*N or "
+                "NAME=ACTION@A..B*N, with ACTION kill, exit, error or sleep(SECONDS)"
+            )
+        name, first = found["name"], int(found["first"] or 1)
+        fault = Fault(
+            name,
+            found["action"].partition("(")[0],
+            float(found["sleep_s"] or 0),
+            first,
+            int(found["last"] or first),
+            int(found["times"] or 1),
+        )
+        if name not in FAILPOINTS:
+            known = ", ".join(FAILPOINTS)
+            raise ConfigurationError(f"{SPEC_VARIABLE}: {name!r} is no failpoint; there are {known}")
+        if name in faults:
+            raise ConfigurationError(f"{SPEC_VARIABLE}: {name} is named twice; allowed is once")
+        if not 1 <= fault.first <= fault.last or not 1 <= fault.times <= TIMES_MAX or fault.sleep_s > SLEEP_MAX_S:
+            raise ConfigurationError(
+                f"{SPEC_VARIABLE}: {part!r}: hits count from 1, A is at most B, N is 1 to {TIMES_MAX}, "
+                f"a sleep is at most {SLEEP_MAX_S:.0f} s"
+            )
+        faults[name] = fault
+    return list(faults.values())
+
+
+def hit_of_life(fault: Fault, seed: str, life: int) -> int:
+    """Return at which hit of a life a fault happens; the same for the same seed and number of the life."""
+    return random.Random(f"{seed}/{fault.name}/{life}").randint(fault.first, fault.last)
+
+
+def firings(folder: Path) -> Counter[str]:
+    """Return how often each failpoint has fired in a run, from the markers in its folder."""
+    return Counter({path.name: len(list(path.iterdir())) for path in folder.iterdir() if path.name in FAILPOINTS})
+
+
+def _pass_armed(name: str) -> None:
+    assert name in FAILPOINTS, f"{name!r} is no registered failpoint"
+    armed = _armed.get(name)
+    if armed is None:
+        return
+    with _counting:
+        armed.hits_left -= 1
+        fires = armed.hits_left == 0
+    # The marker comes first: a fault that kills its process could not be counted afterwards.
+    if fires and _mark(name, armed.fault.times):
+        _ACTIONS[armed.fault.action](armed.fault)
+
+
+def _mark(name: str, times: int) -> int:
+    """Create the next marker of a kind and return its number, from 1; 0 if there are `times` of them already.
+
+    Exclusive creation makes the number this process's own, whoever else is creating one.
+    """
+    folder = _folder / name
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(len(list(folder.iterdir())) + 1, times + 1):
+        try:
+            (folder / f"{number:06d}").touch(exist_ok=False)
+        except FileExistsError:
+            continue
+        return number
+    return 0
+
+
+def _kill(_: Fault) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _exit(_: Fault) -> None:
+    os._exit(EXIT_CODE)
+
+
+def _sleep(fault: Fault) -> None:
+    time.sleep(fault.sleep_s)
+
+
+def _raise(fault: Fault) -> None:
+    raise InjectedFault(f"failpoint {fault.name}")
+
+
+_ACTIONS: dict[str, Callable[[Fault], None]] = {"kill": _kill, "exit": _exit, "sleep": _sleep, "error": _raise}

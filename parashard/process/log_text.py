@@ -1,0 +1,43 @@
+"""Events as lines that people read: the time, what happened in words, and what else is known of it.
+
+Knows the commonest events of a worker by name, and prints any other by its name and fields. Called by
+`parashard.process.shell`, for `parashard worker`; logs of services are for programs too, and have fields alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from datetime import datetime
+from typing import Any
+
+_WORDS = {
+    "joined": "joined as {worker} ({device}, {threads} threads)",
+    "joined-again": "joined again as {worker}",
+    "left": "left: {reason}",
+    "waiting": "waiting for at most {at_most_s:.0f} s: {why}",
+    "giving-up": "giving up: no answer from {coordinator} for {away_s:.0f} s",
+    "transport": "shard {shard} by {kind}",
+}
+_CONTEXT = ("worker", "incarnation", "timestamp", "level", "event", "exception")
+"""Fields that every line has, or that are shown in a way of their own."""
+
+
+def as_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+    """Return an event as one line, and a traceback below it where there is one."""
+    name, level = str(event.get("event", "")), str(event.get("level", "info"))
+    try:
+        words = _WORDS[name].format_map(event)
+    except (KeyError, ValueError):  # another event, or without what the words need
+        fields = ", ".join(f"{key} {value}" for key, value in event.items() if key not in _CONTEXT)
+        words = name.replace("-", " ") + (f": {fields}" if fields else "")
+    mark = "" if level == "info" else f"{level}: "
+    trace = f"\n{event['exception']}" if event.get("exception") else ""
+    return f"{_local_time(str(event.get('timestamp', '')))} {mark}{words}{trace}"
+
+
+def _local_time(timestamp: str) -> str:
+    """Return hours, minutes and seconds of an ISO timestamp, as clocks here show it."""
+    try:
+        return f"{datetime.fromisoformat(timestamp).astimezone():%H:%M:%S}"
+    except ValueError:
+        return timestamp

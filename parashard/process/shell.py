@@ -1,0 +1,205 @@
+"""The shell around a service process: signals, the lifeline, logging, exit codes.
+
+Each service's `__main__` builds its objects and hands a function to `run_service`; nothing else installs handlers of
+signals or configures logging. Does not know what the arguments are: that is `parashard.process.arguments`.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import enum
+import logging
+import os
+import resource
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable
+from typing import NoReturn
+
+import structlog
+
+from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater, shortened
+from parashard.process import failpoints
+from parashard.process.full_disk import disk_failed
+from parashard.process.log_text import as_text
+from parashard.process.side_effects import lossy
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+ERROR_CHARACTERS_MAX = 2000  # of the line that tells why a process ends
+FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
+
+
+class ExitCode(enum.IntEnum):
+    """What a process's exit tells the one who started it."""
+
+    DONE = 0
+    FAILED = 1
+    CONFIGURATION = 2  # do not start it again: the same thing would happen
+    FENCED = 3  # another has its place, or it belongs to another run: a service gets a new number when started again
+    JOB_FAILED = 4  # of a worker: the job has failed, and there is nothing to come back for
+    IO_ERROR = 74  # start it again later, however often: its disk failed (sysexits.h: input/output error)
+    RETRY = 75  # start it again later (sysexits.h: temporary failure)
+
+
+def exit_code_of(error: ParashardError) -> ExitCode:
+    """Return the exit code that an error ends a process with."""
+    if isinstance(error, ConfigurationError):
+        return ExitCode.CONFIGURATION
+    if isinstance(error, Fenced):
+        return ExitCode.FENCED
+    if isinstance(error, RetryLater):
+        return ExitCode.RETRY
+    if disk_failed(error):
+        return ExitCode.IO_ERROR
+    return ExitCode.FAILED
+
+
+class LogFormat(enum.StrEnum):
+    """How a process writes what it logs."""
+
+    TEXT = "text"
+    LOGFMT = "logfmt"
+    JSON = "json"
+
+
+class Stop:
+    """Says that the process should end, and why. Set by a signal, awaited by the service.
+
+    Parameters
+    ----------
+    exit_code : int
+        What a process ends with that did as it was asked.
+    """
+
+    def __init__(self, exit_code: int = ExitCode.DONE) -> None:
+        self.event = threading.Event()
+        self.reason = ""
+        self.exit_code = exit_code
+
+    def ask(self, reason: str) -> None:
+        """Ask the process to end; the first reason stays."""
+        if not self.event.is_set():
+            self.reason = reason
+            self.event.set()
+
+    @property
+    def asked(self) -> bool:
+        """The process should end."""
+        return self.event.is_set()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the request, at most `timeout_s`; return whether it came."""
+        return self.event.wait(timeout_s)
+
+
+def run_service(
+    role: str,
+    lifeline: int | None,
+    serve: Callable[[Stop], ExitCode],
+    stopped_exit_code: int = ExitCode.DONE,
+    log_format: LogFormat = LogFormat.LOGFMT,
+) -> int:
+    """Run a service until it ends, and return its exit code: `stopped_exit_code` where it ended well, as it was asked.
+
+    SIGTERM and SIGINT ask it to stop; so does nothing else, except that a closed lifeline ends the process at once. An
+    error of ours is told in one line on standard error.
+    """
+    configure_logging(role, log_format)
+    _raise_files_limit()
+    threading.excepthook = _end_with_thread
+    stop = Stop(stopped_exit_code)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # On a thread of its own: the handler may interrupt the main thread inside the very lock that `ask` takes.
+        signal.signal(
+            number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
+        )
+    if lifeline is not None:
+        _die_with_parent()
+        threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
+    log = structlog.get_logger(role)
+    try:
+        failpoints.arm(os.environ)
+        code = serve(stop)
+    except ParashardError as error:
+        if stop.asked and isinstance(error, RetryLater):
+            return stop.exit_code  # it was waiting for somebody when it was asked to end
+        code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
+        if log_format is not LogFormat.TEXT:  # there the line that follows says it
+            log.error("ended", exit_code=int(code), error=str(error))
+        says = shortened(str(error), ERROR_CHARACTERS_MAX)
+        print(f"parashard {role}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+    except Exception:  # noqa: BLE001  # a bug; the interpreter's own way out waits for threads that nobody ends any more
+        traceback.print_exc()
+        code = ExitCode.FAILED
+    return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
+
+
+def _raise_files_limit() -> None:
+    """Allow as many files as the ports may have connections; with the usual 1,024 strangers could take every one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
+    """Write a line for each event to standard error: time, level, event, then what else is known of it.
+
+    From now on neither standard output nor standard error raises, whoever writes to it (P21).
+    """
+    sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
+    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            _RENDERERS[log_format](),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+    )
+
+
+_RENDERERS: dict[LogFormat, Callable[[], structlog.types.Processor]] = {
+    LogFormat.TEXT: lambda: as_text,
+    LogFormat.LOGFMT: lambda: structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
+    LogFormat.JSON: structlog.processors.JSONRenderer,
+}
+
+
+def end_process(code: int) -> NoReturn:
+    """End with this exit code at once, past the interpreter's own slow farewell, in which a signal would still kill."""
+    try:
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)  # P21
+
+
+def _signal_name(number: int) -> str:
+    return signal.Signals(number).name
+
+
+def _end_with_thread(died: threading.ExceptHookArgs) -> None:
+    """End the process when one of its threads dies: half a process would look alive and do nothing."""
+    try:
+        structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
+    finally:
+        os._exit(ExitCode.FAILED)  # P21
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process with its parent: the lifeline's thread cannot run in one that is stopped."""
+    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _end_with_parent(descriptor: int) -> None:
+    try:
+        while os.read(descriptor, 1):
+            pass
+    finally:
+        os._exit(ExitCode.RETRY)

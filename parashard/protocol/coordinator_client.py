@@ -1,0 +1,207 @@
+"""CoordinatorClient: the calls that shards, workers, the launcher and people make to the coordinator.
+
+Every call has a deadline; one that finds nobody, or is asked to come back later, is sent again within a budget.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+import tenacity
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import coordinator_pb2_grpc
+from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard.protocol import rpc
+from parashard.security.credentials import Credentials
+
+ADDRESS_FILE = "coordinator.json"
+POLL_S = 0.02
+
+_Reply = TypeVar("_Reply")
+
+log = structlog.get_logger(__name__)
+
+
+class CoordinatorClient:
+    """A channel to the coordinator.
+
+    Parameters
+    ----------
+    address : str
+        host:port.
+    retry_budget_s : float
+        How long one call may be sent again.
+    giving_up : Event, optional
+        Once set, nothing is sent again any more.
+    where : str
+        A run directory, if the address is from there: a coordinator that was started again has another one.
+    credentials : Credentials, optional
+        Shown to the coordinator; needed where it demands them.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        retry_budget_s: float = 60.0,
+        giving_up: threading.Event | None = None,
+        where: str = "",
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.address = address
+        self._credentials = credentials
+        self._where = where
+        self._moving = threading.Lock()
+        self._channel = rpc.connect(address, self._credentials)
+        self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+        self.retry_budget_s = retry_budget_s
+        self._giving_up = giving_up or threading.Event()
+        self.unanswered = False
+        """The last call found nobody."""
+
+    def close(self) -> None:
+        """Close the channel."""
+        self._channel.close()
+
+    def get_job(self) -> pb.GetJobReply:
+        """Return everything that defines the job."""
+        return self.patiently(lambda: self._call("GetJob", pb.GetJobRequest(), pb.GetJobReply))
+
+    def register_shard(self, request: pb.RegisterShardRequest) -> pb.RegisterShardReply:
+        """Announce a shard that listens, without retries: it is announced again by and by."""
+        return self._call("RegisterShard", request, pb.RegisterShardReply)
+
+    def register_worker(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerReply:
+        """Join the job."""
+        return self.patiently(lambda: self._call("RegisterWorker", request, pb.RegisterWorkerReply))
+
+    def get_view(self, run_id: str) -> pb.GetViewReply:
+        """Return the shards' addresses, without retries; NotReady until every shard has registered."""
+        return self._call("GetView", pb.GetViewRequest(run_id=run_id), pb.GetViewReply)
+
+    def lease(self, request: pb.LeaseRequest, deadline_s: float = rpc.CONTROL_DEADLINE_S) -> pb.LeaseReply:
+        """Report, renew and ask, once: the caller numbers its calls, so the caller repeats them.
+
+        The answer may take `deadline_s` and what `request.wait_s` allows the coordinator to wait.
+        """
+        return self._call("Lease", request, pb.LeaseReply, deadline_s + request.wait_s)
+
+    def get_status(self, run_id: str = "") -> pb.GetStatusReply:
+        """Return how the job goes, without retries; with a run id, only of that run."""
+        return self._call("GetStatus", pb.GetStatusRequest(run_id=run_id), pb.GetStatusReply)
+
+    def scale(self, workers: int, run_id: str = "") -> pb.ScaleReply:
+        """Set the wanted number of workers, without retries; with a run id, only of that run."""
+        return self._call("Scale", pb.ScaleRequest(workers=workers, run_id=run_id), pb.ScaleReply)
+
+    def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
+        """Tell of processes that ended, and learn which to start, without retries."""
+        return self._call("Supervise", request, pb.SuperviseReply, deadline_s)
+
+    def create_checkpoint(self, request: pb.CreateCheckpointRequest) -> pb.CreateCheckpointReply:
+        """Ask for a drained checkpoint, or how far it is."""
+        return self._call("CreateCheckpoint", request, pb.CreateCheckpointReply)
+
+    def _call(
+        self, name: str, request: object, reply: type[_Reply], deadline_s: float = rpc.CONTROL_DEADLINE_S
+    ) -> _Reply:
+        try:
+            with rpc.our_errors(self.address):
+                answer = getattr(self._stub, name)(request, timeout=deadline_s)
+        except Unreachable:
+            self.unanswered = True
+            self._follow()
+            raise
+        except ParashardError:
+            self.unanswered = False
+            raise
+        self.unanswered = False
+        assert isinstance(answer, reply)
+        return answer
+
+    def _follow(self) -> None:
+        """Connect to where the run directory says that the coordinator is now, if that is somewhere else."""
+        address = address_in(Path(self._where)) if self._where else None
+        with self._moving:
+            if address is None or address == self.address:
+                return
+            self.address = address  # the old channel is left to calls under way, and goes with the last of them
+            self._channel = rpc.connect(address, self._credentials)
+            self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
+
+    def patiently(self, call: Callable[[], _Reply]) -> _Reply:
+        """Make a call until it is answered, within the budget; an error that waiting does not mend comes at once."""
+        retrying = tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(RetryLater),
+            wait=tenacity.wait_random_exponential(0.02, 0.5),
+            stop=tenacity.stop_after_delay(self.retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            sleep=tenacity.sleep_using_event(self._giving_up),
+            before_sleep=self._tell_once,
+            reraise=True,
+        )
+        return retrying(call)
+
+    def _tell_once(self, attempt: tenacity.RetryCallState) -> None:
+        """Say that we wait, once a call: silence looks like a hang."""
+        if attempt.attempt_number == 1 and attempt.outcome is not None:
+            log.info("waiting", why=str(attempt.outcome.exception()), at_most_s=self.retry_budget_s)
+
+
+def address_in(folder: Path) -> str | None:
+    """Return the address of the coordinator in a run directory; None if there is none that can be read."""
+    try:
+        return str(json.loads((folder / ADDRESS_FILE).read_text())["address"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def run_id_in(where: str) -> str:
+    """Return the id of the run whose directory this is; "" for an address, whose run is not known."""
+    try:
+        return str(json.loads((Path(where) / ADDRESS_FILE).read_text())["run_id"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""
+
+
+def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Event | None = None) -> str:
+    """Return the address of a coordinator, given as host:port or as a run directory.
+
+    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `giving_up` is
+    set.
+
+    Raises
+    ------
+    ConfigurationError
+        If `where` is neither.
+    Unreachable
+        If the run directory names no coordinator in time.
+    """
+    folder = Path(where)
+    if not folder.is_dir():
+        host, _, port = where.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise ConfigurationError(
+                f"{where!r} is neither a run directory nor host:port; `parashard runs` lists the runs"
+            )
+        return where
+    giving_up = giving_up or threading.Event()
+    path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s
+    while True:
+        try:
+            address = json.loads(path.read_text())["address"]
+        except FileNotFoundError:
+            if time.monotonic() >= deadline_s or giving_up.wait(POLL_S):
+                raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
+        except OSError as error:
+            raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigurationError(f"{path} is damaged: {error}") from None
+        else:
+            return str(address)

@@ -1,0 +1,151 @@
+"""The requests and answers of the data plane as plain values, which pure cores take and give.
+
+Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
+"""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+
+from parashard.plan.partition import Partition
+from parashard.protocol.buffers import Buffers
+
+CHUNK_BYTES_MAX = 4 << 20
+"""Greatest payload of one gRPC message (docs/decisions/0013 has what other sizes did)."""
+INT8_BLOCK_ELEMENTS = 256
+"""Elements that share a scale in DType.INT8."""
+
+
+class DType(enum.Enum):
+    """How the elements of a slice are encoded (protos/tensor.proto has the layouts); the values are the wire's."""
+
+    FLOAT32 = 1
+    BFLOAT16 = 2
+    FLOAT16 = 3
+    INT8 = 4
+    TOPK = 5
+
+
+class PushResult(enum.Enum):
+    """What became of a chunk; the values are the wire's."""
+
+    APPLIED = 1
+    DUPLICATE = 2
+    BUFFERED = 3
+    PENDING = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Which life of which shard, in which run and by which plan, a request is meant for (P2, P3)."""
+
+    run_id: str
+    job_digest: str
+    plan_version: int
+    shard: int
+    incarnation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Rows of a variable in a payload, row-major, without padding."""
+
+    partition: Partition
+    row_elements: int
+    dtype: DType = DType.FLOAT32
+    kept: int = 0  # DType.TOPK: how many elements the payload names
+
+    @property
+    def elements(self) -> int:
+        """Number of elements that the slice stands for."""
+        return self.partition.rows * self.row_elements
+
+    @property
+    def size_bytes(self) -> int:
+        """Length in the payload."""
+        match self.dtype:
+            case DType.FLOAT32:
+                return 4 * self.elements
+            case DType.BFLOAT16 | DType.FLOAT16:
+                return 2 * self.elements
+            case DType.INT8:
+                return 4 * -(-self.elements // INT8_BLOCK_ELEMENTS) + self.elements
+            case DType.TOPK:
+                return 8 * self.kept
+
+
+@dataclass(frozen=True, slots=True)
+class Push:
+    """A step's whole gradient for one shard; what a transport carries.
+
+    Invariant: the pieces of `payload` together are as long as the slices.
+    """
+
+    target: Target
+    worker: str
+    step: int
+    slices: tuple[Slice, ...]
+    skipped: bool
+    pulled_version: int | None  # None: unknown, or of another incarnation (P16)
+    payload: Buffers
+    traceparent: str = ""  # the sender's span (docs/tracing.md)
+
+
+@dataclass(frozen=True, slots=True)
+class PushChunk:
+    """A run of the bytes of a push.
+
+    Invariant: the chunk at offset 0 lists every slice of the push, and `total_bytes` is the sum of their sizes.
+    """
+
+    target: Target
+    worker: str
+    step: int
+    attempt: int
+    offset_bytes: int
+    total_bytes: int
+    slices: tuple[Slice, ...]
+    skipped: bool
+    pulled_version: int | None  # None: unknown, or of another incarnation (P16)
+    payload: memoryview | bytes
+    traceparent: str = ""  # as it came: nobody has looked at it
+    peer: str = ""  # whose share of a shard's memory it takes (`parashard.security.peers`); not on the wire
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What a shard answers to a chunk; any result but PENDING ends the step's lease at this shard (P5)."""
+
+    result: PushResult
+    version: int
+    staleness: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class PullRun:
+    """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector."""
+
+    target: Target
+    round: int | None  # sync mode: only the weights that this round starts from will do (P11)
+    step: int | None  # the step that the weights are for; None: an evaluation or an export
+    offset_bytes: int
+    length_bytes: int
+    known_version: int | None = None  # the asker has this version's weights; None: nothing, or of another life (P16)
+    traceparent: str = ""  # as in a push
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Bytes of a shard's flat vector that begin at an offset."""
+
+    offset_bytes: int
+    values: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
+
+    version: int
+    runs: tuple[Run, ...]

@@ -1,0 +1,294 @@
+"""Channels, servers and the one seam between our errors and gRPC's.
+
+The only file that knows gRPC's options, status codes and metadata. A servicer raises a `ParashardError`; the client
+that called it gets the same class, with the peer's address. Every call has a deadline.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterator
+from concurrent import futures
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Any
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+
+from parashard import errors
+from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
+from parashard.protocol import wire
+from parashard.security.credentials import Credentials
+from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
+from parashard.security.grpc_tls import (
+    RoleInterceptor,
+    RotatingChannel,
+    behavior_of,
+    handler_like,
+    server_credentials,
+    utc_now,
+)
+
+CONTROL_DEADLINE_S = 10.0
+DATA_DEADLINE_S = 60.0
+SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
+SERVER_THREADS = 64
+CALLS_MAX = 128  # under way, with those whose answer nobody has read yet: each may be of 4 MiB
+STREAMS_MAX = 128  # calls under way on one connection
+CONNECTIONS_MAX = 1024
+HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
+CODE_KEY = "parashard-error"
+TLS_MARK = "OPENSSL_internal:"  # stands before the reason in what gRPC says of a handshake that failed
+MESSAGE_BYTES_MAX = 2000  # gRPC sends it percent-encoded, three bytes for one, in metadata of at most 8 KiB
+
+_RECEIVE_OPTION = "grpc.max_receive_message_length"
+_SHARED_OPTIONS = [
+    ("grpc.max_send_message_length", wire.FRAME_BYTES_MAX),
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+]
+_SERVER_OPTIONS = [
+    *_SHARED_OPTIONS,
+    ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    ("grpc.server_handshake_timeout_ms", int(HANDSHAKE_DEADLINE_S * 1000)),
+    ("grpc.max_concurrent_streams", STREAMS_MAX),
+    ("grpc.max_allowed_incoming_connections", CONNECTIONS_MAX),
+    ("grpc.max_metadata_size", METADATA_BYTES_MAX),
+    ("grpc.so_reuseport", 0),  # two processes on one port would split a shard's pushes between them
+]
+_CHANNEL_OPTIONS = [
+    *_SHARED_OPTIONS,
+    ("grpc.enable_retries", 0),  # only the application retries: it knows that a push has an identity
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # despite its name also how long one attempt to connect may take
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.use_local_subchannel_pool", 1),
+    # A container that is started again may have its name at another address; the default looks twice a minute only.
+    ("grpc.dns_min_time_between_resolutions_ms", 1_000),
+]
+
+_STATUS_BY_GROUP: list[tuple[type[ParashardError], grpc.StatusCode]] = [
+    (errors.NotAllowed, grpc.StatusCode.PERMISSION_DENIED),
+    (errors.InvalidRequest, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.Redo, grpc.StatusCode.ABORTED),
+    (errors.Fenced, grpc.StatusCode.FAILED_PRECONDITION),
+    (errors.RetryLater, grpc.StatusCode.UNAVAILABLE),
+    (errors.ConfigurationError, grpc.StatusCode.INVALID_ARGUMENT),
+    (errors.StoreFailed, grpc.StatusCode.UNAVAILABLE),
+    (errors.PeerFailed, grpc.StatusCode.INTERNAL),
+    (errors.JobFailed, grpc.StatusCode.FAILED_PRECONDITION),
+]
+
+# What a status means that arrives without our code: gRPC itself, or something else on that port, said it.
+ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
+    grpc.StatusCode.CANCELLED: Unreachable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: Unreachable,
+    grpc.StatusCode.UNAVAILABLE: Unreachable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: errors.QueueFull,  # a message over the size limit: see `_foreign_kind`
+    grpc.StatusCode.INVALID_ARGUMENT: errors.MalformedFrame,
+    grpc.StatusCode.OUT_OF_RANGE: errors.MalformedFrame,
+    grpc.StatusCode.UNIMPLEMENTED: errors.WrongRun,
+    grpc.StatusCode.NOT_FOUND: errors.WrongRun,
+    grpc.StatusCode.ALREADY_EXISTS: errors.WrongRun,
+    grpc.StatusCode.FAILED_PRECONDITION: errors.WrongRun,
+    grpc.StatusCode.PERMISSION_DENIED: errors.NotAllowed,
+    grpc.StatusCode.UNAUTHENTICATED: errors.NotAllowed,
+    grpc.StatusCode.ABORTED: Unreachable,
+    grpc.StatusCode.INTERNAL: PeerFailed,
+    grpc.StatusCode.UNKNOWN: PeerFailed,
+    grpc.StatusCode.DATA_LOSS: PeerFailed,
+    grpc.StatusCode.OK: PeerFailed,
+}
+
+log = structlog.get_logger(__name__)
+
+
+def status_of(error: ParashardError) -> grpc.StatusCode:
+    """Return the gRPC status that carries an error."""
+    return next(status for group, status in _STATUS_BY_GROUP if isinstance(error, group))
+
+
+def _bounded(message: str) -> str:
+    """Return a message that fits into metadata: a longer one would replace the error by one about metadata."""
+    content = message.encode(errors="replace")
+    if len(content) <= MESSAGE_BYTES_MAX:
+        return content.decode()
+    return content[:MESSAGE_BYTES_MAX].decode(errors="ignore") + " ..."
+
+
+class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
+    """Turns a raised ParashardError into a status with our code; anything else is a bug: logged, and said so.
+
+    gRPC asks at every call; the outermost interceptor keeps what all of them have made of a method.
+    """
+
+    def __init__(self) -> None:
+        self._handlers: dict[str, Any] = {}  # of methods that are served
+
+    def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
+        method = handler_call_details.method
+        if method not in self._handlers:
+            handler = continuation(handler_call_details)
+            if handler is None:
+                return None
+            self._handlers[method] = self._guarded(method, handler)
+        return self._handlers[method]
+
+    def _guarded(self, method: str, handler: Any) -> Any:
+        behavior = behavior_of(handler)
+
+        def guarded(request: Any, context: grpc.ServicerContext) -> Any:
+            try:
+                return behavior(request, context)
+            except ParashardError as error:
+                context.set_trailing_metadata(((CODE_KEY, error.code),))
+                context.abort(status_of(error), _bounded(error.message))
+            except Exception as error:  # the seam: whatever broke, the caller must hear of it
+                log.exception("call-broke", method=method)
+                context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
+                context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
+
+        return handler_like(handler, guarded, request_streaming=handler.request_streaming)
+
+
+def data_deadline_s(length_bytes: int) -> float:
+    """Return the seconds that a push or a pull of this length may take on one shard."""
+    return DATA_DEADLINE_S + length_bytes / SLOWEST_BYTES_PER_S
+
+
+def join_address(host: str, port: int) -> str:
+    """Return host:port, with brackets around an IPv6 address."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def address_family(host: str) -> socket.AddressFamily:
+    """Return what a socket that listens on a host is made for: IPv6 for an address of it, else IPv4."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _server_options(request_bytes_max: int) -> list[tuple[str, int]]:
+    options = [*_SERVER_OPTIONS, (_RECEIVE_OPTION, request_bytes_max)]
+    if request_bytes_max < wire.FRAME_BYTES_MAX:
+        # What gRPC takes in before it asks for room grows with a connection's speed. Only pushes are worth that memory.
+        options.append(("grpc.http2.bdp_probe", 0))
+    return options
+
+
+class Server:
+    """A gRPC server with our options, the error seam and the standard health service.
+
+    Parameters
+    ----------
+    address : str
+        host:port to listen on; port 0 picks a free one.
+    credentials : Credentials, optional
+        Then every caller must show a certificate, and may call what its role may until it expires.
+    request_bytes_max : int
+        The largest message of a caller; gRPC refuses a larger one by its declared length. Each call under way may hold
+        as much memory.
+    now : callable
+        Returns the present moment, for certificates.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        credentials: Credentials | None = None,
+        request_bytes_max: int = wire.FRAME_BYTES_MAX,
+        *,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        self.admission = AdmissionInterceptor(SERVER_THREADS, CALLS_MAX)
+        roles = [RoleInterceptor(now)] if credentials else []
+        self.grpc = grpc.server(
+            futures.ThreadPoolExecutor(SERVER_THREADS, thread_name_prefix="rpc"),
+            interceptors=[_ErrorInterceptor(), *roles, self.admission],  # the first is the outermost
+            options=_server_options(request_bytes_max),
+            maximum_concurrent_rpcs=4 * SERVER_THREADS,
+        )
+        self._health = health.HealthServicer()
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
+        host = address.rpartition(":")[0]
+        try:
+            if credentials is None:
+                port = self.grpc.add_insecure_port(address)
+            else:
+                port = self.grpc.add_secure_port(address, server_credentials(credentials))
+        except RuntimeError as error:
+            raise Unavailable(f"cannot listen on {address}: {error}") from None
+        self.address = f"{host}:{port}"
+
+    def start(self) -> None:
+        """Listen, and say SERVING to health checks."""
+        self.grpc.start()
+        self.admission.start()
+        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+
+    def stop(self, grace_s: float = 1.0) -> None:
+        """Refuse new calls, let running ones end within `grace_s`."""
+        self._health.enter_graceful_shutdown()
+        self.grpc.stop(grace_s).wait()
+        self.admission.stop()
+
+
+def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.ServicerContext], bytes]]) -> Any:
+    """Return generic handlers of unary methods whose messages are bytes (frames), not protobuf."""
+    return grpc.method_handlers_generic_handler(
+        service, {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
+    )
+
+
+def connect(address: str, credentials: Credentials | None = None, answer_bytes_max: int = wire.FRAME_BYTES_MAX) -> Any:
+    """Return a channel, inside TLS where there are credentials; nothing is sent before the first call.
+
+    An answer of more than `answer_bytes_max` is refused by its declared length, as `LimitExceeded`.
+    """
+    options = [*_CHANNEL_OPTIONS, (_RECEIVE_OPTION, answer_bytes_max)]
+    if credentials is None:
+        return grpc.insecure_channel(address, options=options)
+    return RotatingChannel(credentials, lambda ours: grpc.secure_channel(address, ours, options=options))
+
+
+@contextmanager
+def our_errors(address: str) -> Iterator[None]:
+    """Raise what a gRPC call inside raises as a ParashardError that names the peer."""
+    try:
+        yield
+    except grpc.RpcError as error:
+        raise translated(error, address) from None
+    except grpc.FutureTimeoutError:
+        raise Unreachable("no answer before the deadline", peer=address) from None
+    except grpc.FutureCancelledError:
+        raise Unreachable("the request was cancelled", peer=address) from None
+
+
+def translated(error: grpc.RpcError, address: str) -> ParashardError:
+    """Return the ParashardError that a failed call stands for."""
+    assert isinstance(error, grpc.Call), f"an RpcError that is not a call: {error!r}"
+    ours = dict(error.trailing_metadata() or ()).get(CODE_KEY)
+    known = ParashardError.from_code(ours) if isinstance(ours, str) else None
+    details = error.details() or ""
+    kind = known or _foreign_kind(error.code(), details)
+    return kind(details if known else _foreign_message(error.code(), details), peer=address)
+
+
+def _foreign_kind(status: grpc.StatusCode, details: str) -> type[ParashardError]:
+    # gRPC says RESOURCE_EXHAUSTED both of a message that never passes and of a server that has no room just now.
+    if status is grpc.StatusCode.RESOURCE_EXHAUSTED and "larger than max" in details:
+        return errors.LimitExceeded
+    return ERROR_BY_FOREIGN_STATUS[status]
+
+
+def _foreign_message(status: grpc.StatusCode, details: str) -> str:
+    """Say in few words what gRPC itself had to say."""
+    if status is grpc.StatusCode.UNAVAILABLE:
+        if TLS_MARK in details:
+            return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
+        if details.endswith("Socket closed"):
+            return "nobody answers: Socket closed (so ends a certificate that the other side does not take, too)"
+        return f"nobody answers: {details.rpartition(': ')[2] or 'unavailable'}"
+    return f"{status.name}: {details}" if details else status.name

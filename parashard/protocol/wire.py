@@ -1,0 +1,306 @@
+"""The data plane's values as headers and as frames (`protos/tensor.proto` documents both).
+
+Translates between the values of `parashard.protocol.messages`, protobuf headers and, for gRPC, frames of bytes. Every
+length is checked before anything is read by it; a frame that is not ours raises `MalformedFrame`, one over a bound
+`LimitExceeded`. Called by the transports and the shard's services.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from parashard._proto import tensor_pb2
+from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.partition import Partition
+from parashard.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    DType,
+    PullRun,
+    Push,
+    PushChunk,
+    PushResult,
+    Receipt,
+    Slice,
+    Target,
+    Weights,
+)
+
+MAGIC = b"PSF1"
+HEADER_BYTES_MAX = 1 << 20
+FRAME_BYTES_MAX = 8 + HEADER_BYTES_MAX + 16 + CHUNK_BYTES_MAX
+PAYLOAD_ALIGNMENT_BYTES = 16
+
+_PREFIX = struct.Struct("<4sI")
+_Header = TypeVar("_Header", bound=Message)
+
+
+def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
+    """Return one frame; the pieces of the payload are copied once."""
+    head = header.SerializeToString()
+    if len(head) > HEADER_BYTES_MAX:
+        raise LimitExceeded(f"a frame's header has {len(head)} bytes; allowed are {HEADER_BYTES_MAX}")
+    payload_bytes = sum(piece.nbytes for piece in payload)
+    if payload_bytes > CHUNK_BYTES_MAX:
+        raise LimitExceeded(f"a frame's payload has {payload_bytes} bytes; allowed are {CHUNK_BYTES_MAX}")
+    return b"".join((_PREFIX.pack(MAGIC, len(head)), head, bytes(_padding(len(head))), *payload))
+
+
+def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, memoryview]:
+    """Return a frame's header and a view of its payload.
+
+    Raises
+    ------
+    MalformedFrame
+        If the frame is short, does not begin with the magic, or its header does not parse.
+    LimitExceeded
+        If the declared header or the payload is longer than allowed.
+    """
+    if len(frame) < _PREFIX.size:
+        raise MalformedFrame(f"a frame has at least {_PREFIX.size} bytes, found {len(frame)}")
+    magic, head_bytes = _PREFIX.unpack_from(frame)
+    if magic != MAGIC:
+        raise MalformedFrame(f"a frame begins with {MAGIC!r}, found {magic!r}")
+    if head_bytes > HEADER_BYTES_MAX:
+        raise LimitExceeded(f"a frame declares a header of {head_bytes} bytes; allowed are {HEADER_BYTES_MAX}")
+    payload_start = _PREFIX.size + head_bytes + _padding(head_bytes)
+    if len(frame) < payload_start:
+        raise MalformedFrame(f"a frame declares {payload_start} bytes before its payload but has {len(frame)}")
+    if len(frame) - payload_start > CHUNK_BYTES_MAX:
+        raise LimitExceeded(f"a payload has {len(frame) - payload_start} bytes; allowed are {CHUNK_BYTES_MAX}")
+    view = memoryview(frame)
+    header = header_type()
+    try:
+        header.ParseFromString(frame[_PREFIX.size : _PREFIX.size + head_bytes])
+    except DecodeError as error:
+        raise MalformedFrame(f"a frame's header is not a {header_type.DESCRIPTOR.name}: {error}") from None
+    return header, view[payload_start:]
+
+
+def _padding(head_bytes: int) -> int:
+    return -(_PREFIX.size + head_bytes) % PAYLOAD_ALIGNMENT_BYTES
+
+
+# --- headers ---
+
+
+def push_header(push: Push, attempt: int, offset_bytes: int = 0) -> tensor_pb2.PushHeader:
+    """Return the header of a chunk of a push; the one at offset 0 lists its slices."""
+    header = tensor_pb2.PushHeader(
+        target=target_message(push.target),
+        worker=push.worker,
+        step=push.step,
+        attempt=attempt,
+        offset_bytes=offset_bytes,
+        total_bytes=push.payload.nbytes,
+        skipped=push.skipped,
+        pulled=push.pulled_version is not None,
+        pulled_version=push.pulled_version or 0,
+    )
+    if push.traceparent:  # not among the arguments: an empty one would cost as much as any other
+        header.traceparent = push.traceparent
+    for piece in push.slices if offset_bytes == 0 else ():
+        header.slices.add(
+            variable=piece.partition.variable,
+            row_start=piece.partition.row_start,
+            row_stop=piece.partition.row_stop,
+            row_elements=piece.row_elements,
+            dtype=piece.dtype.value,
+            kept=piece.kept,
+        )
+    return header
+
+
+def push_chunk(header: tensor_pb2.PushHeader, payload: memoryview) -> PushChunk:
+    """Return the chunk that a header and its payload are."""
+    return PushChunk(
+        target=target(header.target),
+        worker=header.worker,
+        step=header.step,
+        attempt=header.attempt,
+        offset_bytes=header.offset_bytes,
+        total_bytes=header.total_bytes,
+        slices=tuple(_slice(s) for s in header.slices),
+        skipped=header.skipped,
+        pulled_version=header.pulled_version if header.pulled else None,
+        payload=payload,
+        traceparent=header.traceparent,
+    )
+
+
+def receipt_message(receipt: Receipt) -> tensor_pb2.PushReply:
+    """Return the header of a shard's answer to a push."""
+    return tensor_pb2.PushReply(
+        result=receipt.result.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+        version=receipt.version,
+        staleness_known=receipt.staleness is not None,
+        staleness=receipt.staleness or 0,
+    )
+
+
+def receipt(reply: tensor_pb2.PushReply) -> Receipt:
+    """Return the receipt in a header."""
+    try:
+        result = PushResult(reply.result)
+    except ValueError:
+        raise MalformedFrame(f"a push was answered with the unknown result {reply.result}") from None
+    return Receipt(result, reply.version, reply.staleness if reply.staleness_known else None)
+
+
+def pull_header(run: PullRun, *, in_slot: bool = False) -> tensor_pb2.PullHeader:
+    """Return the header that asks for a run of a shard's vector."""
+    header = tensor_pb2.PullHeader(
+        target=target_message(run.target),
+        for_round=run.round is not None,
+        round=run.round or 0,
+        for_step=run.step is not None,
+        step=run.step or 0,
+        offset_bytes=run.offset_bytes,
+        length_bytes=run.length_bytes,
+        known=run.known_version is not None,
+        known_version=run.known_version or 0,
+        in_slot=in_slot,
+    )
+    if run.traceparent:
+        header.traceparent = run.traceparent
+    return header
+
+
+def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
+    """Return the request in a header."""
+    return PullRun(
+        target=target(header.target),
+        round=header.round if header.for_round else None,
+        step=header.step if header.for_step else None,
+        offset_bytes=header.offset_bytes,
+        length_bytes=header.length_bytes,
+        known_version=header.known_version if header.known else None,
+        traceparent=header.traceparent,
+    )
+
+
+def weights_message(weights: Weights) -> tensor_pb2.PullReply:
+    """Return the header of an answer to a pull."""
+    return tensor_pb2.PullReply(
+        version=weights.version,
+        run_offsets=[run.offset_bytes for run in weights.runs],
+        run_lengths=[run.values.nbytes for run in weights.runs],
+    )
+
+
+def runs_within(reply: tensor_pb2.PullReply, asked: PullRun, payload_bytes: int) -> list[tuple[int, int]]:
+    """Return (offset, length) in bytes of each run of an answer.
+
+    Raises
+    ------
+    MalformedFrame
+        If the runs are not ascending and within what was asked for, or the payload is not as long as they are.
+    """
+    if len(reply.run_offsets) != len(reply.run_lengths):
+        raise MalformedFrame(f"{len(reply.run_offsets)} runs begin and {len(reply.run_lengths)} have a length")
+    runs = list(zip(reply.run_offsets, reply.run_lengths, strict=True))
+    position = asked.offset_bytes
+    for offset, length in runs:
+        if offset < position or offset + length > asked.offset_bytes + asked.length_bytes:
+            raise MalformedFrame(
+                f"asked for bytes [{asked.offset_bytes}, {asked.offset_bytes + asked.length_bytes}), answered with "
+                f"[{offset}, {offset + length})"
+            )
+        position = offset + length
+    if sum(reply.run_lengths) != payload_bytes:
+        raise MalformedFrame(f"runs of {sum(reply.run_lengths)} bytes in a payload of {payload_bytes}")
+    return runs
+
+
+def check_answered(asked: PullRun, answered_bytes: int, *, peer: str | None = None) -> None:
+    """Raise `MalformedFrame` if a pull that can leave no bytes as they are was not answered with all of them."""
+    if asked.known_version is None and answered_bytes != asked.length_bytes:
+        raise MalformedFrame(f"asked for {asked.length_bytes} bytes, answered with {answered_bytes}", peer=peer)
+
+
+def target_message(value: Target) -> tensor_pb2.Target:
+    """Return the message that names a life of a shard."""
+    return tensor_pb2.Target(
+        run_id=value.run_id,
+        job_digest=value.job_digest,
+        plan_version=value.plan_version,
+        shard=value.shard,
+        incarnation=value.incarnation,
+    )
+
+
+def target(message: tensor_pb2.Target) -> Target:
+    """Return the life of a shard that a message names."""
+    return Target(message.run_id, message.job_digest, message.plan_version, message.shard, message.incarnation)
+
+
+def _slice(message: tensor_pb2.TensorSlice) -> Slice:
+    try:
+        dtype = DType(message.dtype)
+    except ValueError:
+        raise MalformedFrame(
+            f"a slice of {message.variable!r} has the unknown dtype {message.dtype}; allowed: 1 to {len(DType)}"
+        ) from None
+    if message.kept and dtype is not DType.TOPK:
+        raise MalformedFrame(f"a slice of {message.variable!r} keeps {message.kept} elements, and is not DTYPE_TOPK")
+    if message.row_stop <= message.row_start:
+        raise MalformedFrame(f"a slice of {message.variable!r} has the rows [{message.row_start}, {message.row_stop})")
+    return Slice(
+        Partition(message.variable, message.row_start, message.row_stop), message.row_elements, dtype, message.kept
+    )
+
+
+# --- frames, for gRPC ---
+
+
+def encode_push(push: Push, attempt: int, offset_bytes: int = 0) -> bytes:
+    """Return the frame of the chunk of a push that begins at an offset."""
+    end = min(push.payload.nbytes, offset_bytes + CHUNK_BYTES_MAX)
+    return encode_frame(push_header(push, attempt, offset_bytes), push.payload.run(offset_bytes, end))
+
+
+def decode_push(frame: bytes) -> PushChunk:
+    """Return the chunk in a frame; its payload is a view of the frame."""
+    return push_chunk(*decode_frame(frame, tensor_pb2.PushHeader))
+
+
+def encode_receipt(value: Receipt) -> bytes:
+    """Return the frame of a shard's answer to a chunk."""
+    return encode_frame(receipt_message(value))
+
+
+def decode_receipt(frame: bytes) -> Receipt:
+    """Return the receipt in a frame."""
+    return receipt(decode_frame(frame, tensor_pb2.PushReply)[0])
+
+
+def encode_pull(run: PullRun) -> bytes:
+    """Return the frame that asks for a run of a shard's vector."""
+    return encode_frame(pull_header(run))
+
+
+def decode_pull(frame: bytes) -> PullRun:
+    """Return the request in a frame."""
+    header, payload = decode_frame(frame, tensor_pb2.PullHeader)
+    if payload.nbytes:
+        raise MalformedFrame(f"a pull has no payload, found {payload.nbytes} bytes")
+    return pull_run(header)
+
+
+def encode_weights(weights: Weights) -> bytes:
+    """Return the frame of an answer to a pull, copied out of the views."""
+    return encode_frame(weights_message(weights), [run.values for run in weights.runs])
+
+
+def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, memoryview]]]:
+    """Return the version in a frame, and its runs: where each begins in the shard's vector, and a view of its bytes."""
+    reply, payload = decode_frame(frame, tensor_pb2.PullReply)
+    check_answered(asked, payload.nbytes)
+    runs, position = [], 0
+    for offset, length in runs_within(reply, asked, payload.nbytes):
+        runs.append((offset, payload[position : position + length]))
+        position += length
+    return reply.version, runs

@@ -1,0 +1,82 @@
+"""What workers and shards have counted of their transfers, as figures: how much overlapped, how much was not sent.
+
+Knows neither who counted nor who shows it. Called by the coordinator's report and history, and by
+`parashard.display.status_tables`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
+
+
+@dataclass(frozen=True)
+class Overlap:
+    """Pulling and pushing beside computing.
+
+    Attributes
+    ----------
+    transfer_s : float
+        Duration of every pull and every push, added up also where several ran at once; of all workers.
+    waited_s : float
+        How long step loops did nothing but wait for one of them.
+    """
+
+    transfer_s: float
+    waited_s: float
+
+    @classmethod
+    def of(cls, phases: Iterable[pb.PhaseSeconds]) -> Overlap:
+        """Return the overlap of workers with these phases together."""
+        counted = list(phases)
+        return cls(sum(p.transfer for p in counted), sum(p.pull + p.push for p in counted))
+
+    @property
+    def share(self) -> float | None:
+        """The share of the transfer that overlapped with computing, from 0 to 1; None where nothing was transferred.
+
+        0 with `pipeline_depth = 0`, where a loop waits for all of it.
+        """
+        if self.transfer_s <= 0:
+            return None
+        return min(1.0, max(0.0, 1.0 - self.waited_s / self.transfer_s))
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Payload between workers and shards.
+
+    Attributes
+    ----------
+    pushed, pulled : int
+        What was sent.
+    pushed_float32 : int
+        What the pushes that were taken would have been, had every gradient travelled as float32.
+    pull_unmoved : int
+        What pulls asked for and were not sent, because whoever asked had it already.
+    """
+
+    pushed: int
+    pushed_float32: int
+    pulled: int
+    pull_unmoved: int
+
+    @classmethod
+    def of(cls, records: Iterable[shard_pb2.InspectReply]) -> Bytes:
+        """Return what shards with these records have taken and sent together."""
+        counted = list(records)
+        return cls(
+            sum(r.push_bytes for r in counted),
+            sum(r.push_float32_bytes for r in counted),
+            sum(r.pull_bytes for r in counted),
+            sum(r.pull_unmoved_bytes for r in counted),
+        )
+
+    @property
+    def saved_share(self) -> float | None:
+        """The share of all that was not sent; below 0 where encodings cost more than they save, None where all is 0."""
+        whole = self.pushed_float32 + self.pulled + self.pull_unmoved
+        return 1.0 - (self.pushed + self.pulled) / whole if whole else None

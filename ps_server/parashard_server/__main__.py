@@ -1,0 +1,312 @@
+"""Starts a shard: ask for the job, claim an incarnation, restore, listen, and announce the shard once a second.
+
+The announcement is also how a coordinator that was started again learns of the shard, and its answer how the shard
+learns that the job is done; with `--linger-s` it ends then. SIGTERM: accept nothing more, save, exit 0. What its next
+life lacks, in sync mode the part of a round that was only held, is computed again.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+import threading
+import time
+from argparse import Namespace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import structlog
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.errors import ParashardError, PeerFailed, RetryLater
+from parashard.process import failpoints
+from parashard.process.arguments import address, credentials_of, port, seconds, service_arguments, told_address
+from parashard.process.compute_threads import limit_threads
+from parashard.process.coordinator_watchdog import client_of, connecting_arguments
+from parashard.process.shell import ExitCode, Stop, end_process, run_service
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.proto_conversion import interval_messages
+from parashard.protocol.rpc import Server, join_address
+from parashard.security.identity import Role
+from parashard.store import open_store
+from parashard.store.claims import Claims
+from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.tracing import tracing
+from parashard_server.build import ShardBuilder
+from parashard_server.core.shard import Shard
+from parashard_server.durability.checkpointer import Checkpointer
+from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.durability.recovery import Restorer
+from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.metrics import ShardCollector
+from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.listeners import Listeners
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.request_handler import RequestHandler
+from parashard_server.serving.served import Served
+
+if TYPE_CHECKING:
+    from parashard.telemetry.tracer import Tracer
+
+ANNOUNCE_S = 1.0
+ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
+LOOK_S = 0.05
+
+log = structlog.get_logger("shard")
+
+
+def main() -> int:
+    """Run one shard and return its exit code."""
+    parser = service_arguments("One parashard shard: holds variables and applies pushes.")
+    connecting_arguments(parser)
+    parser.add_argument("--index", required=True, type=int, help="which shard of the plan this is")
+    parser.add_argument("--device", default="", help="cpu, cuda or cuda:N (default: what the job file says)")
+    parser.add_argument("--data-port", type=port, default=0, help="port of the stream server; 0 picks a free one")
+    parser.add_argument(
+        "--advertise-data",
+        type=address,
+        metavar="HOST:PORT",
+        help="stream server's address to tell others, where it is not the one we listen on",
+    )
+    parser.add_argument(
+        "--linger-s", type=seconds, default=math.inf, help="end so many seconds after the job is done (default: never)"
+    )
+    arguments = parser.parse_args()
+    code = arguments.stopped_exit_code
+    role = f"shard-{arguments.index}"
+
+    def traced(stop: Stop) -> ExitCode:
+        with tracing(arguments.trace, "shard", role) as tracer:
+            return serve(arguments, stop, tracer)
+
+    return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
+
+
+def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
+    """Serve one shard until asked to stop."""
+    credentials = credentials_of(arguments, Role.SHARD)
+    coordinator = client_of(arguments, stop, credentials)
+    reply = coordinator.get_job()
+    store = open_store(reply.checkpoint_url)
+    catalogue = Catalogue(store)
+    builder = ShardBuilder(reply, arguments.index, store, device=arguments.device)
+    options = builder.job.checkpoint
+    coordinator.retry_budget_s = builder.job.cluster.retry_budget_s
+    restorer = Restorer(
+        catalogue,
+        reply,
+        builder.plan,
+        arguments.index,
+        builder.optimizer.slots,
+        rounds=builder.round_steps is not None,
+    )
+    claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
+    lives = ShardLifecycle(builder, restorer, store, options, claims, giving_up=stop.event)
+    served = lives.first()
+    limit_threads(1)
+    cadence = CheckpointSchedule(
+        every_s=options.every_s,
+        every_steps=options.every_steps,
+        round_steps=builder.round_steps,
+        steps=len(served.shard.updates.applied),
+        now_s=time.monotonic(),
+    )
+    checkpointer = Checkpointer(
+        served,
+        catalogue,
+        cadence,
+        options,
+        lives.known,
+        claims=claims,
+        last=lives.restored,
+        on_cut=lives.rolled,
+        on_collected=lives.collected,
+        on_no_room=lives.make_room,
+        wanted=lambda: bool(lives.log_error),
+        on_look=lives.tell_of_log,
+    )
+    lives.follow(checkpointer)
+    plane = _plane_of(tracer)(served, checkpointer, lives)
+    ports = Listeners(plane, served, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
+    service = ShardService(plane, served, checkpointer, lives, builder.push_memory)
+    server = Server(join_address(arguments.host, arguments.port), credentials)
+    service.add_to(server)
+    registry = new_registry("shard", credentials)
+    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
+    registry.register(_refused_peers(builder.push_memory, server, ports))
+    announced = False
+    http = HttpPort(
+        arguments.host,
+        arguments.http_port,
+        registry,
+        lambda: "" if announced else "not registered with the coordinator",
+    )
+    server.start()
+    ports.start()
+    http.start()
+    where = pb.ShardAddress(
+        address=told_address(arguments, server.address, ports.address, stop.event),
+        data_address=arguments.advertise_data or ports.address,
+        local_path=ports.local_path,
+    )
+    announcer = _Announcer(
+        coordinator, reply, served, checkpointer, lives, service, where, http.address, arguments.linger_s
+    )
+    coordinator.patiently(announcer.announce)
+    announced = True
+    failpoints.hit("shard.boot.registered")
+    checkpointer.start()
+    elements = served.shard.storage.elements
+    log.info("serving", address=where.address, data=where.data_address, http=http.address, elements=elements)
+    with _stopped_by_errors(ports):
+        announcer.run(stop)
+    log.info("stopping", reason=stop.reason if stop.asked else "the job is done")
+    plane.draining = True
+    _end_in_time(builder.job.cluster.grace_s)
+    _save(checkpointer)
+    server.stop()
+    ports.stop()
+    http.stop()
+    lives.close()
+    coordinator.close()
+    return ExitCode.DONE
+
+
+def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> RefusedPeers:
+    return RefusedPeers(
+        {
+            "bytes": lambda: memory.shares.refused,
+            "calls": lambda: server.admission.refused,
+            "connections": lambda: ports.turned_away,
+            "slow": lambda: server.admission.slow,
+        }
+    )
+
+
+def _plane_of(tracer: Tracer | None) -> Callable[..., RequestHandler]:
+    if tracer is None:
+        return RequestHandler
+    from parashard_server.serving.traced import TracedRequestHandler
+
+    return partial(TracedRequestHandler, tracer)
+
+
+@contextmanager
+def _stopped_by_errors(ports: Listeners) -> Iterator[None]:
+    """Stop the ports where what is done meanwhile fails: a name under /dev/shm goes with them."""
+    try:
+        yield
+    except BaseException:
+        ports.stop()
+        raise
+
+
+def _save(checkpointer: Checkpointer) -> None:
+    failpoints.hit("shard.stop.saving")
+    checkpointer.stop()
+    try:
+        checkpointer.take()
+    except ParashardError as error:
+        log.warning("not-saved", error=str(error))  # the last checkpoint counts; what it lacks is computed again
+
+
+def _end_in_time(grace_s: float) -> None:
+    """End the process when saving takes longer than it may: the last checkpoint counts then."""
+    late = threading.Timer(grace_s, end_process, (ExitCode.RETRY,))
+    late.daemon = True
+    late.start()
+
+
+class _Announcer:
+    """Tells the coordinator what the shard holds, and learns what all shards have saved."""
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        job: pb.GetJobReply,
+        served: Served,
+        checkpointer: Checkpointer,
+        lives: ShardLifecycle,
+        service: ShardService,
+        where: pb.ShardAddress,
+        http_address: str,
+        linger_s: float,
+    ) -> None:
+        self._coordinator = coordinator
+        self._job = job
+        self._served = served
+        self._checkpointer = checkpointer
+        self._lives = lives
+        self._service = service
+        self._where = where
+        self._http_address = http_address
+        self._linger_s = linger_s
+        self._ends_s = math.inf
+
+    def announce(self) -> None:
+        """Announce once."""
+        reply = self._coordinator.register_shard(self._served.run_exclusive(self._request))
+        self._checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
+        self._service.coordinator_incarnation = max(
+            self._service.coordinator_incarnation, reply.coordinator_incarnation
+        )
+        if reply.state == pb.JOB_STATE_DONE:
+            self._ends_s = min(self._ends_s, time.monotonic() + self._linger_s)
+
+    def run(self, stop: Stop) -> None:
+        """Announce once a second, and a new life at once, until a stop is asked for or the job is done.
+
+        Raises
+        ------
+        Fenced
+            If a newer life of the shard, or another run, has this one's place; or another process has claimed the
+            shard, so that this one can save nothing any more (P23).
+        PeerFailed
+            If the coordinator has had nothing but internal errors for this shard for the retry budget.
+        """
+        next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
+        while not stop.asked and time.monotonic() < self._ends_s:
+            if self._lives.claims.superseded is not None:
+                raise self._lives.claims.superseded
+            if self._served.changed.wait(LOOK_S) or time.monotonic() >= next_s:
+                self._served.changed.clear()
+                next_s = time.monotonic() + ANNOUNCE_S
+                try:
+                    self.announce()
+                    failing_since_s = math.inf
+                except RetryLater:
+                    next_s = time.monotonic() + ANNOUNCE_AGAIN_S
+                except PeerFailed as error:  # what it holds is worth more than one call of the coordinator's
+                    self._served.shard.record.failed_announcements += 1
+                    log.warning("announcement-failed", error=str(error))
+                    now_s = time.monotonic()
+                    failing_since_s = min(failing_since_s, now_s)
+                    if now_s - failing_since_s > self._coordinator.retry_budget_s:
+                        raise
+
+    def _request(self, shard: Shard) -> pb.RegisterShardRequest:
+        mine = shard.identity
+        return pb.RegisterShardRequest(
+            run_id=self._job.run_id,
+            job_digest=self._job.job_digest,
+            shard=mine.shard,
+            incarnation=mine.incarnation,
+            first_incarnation=self._lives.first_incarnation,
+            address=self._where.address,
+            data_address=self._where.data_address,
+            local_path=self._where.local_path,
+            http_address=self._http_address,
+            applied=interval_messages(shard.updates.applied),
+            held=interval_messages(shard.updates.held),
+            skipped=interval_messages(shard.updates.skipped),
+            checkpoint_rounds=self._lives.returnable(),
+            restored=self._served.restored,
+        )
+
+
+if __name__ == "__main__":
+    end_process(main())

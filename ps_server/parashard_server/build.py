@@ -1,0 +1,199 @@
+"""Builds a shard from what the coordinator says of the job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from parashard import encodings
+from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.state import ShardState, first_values
+from parashard.errors import ConfigurationError, Unavailable
+from parashard.job.load import job_from_toml
+from parashard.job.schema import Job
+from parashard.plan.partition import ELEMENT_BYTES, Partition
+from parashard.plan.variables import Float32s, Variable
+from parashard.process.compute_threads import threads_for
+from parashard.protocol.messages import Target
+from parashard.protocol.proto_conversion import plan_from
+from parashard.store.base import Store
+from parashard.transports.base import allows
+from parashard.transports.shared_weights import weight_memory
+from parashard.transports.weight_memory import WeightMemory
+from parashard_server.core.assembly import Assemblies
+from parashard_server.core.shard import Shard
+from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.state import cuda_storage
+from parashard_server.state.cuda_device import open_card
+from parashard_server.state.cuda_storage import Card, CudaStorage
+from parashard_server.state.kernels import fused
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.pulled_weights import PulledWeights
+from parashard_server.state.storage import InitialRows, Storage, drawn_from, offsets_of
+
+PULLED_COPIES_MAX = 64
+"""Steps whose pulled weights a shard with delay compensation remembers, if `cluster.queue_bytes` has room for them."""
+
+
+class ShardBuilder:
+    """Builds the lives of one shard of a job.
+
+    Parameters
+    ----------
+    reply : GetJobReply
+        What the coordinator says of the job.
+    index : int
+        Which shard of its plan.
+    store : Store, optional
+        The run's, with the first values that are not drawn from the seed; without it there are none.
+    device : str
+        Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
+    open_card : callable
+        Opens the card of such a name for a shard; None for "cpu".
+
+    Raises
+    ------
+    ConfigurationError
+        If the plan has no such shard, or the machine no such card.
+
+    Attributes
+    ----------
+    push_memory : PushMemory
+        What pushes to all lives of the shard may hold.
+    """
+
+    def __init__(
+        self,
+        reply: pb.GetJobReply,
+        index: int,
+        store: Store | None = None,
+        *,
+        device: str = "",
+        open_card: Callable[[str, int], Card | None] = open_card,
+    ) -> None:
+        self.job = job_from_toml(reply.job_toml, [("cluster.shard_device", device, "--device")] if device else [])
+        self.plan = plan_from(reply.plan)
+        self.index = index
+        self._reply = reply
+        self._store = store
+        if not 0 <= index < len(self.plan.shards):
+            last = len(self.plan.shards) - 1
+            raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
+        self._card = open_card(self.job.cluster.shard_device, index)
+        self.optimizer = Optimizer(
+            self.job.optimizer.resolved(_updates(self.job, reply.steps_total)),
+            fused if self._card is None else self._card.kernels,
+        )
+        cluster = self.job.cluster
+        self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
+        fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
+        fused.warm_up()  # compile before the first push, not during it
+        encodings.warm_up(self.plan.variables.values())
+        if self._card is None:
+            self.optimizer.warm_up()
+        else:
+            cuda_storage.warm_up(self._card, self.optimizer)
+
+    @property
+    def round_steps(self) -> int | None:
+        """N in `sync:N`, else None."""
+        policy = self.job.consistency.policy
+        return policy.bound if policy.kind == "sync" else None
+
+    def build(self, incarnation: int, state: ShardState | None) -> Shard:
+        """Return a shard with the state of a checkpoint, or with its first values, ready to serve.
+
+        Raises
+        ------
+        DamagedCheckpoint, StoreFailed
+            If the first values in the store are not what was written, or it gives an error.
+        Unavailable
+            If this machine has no memory for the weights and what lies beside them.
+        """
+        try:
+            return self._build(incarnation, state)
+        except MemoryError as error:
+            if not self.plan.layouts[self.index]:
+                raise
+            raise Unavailable(self._without_memory(error)) from error
+
+    def _without_memory(self, error: MemoryError) -> str:
+        layout, slots = self.plan.layouts[self.index], len(self.optimizer.slots)
+        largest = max(layout, key=lambda placed: placed.elements).partition
+        mebibytes = ELEMENT_BYTES * (1 + slots) * self.plan.shard_elements(self.index) / (1 << 20)
+        return (
+            f"no memory for {mebibytes:,.1f} MiB of weights and {slots} slots of the optimizer; the largest part is "
+            f"rows [{largest.row_start}, {largest.row_stop}) of variable {largest.variable!r}: {error}"
+        )
+
+    def _build(self, incarnation: int, state: ShardState | None) -> Shard:
+        job, plan, reply = self.job, self.plan, self._reply
+        values = self._first_values() if state is None else stored_values(state)
+        memory = weight_memory(offsets_of(plan.layouts[self.index]), shared=allows(job.cluster.transport, "shm"))
+        storage = self._storage(values, memory)
+        if state is not None:
+            storage.restore_slots(state.slots)
+        updates = self._updates(storage, state)
+        if state is not None:
+            updates.skipped = state.skipped.copy()
+        storage.begin_at(updates.version)
+        identity = Target(reply.run_id, reply.job_digest, plan.version, self.index, incarnation)
+        compensated = job.optimizer.delay_compensation > 0
+        return Shard(
+            identity,
+            reply.steps_total,
+            storage,
+            updates,
+            Assemblies(self.push_memory),
+            pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
+            compensation=job.optimizer.delay_compensation,
+        )
+
+    def _first_values(self) -> InitialRows:
+        """Return the source of first values: the store for the variables that it has, the seed for the others."""
+        drawn = drawn_from(self.job.job.seed)
+        if not self._reply.initial_sha256:
+            return drawn
+        assert self._store is not None, "a job with first values of its own, and no store"
+        plan = self.plan
+        stored = first_values(self._store, self._reply.job_digest, plan.variables, plan.shards[self.index])
+
+        def rows(variable: Variable, start: int, stop: int) -> Float32s:
+            values = stored.get(Partition(variable.name, start, stop))
+            return drawn(variable, start, stop) if values is None else values
+
+        return rows
+
+    def _storage(self, initial: InitialRows, memory: WeightMemory) -> Storage:
+        if self._card is None:
+            return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
+        return CudaStorage(self.plan, self.index, self.optimizer, initial, card=self._card, memory=memory)
+
+    def _updates(self, storage: Storage, state: ShardState | None) -> UpdatePolicy:
+        if self.round_steps is None:
+            applied = None if state is None else state.applied.copy()
+            return ImmediateUpdates(storage, damping=self.job.optimizer.damping, applied=applied)
+        return RoundUpdates(
+            storage,
+            round_steps=self.round_steps,
+            steps_total=self._reply.steps_total,
+            mean=self.job.consistency.reduce == "mean",
+            round_=0 if state is None else state.round or 0,
+        )
+
+
+def stored_values(state: ShardState) -> InitialRows:
+    """Return the source of a checkpoint's values, by the partitions of its plan."""
+    return lambda variable, start, stop: state.variables[Partition(variable.name, start, stop)]
+
+
+def _pulled_copies(job: Job, storage: Storage) -> int:
+    """Return how many copies of the weights the memory for pushes has room for, at least one (P19)."""
+    size_bytes = storage.weights.nbytes
+    return max(1, min(PULLED_COPIES_MAX, job.cluster.push_memory_bytes(size_bytes) // max(1, size_bytes)))
+
+
+def _updates(job: Job, steps_total: int) -> int:
+    """Return how often the weights will move: the unit of learning-rate schedules (P15)."""
+    policy = job.consistency.policy
+    return -(-steps_total // policy.bound) if policy.kind == "sync" else steps_total

@@ -1,0 +1,317 @@
+"""Shard: the pure core of a parameter server process.
+
+Decides what becomes of a push and what a pull gets. No gRPC, no clock, no disk, no randomness: `now_s` is an argument.
+One caller at a time, under a lock (`parashard_server.serving.admission_lock`), so nothing here locks. Every check comes
+before the first write (P14): a request that raises has changed nothing but counters.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target, Weights
+from parashard_server.core.assembly import Assemblies
+from parashard_server.core.counters import ShardCounters
+from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
+from parashard_server.state.kernels import fused
+from parashard_server.state.pulled_weights import PulledWeights
+from parashard_server.state.snapshot import Snapshot
+from parashard_server.state.storage import Storage
+
+NOTED_MAX = 4096
+
+
+@dataclass(frozen=True)
+class Cut:
+    """A shard's state at one moment: the steps in its weights, and those weights as soon as they are copied (P1)."""
+
+    identity: Target
+    applied: IntervalSet
+    skipped: IntervalSet  # of the applied ones
+    version: int
+    round: int | None
+    replay_from: int | None  # the first record of the journal that is not in it
+    snapshot: Snapshot
+
+
+class Journal(Protocol):
+    """Where applied pushes are noted, so that a later life can replay them (P18)."""
+
+    position: int
+
+    def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
+        """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
+
+
+class Whole(Protocol):
+    """What a shard needs to know of a push that is there whole: a single chunk, or an assembly that is complete."""
+
+    @property
+    def step(self) -> int: ...
+    @property
+    def slices(self) -> tuple[Slice, ...]: ...
+    @property
+    def skipped(self) -> bool: ...
+    @property
+    def pulled_version(self) -> int | None: ...
+
+
+class Shard:
+    """One shard's life.
+
+    Parameters
+    ----------
+    identity : Target
+        The run, job, plan, index and incarnation that requests must name.
+    steps_total : int
+        S; a step outside 0..S-1 is refused.
+    storage, updates, assemblies
+        Its parts; see their modules.
+    pulled : PulledWeights, optional
+        Present where delay compensation is on.
+    compensation : float
+        Lambda of DC-ASGD (Zheng et al., ICML 2017).
+    """
+
+    def __init__(
+        self,
+        identity: Target,
+        steps_total: int,
+        storage: Storage,
+        updates: UpdatePolicy,
+        assemblies: Assemblies,
+        *,
+        pulled: PulledWeights | None = None,
+        compensation: float = 0.0,
+    ) -> None:
+        self.identity = identity
+        self.steps_total = steps_total
+        self.storage = storage
+        self.updates = updates
+        self.assemblies = assemblies
+        self.record = ShardCounters()
+        self.journal: Journal | None = None
+        self._noted: dict[int, int] = {}  # in sync mode: buffered steps -> their positions in the journal
+        self._pulled = pulled
+        self._compensation = compensation
+
+    def push(self, chunk: PushChunk, now_s: float) -> Receipt:
+        """Take a chunk of a push; with its last chunk the whole push is applied, or held for its round, once.
+
+        The payload is borrowed for this call. One that is the whole push is used where it lies, without a copy.
+
+        Raises
+        ------
+        WrongRun, StalePlan, StaleIncarnation
+            If the push is not meant for this life of this shard (P2, P3).
+        UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
+            If it cannot be right; it never will be.
+        StaleRound, UnknownAttempt, QueueFull
+            If it comes too late, in the wrong order, or at a bad moment.
+        FoldedStep
+            If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip` (P24).
+        """
+        try:
+            return self._push(chunk, now_s)
+        except Exception:
+            self.record.refused_pushes += 1
+            raise
+
+    def pull(self, run: PullRun) -> Weights:
+        """Return views of what has moved in a run of the weights, valid until the next call.
+
+        Raises
+        ------
+        WrongRun, StalePlan, StaleIncarnation
+            If the pull is not meant for this life of this shard.
+        StaleRound
+            If it names a round that this shard does not stand at (P11).
+        MalformedFrame
+            If the run is not within the shard's vector, cuts an element, or knows a version that never was.
+        """
+        self.check_target(run.target)
+        begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
+        if end > self.storage.weights.nbytes or begin % ELEMENT_BYTES or end % ELEMENT_BYTES:
+            raise MalformedFrame(
+                f"a pull of bytes [{begin}, {end}) from a shard of {self.storage.weights.nbytes} bytes of float32"
+            )
+        self.updates.reach(run.round)
+        version = self.updates.version
+        if run.known_version is not None and run.known_version > version:
+            raise MalformedFrame(f"a pull knows version {run.known_version}; this shard is at {version}")
+        if self._pulled is not None and run.step is not None:
+            values = self.storage.weights[begin // ELEMENT_BYTES : end // ELEMENT_BYTES]
+            self._pulled.keep(run.step, version, begin // ELEMENT_BYTES, values)
+        runs = self.storage.moved(begin, end, run.known_version)
+        moved_bytes = sum(run.values.nbytes for run in runs)
+        self.record.pull_bytes += moved_bytes
+        self.record.pull_unmoved_bytes += end - begin - moved_bytes
+        return Weights(version, runs)
+
+    def replay(
+        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+    ) -> bool:
+        """Push again what an earlier life has logged; return False if it is in already (P18).
+
+        Raises
+        ------
+        StaleRound
+            If the step is of a round that this shard does not stand at.
+        """
+        if self.updates.holds(step):
+            try:
+                if not (skipped and self.updates.replaceable(step)):
+                    return False
+            except FoldedStep:  # what the log lost would have said that the round began again before this
+                self.updates.begin_again()
+        self.updates.admit(step)
+        if gradient is None:
+            gradient = self.storage.decode_gradient((), memoryview(b""))
+        self._note(step, position)
+        self.updates.take(step, gradient, staleness)
+        self._note_skip(step, skipped=skipped)
+        return True
+
+    def begin_round_again(self, incarnation: int) -> None:
+        """Go on as another life that has the same weights, and of the present round nothing (P24)."""
+        self.identity = replace(self.identity, incarnation=incarnation)
+        self.updates.begin_again()
+        self._noted.clear()
+
+    def skip(self, step: int) -> None:
+        """Take the empty push of a step that is given up, as if it came now."""
+        if self.journal is not None:
+            self._note(step, self.journal.append(step, None, staleness=None, skipped=True))
+        self.updates.take(step, self.storage.decode_gradient((), memoryview(b"")), None)
+        self._note_skip(step, skipped=True)
+        self.record.buffered_pushes += 1
+
+    def replay_from(self) -> int | None:
+        """Return the position of the first journal record that the weights lack; None without a journal."""
+        if self.journal is None:
+            return None
+        self._noted = {step: at for step, at in self._noted.items() if step not in self.updates.applied}
+        return min(self._noted.values(), default=self.journal.position)
+
+    def cut(self) -> Cut:
+        """Begin a checkpoint: what the weights are now, however they move from here on."""
+        updates = self.updates
+        return Cut(
+            self.identity,
+            updates.applied.copy(),
+            updates.skipped.intersection(updates.applied),
+            updates.version,
+            updates.round,
+            self.replay_from(),
+            self.storage.snapshot(),
+        )
+
+    def _push(self, chunk: PushChunk, now_s: float) -> Receipt:
+        self.check_target(chunk.target)
+        if not 0 <= chunk.step < self.steps_total:
+            raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
+        self.record.push_bytes += len(chunk.payload)
+        holds = self.updates.holds(chunk.step)
+        if holds and not (chunk.skipped and self.updates.replaceable(chunk.step)):  # P1, P24; before an assembly (P4)
+            in_progress = self.assemblies.drop_step(chunk.step)
+            if self._pulled is not None:
+                self._pulled.forget(chunk.step)
+            self.record.push_float32_bytes += len(chunk.payload)
+            self.record.duplicate_pushes += chunk.offset_bytes == 0 or in_progress  # once a push, not once a chunk
+            return Receipt(PushResult.DUPLICATE, self.updates.version, None)
+        self.updates.admit(chunk.step)
+        if chunk.offset_bytes == 0:
+            self._check_slices(chunk)
+            self.record.push_float32_bytes += sum(piece.elements for piece in chunk.slices) * ELEMENT_BYTES
+            if len(chunk.payload) == chunk.total_bytes:
+                return self._take(chunk, memoryview(chunk.payload))
+        push = self.assemblies.add(chunk, now_s)
+        if push is None:
+            return Receipt(PushResult.PENDING, self.updates.version, None)
+        return self._take(push, memoryview(push.content))
+
+    def _take(self, push: Whole, payload: memoryview) -> Receipt:
+        self.assemblies.drop_step(push.step)
+        gradient = self.storage.decode_gradient(push.slices, payload)
+        self._check_values(push.step, gradient)
+        staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
+        if staleness is not None and staleness < 0:
+            raise MalformedFrame(
+                f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
+            )
+        lag = push.step - self.updates.applied.lowest_missing()
+        if self._pulled is not None:
+            gradient = self._compensated(push, gradient)
+        if self.journal is not None:
+            logged = gradient if push.slices else None
+            position = self.journal.append(push.step, logged, staleness=staleness, skipped=push.skipped)
+            self._note(push.step, position)
+        # From here on the weights may have changed: an error is a broken invariant, and the owner ends the process.
+        result = self.updates.take(push.step, gradient, staleness)
+        if self._pulled is not None:
+            self._pulled.forget(push.step)
+        self.record.saw_staleness(staleness)
+        self.record.step_lag_max = max(self.record.step_lag_max, lag)
+        self._note_skip(push.step, skipped=push.skipped)
+        if result is PushResult.APPLIED:
+            self.record.applied_pushes += 1
+        else:
+            self.record.buffered_pushes += 1
+        return Receipt(result, self.updates.version, staleness)
+
+    def _note(self, step: int, position: int) -> None:
+        if self.updates.round is None:
+            return  # it is in the weights at once
+        if len(self._noted) > NOTED_MAX:
+            self._noted = {s: at for s, at in self._noted.items() if s not in self.updates.applied}
+        self._noted[step] = position
+
+    def _note_skip(self, step: int, *, skipped: bool) -> None:
+        if skipped:
+            self.updates.skipped.add(step)
+            self.record.skipped_steps += 1
+
+    def _compensated(self, push: Whole, gradient: Float32s) -> Float32s:
+        assert self._pulled is not None
+        pulled = self._pulled.of(push.step, push.pulled_version)
+        if pulled is None:
+            self.record.uncompensated_pushes += 1
+            return gradient
+        gradient = self.storage.writable(gradient)
+        fused.delay_compensated(gradient, self.storage.weights, pulled, self._compensation)
+        if not fused.is_finite(gradient):
+            raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
+        return gradient
+
+    def _check_values(self, step: int, content: Float32s) -> None:
+        if not fused.is_finite(content):
+            raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
+
+    def check_target(self, target: Target) -> None:
+        """Refuse what is not meant for this life of this shard (P2, P3)."""
+        mine = self.identity
+        if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
+            raise WrongRun(
+                f"the request is for shard {target.shard} of run {target.run_id or '(none)'} "
+                f"(job {target.job_digest[:12]}); this is shard {mine.shard} of run {mine.run_id} "
+                f"(job {mine.job_digest[:12]})"
+            )
+        if target.plan_version != mine.plan_version:
+            raise StalePlan(f"the request names plan {target.plan_version}; this shard has plan {mine.plan_version}")
+        if target.incarnation != mine.incarnation:
+            raise StaleIncarnation(
+                f"the request names incarnation {target.incarnation} of shard {mine.shard}; this is "
+                f"incarnation {mine.incarnation}"
+            )
+
+    def _check_slices(self, chunk: PushChunk) -> None:
+        size_bytes = self.storage.check_slices(chunk.slices)
+        if size_bytes != chunk.total_bytes:
+            raise ShapeMismatch(
+                f"step {chunk.step}: the slices need {size_bytes} bytes, the push declares {chunk.total_bytes}"
+            )

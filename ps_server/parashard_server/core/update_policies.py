@@ -1,0 +1,251 @@
+"""What a shard does with whole pushes: apply each at once, or fold rounds in step order.
+
+Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
+Both keep the applied set beside the weights: every method leaves the two in agreement (P1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+
+from parashard.errors import MalformedFrame, ParashardError, StaleRound
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.variables import Float32s
+from parashard.protocol.messages import PushResult
+from parashard_server.state.kernels import fused
+from parashard_server.state.storage import Storage
+
+
+class FoldedStep(ParashardError):
+    """A step that is given up has been added to its round's sum: the round must begin again (P24)."""
+
+
+class UpdatePolicy(Protocol):
+    """The seam between a shard and the arithmetic of its job's consistency."""
+
+    applied: IntervalSet
+    """Steps whose gradients are in the weights."""
+    skipped: IntervalSet
+    """Steps of `held` whose push was empty because the step was given up; the shard adds to it (P6)."""
+
+    @property
+    def round(self) -> int | None:
+        """The round that the weights start, in sync mode; None where there are no rounds."""
+
+    @property
+    def held(self) -> IntervalSet:
+        """Steps that have been acknowledged: in the weights, or held for the current round."""
+
+    @property
+    def version(self) -> int:
+        """How often the weights have moved."""
+
+    @property
+    def buffered_steps(self) -> int:
+        """Steps that are held and not yet in the weights."""
+
+    def holds(self, step: int) -> bool:
+        """Tell whether a step is in the weights or held (P1)."""
+
+    def replaceable(self, step: int) -> bool:
+        """Tell whether the empty push of a step given up replaces what is held of it (P24).
+
+        Raises
+        ------
+        FoldedStep
+            If its gradient is in the round's sum.
+        StaleRound
+            If its gradient is in the weights, and all shards must have the same.
+        """
+
+    def begin_again(self) -> None:
+        """Forget every step that is held and not in the weights."""
+
+    def admit(self, step: int) -> None:
+        """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it."""
+
+    def reach(self, round_: int | None) -> None:
+        """Make the weights those that a round starts from, or raise StaleRound (P10, P11)."""
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only."""
+
+
+class ImmediateUpdates:
+    """`async` and `ssp`: a push moves the weights as it arrives.
+
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    damping : callable, optional
+        From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0 (P16).
+    applied : IntervalSet, optional
+        The steps in the storage's weights, where these come from a checkpoint.
+    """
+
+    round = None
+
+    def __init__(
+        self,
+        storage: Storage,
+        *,
+        damping: Callable[[int], float] | None = None,
+        applied: IntervalSet | None = None,
+    ) -> None:
+        self._storage = storage
+        self._damping = damping
+        self.applied = IntervalSet() if applied is None else applied
+        self.skipped = IntervalSet()
+
+    @property
+    def held(self) -> IntervalSet:
+        return self.applied
+
+    @property
+    def version(self) -> int:
+        return len(self.applied)
+
+    @property
+    def buffered_steps(self) -> int:
+        return 0
+
+    def holds(self, step: int) -> bool:
+        return step in self.applied
+
+    def replaceable(self, step: int) -> bool:
+        """What is held is in the weights."""
+        return False
+
+    def begin_again(self) -> None:
+        """Nothing waits outside the weights."""
+
+    def admit(self, step: int) -> None:
+        """Admit any step, in any order."""
+
+    def reach(self, round_: int | None) -> None:
+        """Refuse a request that names a round: this job has none."""
+        if round_ is not None:
+            raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Apply the gradient and record the step."""
+        damping = self._damping(staleness or 0) if self._damping else 1.0
+        self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
+        self.applied.add(step)
+        return PushResult.APPLIED
+
+
+class RoundUpdates:
+    """`sync:N`: gradients of a round are folded in step order and applied when the next round begins (P10-P13).
+
+    Invariant: the weights are those that round `round` starts from; `_sum` is the sum of the gradients of its steps
+    before `_next_fold`, added in step order; `_early` has those that arrived before their turn. A round that is full
+    stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only when
+    every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step.
+
+    Parameters
+    ----------
+    storage : Storage
+        What moves.
+    round_steps : int
+        N.
+    steps_total : int
+        S; the last round may be short.
+    mean : bool
+        True: a round's gradient is the mean over its own steps; False: the sum.
+    round_ : int
+        The round that the storage's weights start; not 0 where they come from a checkpoint.
+    """
+
+    def __init__(self, storage: Storage, *, round_steps: int, steps_total: int, mean: bool, round_: int = 0) -> None:
+        self._storage = storage
+        self._round_steps = round_steps
+        self._steps_total = steps_total
+        self._mean = mean
+        self.round = round_
+        self._next_fold = self._first(round_)
+        self.applied = IntervalSet([(0, self._next_fold)])
+        self.skipped = IntervalSet()
+        self._sum: Float32s = np.zeros(storage.elements, np.float32)
+        self._early: dict[int, Float32s] = {}
+
+    @property
+    def held(self) -> IntervalSet:
+        held = IntervalSet([(0, self._next_fold)])
+        for step in self._early:
+            held.add(step)
+        return held
+
+    @property
+    def version(self) -> int:
+        return self.round
+
+    @property
+    def buffered_steps(self) -> int:
+        return self._next_fold - self._first(self.round) + len(self._early)
+
+    def holds(self, step: int) -> bool:
+        return step < self._next_fold or step in self._early
+
+    def replaceable(self, step: int) -> bool:
+        """A gradient that waits for its turn is; one that is in the sum cannot be taken out of it again."""
+        if step in self.skipped or not self.holds(step):
+            return False
+        if step in self.applied:
+            raise StaleRound(
+                f"step {step} is in the weights of round {self.round} with its gradient, and cannot be skipped"
+            )
+        if step not in self._early:
+            raise FoldedStep(f"step {step} is in the sum of round {self.round}")
+        return True
+
+    def begin_again(self) -> None:
+        """Return to the start of the present round, whose weights are still here."""
+        self._next_fold = self._first(self.round)
+        self._sum[:] = 0.0
+        self._early.clear()
+        self.skipped = self.skipped.intersection(self.applied)
+
+    def admit(self, step: int) -> None:
+        """Refuse a step of any round but the one that its request may reach."""
+        self.reach(step // self._round_steps)
+
+    def reach(self, round_: int | None) -> None:  # P10, P11
+        """Commit the current round if the request names the next one; refuse any other but the current."""
+        if round_ is None:
+            raise MalformedFrame("the request names no round; in this job every one must")
+        if round_ == self.round + 1 and self._full():
+            self.commit()
+        if round_ != self.round:
+            raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
+
+    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+        """Fold the gradient if its turn has come, else keep it; at most N are kept (P19)."""
+        if step != self._next_fold:
+            self._early[step] = gradient.copy()
+            return PushResult.BUFFERED
+        fused.accumulate(self._sum, gradient)
+        self._next_fold += 1
+        while self._next_fold in self._early:
+            fused.accumulate(self._sum, self._early.pop(self._next_fold))
+            self._next_fold += 1
+        return PushResult.BUFFERED
+
+    def commit(self) -> None:
+        """Apply the full round to the weights."""
+        first, stop = self._first(self.round), self._first(self.round + 1)
+        scale = 1.0 / (stop - first) if self._mean else 1.0
+        self._storage.apply(self._sum, t=self.round + 1, scale=scale)  # P15: t counts rounds
+        self.applied.add_range(first, stop)
+        self.round += 1
+        self._sum[:] = 0.0
+
+    def _full(self) -> bool:
+        return self._next_fold == self._first(self.round + 1) > self._first(self.round)
+
+    def _first(self, round_: int) -> int:
+        return min(self._steps_total, round_ * self._round_steps)

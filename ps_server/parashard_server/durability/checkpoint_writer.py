@@ -1,0 +1,123 @@
+"""A cut as files in a store: tensors first, then the manifest that commits them; what does not come about is removed.
+
+Knows no thread and no cadence, and waits for no lock: the cut's snapshot is copied before it comes here. Called by
+`parashard_server.durability.checkpointer`.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+import structlog
+
+from parashard.checkpoints.catalogue import CheckpointId
+from parashard.checkpoints.encoding import encode, sha256_of
+from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_tensors
+from parashard.errors import StoreFailed, Superseded
+from parashard.plan.intervals import IntervalSet
+from parashard.process import failpoints
+from parashard.store.base import Store
+from parashard.store.claims import Claims
+from parashard_server.core.shard import Cut
+from parashard_server.serving.served import Served
+
+log = structlog.get_logger("shard")
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint that is in the store."""
+
+    id: CheckpointId
+    manifest_bytes: int
+    manifest_sha256: str
+    applied: IntervalSet
+    round: int | None
+    skipped: IntervalSet = field(default_factory=IntervalSet)
+
+
+def stored_as(manifest: ShardManifest) -> Stored:
+    """Return a checkpoint that is in the store, by its manifest."""
+    content = encode(manifest)
+    return Stored(
+        CheckpointId.of(manifest),
+        len(content),
+        sha256_of(content),
+        manifest.steps,
+        manifest.round,
+        manifest.skipped_steps,
+    )
+
+
+def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims: Claims) -> ShardManifest:
+    """Store a cut whose snapshot is copied, and return the manifest that commits it.
+
+    Parameters
+    ----------
+    store : Store
+        Where.
+    id_ : CheckpointId
+        Under which name; no other checkpoint has it.
+    cut : Cut
+        What.
+    served : Served
+        Whose variables it is of, by shapes that do not change.
+    claims : Claims
+        Of this process; asked when the manifest is due.
+
+    Raises
+    ------
+    StoreFailed
+        If the store failed; the files are removed as far as it allows.
+    Superseded
+        If another process has claimed the shard since; likewise.
+    """
+    mine, snapshot = cut.identity, cut.snapshot
+    variables, slots = {}, {}
+    for placed in snapshot.layout:
+        p, run = placed.partition, slice(placed.offset, placed.stop)
+        shape = (p.rows, *served.shard.storage.variables[p.variable].shape[1:])
+        variables[variable_tensor(p)] = snapshot.weights[run].reshape(shape)
+        for name, slot in snapshot.slots.items():
+            slots[slot_tensor(name, p)] = slot[run].reshape(shape)
+    try:
+        files = write_tensors(store, id_.folder, variables, "variables")
+        files += write_tensors(store, id_.folder, slots, "slots")
+        failpoints.hit("shard.checkpoint.files")
+        manifest = ShardManifest(
+            run_id=mine.run_id,
+            job_digest=mine.job_digest,
+            plan_version=mine.plan_version,
+            shard=mine.shard,
+            incarnation=mine.incarnation,
+            number=id_.number,
+            round=cut.round,
+            version=cut.version,
+            applied=tuple(cut.applied.intervals()),
+            skipped=tuple(cut.skipped.intervals()),
+            slots=tuple(snapshot.slots),
+            partitions=tuple(
+                (placed.partition.variable, placed.partition.row_start, placed.partition.row_stop)
+                for placed in snapshot.layout
+            ),
+            files=tuple(files),
+            log_position=cut.replay_from,
+            written_at=time.time(),
+        )
+        claims.check()  # P3
+        store.create(id_.manifest_name, encode(manifest))
+    except (StoreFailed, Superseded):
+        _undo(store, id_)
+        raise
+    return manifest
+
+
+def _undo(store: Store, id_: CheckpointId) -> None:
+    """Remove the files of a checkpoint that did not come about: a full disk must not be filled further."""
+    try:
+        for name in store.names(id_.folder):
+            store.delete(f"{id_.folder}/{name}")
+    except StoreFailed as error:
+        log.warning("checkpoint-not-removed", id=str(id_), error=str(error))

@@ -1,0 +1,348 @@
+"""Checkpointer: saves a shard's state beside running pushes, and deletes what newer checkpoints have replaced.
+
+Owns the order of things: cut (under the shard's lock), copy (a partition at a time), files and manifest
+(`parashard_server.durability.checkpoint_writer`), collection. Knows no cadence rule
+(`parashard_server.durability.schedule`), no format (`parashard.checkpoints`) and no gRPC. A store that fails costs a
+checkpoint, which is counted and told, and never a push.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId
+from parashard.checkpoints.retention import Held, collect, given_up, superseded
+from parashard.checkpoints.verify import damage_in_shard
+from parashard.errors import QueueFull, StoreFailed, Superseded
+from parashard.job.tables import CheckpointOptions
+from parashard.process import failpoints
+from parashard.process.full_disk import no_room
+from parashard.process.trouble import Trouble
+from parashard.store.claims import Claims, Return
+from parashard_server.core.shard import Cut, Shard
+from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
+from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.serving.served import Served
+
+LOOK_S = 0.2
+
+log = structlog.get_logger("shard")
+
+
+@dataclass
+class CheckpointRecord:
+    """What the checkpointer counts."""
+
+    stored: int = 0
+    failed: int = 0
+    error: str = ""
+    bytes: int = 0
+    seconds: float = 0.0
+    stall_s: float = 0.0  # the longest that pushes waited for a copy
+    interval_s: float = 0.0  # seconds between two that the job asks for; 0: not by time
+    stored_at_s: float = field(default_factory=time.time)  # Unix time of the last one; of the start before the first
+
+
+class Checkpointer:
+    """Saves the shard that is served.
+
+    Parameters
+    ----------
+    served : Served
+        Whose state to save.
+    catalogue : Catalogue
+        Where.
+    cadence : CheckpointSchedule
+        When.
+    options : CheckpointOptions
+        How many to keep.
+    known : sequence of Held
+        The checkpoints that are there already and are not known to be damaged.
+    claims : Claims
+        Of this process: once another one has claimed the shard, nothing is saved or deleted any more (P3).
+    last : Stored, optional
+        The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
+        be about to become part of a drained one.
+    on_cut, on_collected : callable
+        Called under the shard's lock after each cut; and after each collection with the newest checkpoints that are
+        kept.
+    on_no_room : callable
+        Called with the cut's position in the log where there is still no room, though old checkpoints are deleted.
+    wanted : callable
+        Tells whether a checkpoint is to come soon, whatever the cadence says.
+    on_look : callable
+        Called several times a second by the thread that saves, never under the shard's lock.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        catalogue: Catalogue,
+        cadence: CheckpointSchedule,
+        options: CheckpointOptions,
+        known: list[Held],
+        *,
+        claims: Claims,
+        last: Stored | None = None,
+        on_cut: Callable[[], None] = lambda: None,
+        on_collected: Callable[[list[Held]], None] = lambda kept: None,
+        on_no_room: Callable[[int | None], None] = lambda position: None,
+        wanted: Callable[[], bool] = lambda: False,
+        on_look: Callable[[], None] = lambda: None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.record = CheckpointRecord(interval_s=options.every_s)
+        self.cut_round: int | None = None
+        """The newest round that every shard has saved, as the coordinator told last."""
+        self.returns: Sequence[Return] = ()
+        """With what returns to earlier rounds the shard's incarnations began; kept by `ShardLifecycle`."""
+        self._served = served
+        self._catalogue = catalogue
+        self._cadence = cadence
+        self._options = options
+        self._known = known
+        self._claims = claims
+        self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
+        self._on_cut = on_cut
+        self._on_collected = on_collected
+        self._on_no_room = on_no_room
+        self._wanted = wanted
+        self._on_look = on_look
+        self._clock = clock
+        self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
+        self.pending: Cut | None = None
+        """A cut that is not saved yet."""
+        self._wake = threading.Event()
+        self._trouble = Trouble()
+        self._found_full = 0  # how many in a row have found the disk full
+        self._last = last
+        self._last_incarnation = served.shard.identity.incarnation  # whose state that is
+        self._handed_out = (
+            last.id.folder if last else ""
+        )  # folder of a checkpoint that may become part of a drained one: kept until the next
+        self._number = max((held.id.number for held in known), default=0)
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
+
+    @property
+    def rounds(self) -> list[int]:
+        """Rounds that the shard can return to, ascending."""
+        return sorted({held.round for held in self._good() if held.round is not None})
+
+    def start(self) -> None:
+        """Begin to save by the cadence."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Save no more by the cadence; one that is under way is finished first."""
+        self._stopping = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def look(self, shard: Shard) -> None:
+        """Cut here and now if a checkpoint is due and none is under way; under the shard's lock, after each request."""
+        steps, round_ = len(shard.updates.applied), shard.updates.round
+        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=self._wanted()):
+            self.pending = self._cut(shard)
+            self._wake.set()
+
+    def name_ahead(self, round_: int) -> None:
+        """Save a round when it is reached, as all shards do (P12)."""
+
+        def name(shard: Shard) -> None:
+            self._cadence.name_ahead(round_)
+            self.look(shard)
+
+        self._served.run_exclusive(name)
+
+    def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
+        """Save the present state now, or in sync mode the start of a round that is full or reached (P10).
+
+        One that has been saved already is handed out again, but for the one in the folder `damaged`.
+
+        Raises
+        ------
+        StaleRound
+            If the shard is not at that round.
+        StoreFailed
+            If the store failed; nothing is acknowledged.
+        """
+        with self._saving:
+            self._save_waiting()  # it is older, and numbers rise with age
+            if self._last is not None and self._last.id.folder == damaged:
+                self.forget(self._last.id)
+                self._last = None
+
+            def reach(shard: Shard) -> Cut | None:
+                if round_ is not None:
+                    shard.updates.reach(round_)
+                last = self._last
+                unmoved = last is not None and last.applied == shard.updates.applied
+                if unmoved and self._last_incarnation == shard.identity.incarnation:
+                    return None  # equal steps alone do not make equal weights: the shard may have returned (P12)
+                self.pending = None  # cut a moment ago: this one is newer
+                return self._cut(shard)
+
+            cut = self._served.run_exclusive(reach)
+            stored = self._last if cut is None else self._save(cut)
+            assert stored is not None
+            self._handed_out = stored.id.folder
+            return stored
+
+    def forget(self, id_: CheckpointId) -> None:
+        """Return to this checkpoint no more: it was found damaged."""
+        with self._listing:
+            self._known = [held for held in self._known if held.id != id_]
+
+    def at_round(self, round_: int) -> list[CheckpointId]:
+        """Return the checkpoints of a round, the newest first."""
+        return sorted((held.id for held in self._good() if held.round == round_), reverse=True)
+
+    def returned(self, shard: Shard) -> None:
+        """Note that another life is served, of an earlier round (P12); under the shard's lock."""
+        self.pending = None  # a cut of what is given up
+        self._cadence.returned(shard.updates.round)
+
+    def save_pending(self) -> None:
+        """Save the cut that waits, if one does; what goes wrong is counted and told."""
+        with self._saving:
+            self._save_waiting()
+
+    def stalled(self, seconds: float) -> None:
+        """Take note of a push that had to copy what it was about to move."""
+        self.record.stall_s = max(self.record.stall_s, seconds)
+
+    def _good(self) -> list[Held]:
+        """Return the checkpoints that are not known to be damaged, nor given up."""
+        return [held for held in self._known if not given_up(held, self.returns)]
+
+    def _save_waiting(self) -> None:
+        cut = self.pending
+        if cut is None:
+            return
+        try:
+            self._save(cut)
+        except (StoreFailed, QueueFull):  # counted and told
+            self._cadence.failed(self._clock())
+        except Superseded:  # counted and told; the process ends
+            pass
+        if self.pending is cut:  # else the shard has returned to a round meanwhile
+            self.pending = None
+
+    def _run(self) -> None:
+        while not self._stopping:
+            self._wake.wait(LOOK_S)
+            self._wake.clear()
+            with suppress(QueueFull):  # a busy shard looks by itself, after its requests
+                self._served.run_exclusive(self.look)
+            self.save_pending()
+            self._on_look()
+
+    def _cut(self, shard: Shard) -> Cut:
+        self._cadence.cut(len(shard.updates.applied), shard.updates.round, self._clock())
+        cut = shard.cut()
+        self._on_cut()
+        return cut
+
+    def _save(self, cut: Cut) -> Stored:
+        started_s = time.monotonic()
+        try:
+            failpoints.hit("shard.checkpoint.cut")
+            self._copy(cut)
+            if self._found_full:
+                self._make_room(cut)
+            stored = self._store(cut)
+        except (StoreFailed, QueueFull, Superseded) as error:
+            self._found_full = self._found_full + 1 if no_room(error) else 0
+            self.record.failed += 1
+            if self._trouble.begins(self._clock()):
+                log.warning("checkpoint-failed", error=str(error))
+            self.record.error = str(error)
+            raise
+        self._found_full = 0
+        self._cadence.stored()
+        if self._trouble.ends(self._clock()):
+            log.info("checkpoints-saved-again", failed=self.record.failed)
+        self.record.stored += 1
+        self.record.stored_at_s = time.time()
+        self.record.error = ""
+        self.record.seconds = time.monotonic() - started_s
+        self._last, self._last_incarnation = stored, cut.identity.incarnation
+        log.info("checkpoint", id=str(stored.id), steps=len(cut.applied), s=round(self.record.seconds, 3))
+        self._collect(cut, self._options.keep)
+        return stored
+
+    def _make_room(self, cut: Cut) -> None:
+        """Delete what the newest checkpoint replaces, before another is written to a disk that has no room (P21).
+
+        That one is read first: a damaged one replaces nothing. Where that was not enough, the log must give way.
+        """
+        if self._found_full > 1:
+            self._on_no_room(cut.replay_from)
+        while self._good():
+            newest = self._by_age()[-1].id
+            damage = list(damage_in_shard(self._catalogue, newest))
+            if not damage:
+                self._collect(cut, keep=1)
+                return
+            log.warning("checkpoint-damaged", id=str(newest), what=damage[0])
+            self.forget(newest)
+
+    def _by_age(self) -> list[Held]:
+        return sorted(self._good(), key=lambda held: (-1 if held.round is None else held.round, held.id))
+
+    def _copy(self, cut: Cut) -> None:
+        more = True
+        while more:
+
+            def copy_one(_: Shard) -> bool:
+                started_s = time.monotonic()
+                more = cut.snapshot.save_next()
+                self.record.stall_s = max(self.record.stall_s, time.monotonic() - started_s)
+                return more
+
+            more = self._served.run_exclusive(copy_one)
+
+    def _store(self, cut: Cut) -> Stored:
+        mine = cut.identity
+        self._number += 1
+        id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._served, self._claims)
+        failpoints.hit("shard.checkpoint.manifest")
+        stored = stored_as(manifest)
+        self.record.bytes = manifest.size_bytes + stored.manifest_bytes
+        with self._listing:
+            self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
+        if cut.round is not None:
+            self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
+        return stored
+
+    def _collect(self, cut: Cut, keep: int) -> None:
+        """Delete what is no longer needed; only the process with the newest claim does (P3)."""
+        try:
+            self._claims.check()
+            cut_round = None if cut.round is None else self.cut_round
+            old = superseded(
+                self._known,
+                keep=keep,
+                keep_every=self._options.keep_every,
+                pinned=self._catalogue.pinned() | {self._handed_out},
+                cut_round=cut_round,
+                returns=self.returns,
+            )
+            for id_ in old:
+                failpoints.hit("shard.checkpoint.collecting")
+                self.forget(id_)
+                collect(self._catalogue, id_)
+            self._on_collected(self._by_age()[-keep:])
+        except (StoreFailed, Superseded) as error:
+            log.warning("collection-failed", error=str(error))

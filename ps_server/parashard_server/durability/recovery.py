@@ -1,0 +1,153 @@
+"""Restoring: what a shard's new life begins from.
+
+The newest checkpoint of its own plan that verifies; else the drained checkpoint that the plan was made from; else the
+first values. Names what it skipped, and why. Knows no process and no gRPC; called at the start and by a rollback.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round, parse_job_id
+from parashard.checkpoints.manifest import JobManifest, ShardManifest
+from parashard.checkpoints.restore import newest_verified
+from parashard.checkpoints.retention import Held, given_up
+from parashard.checkpoints.state import ShardState, assemble, load
+from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
+from parashard.plan.partition import Plan
+from parashard.store.claims import Return
+
+
+@dataclass(frozen=True)
+class Restored:
+    """A state to begin from (None: the first values), the checkpoints that are there, and all that in words."""
+
+    state: ShardState | None
+    manifest: ShardManifest | None  # of the checkpoint of its own that the state is from
+    known: list[Held]
+    text: str
+    returns: Sequence[Return] = ()
+    passed_over: bool = False  # a newer checkpoint: now it cannot be read, or not as it was written
+
+
+class Restorer:
+    """Finds what the lives of one shard begin from.
+
+    Parameters
+    ----------
+    catalogue : Catalogue
+        The run's store.
+    reply : GetJobReply
+        The run, the job, and the drained checkpoint that the plan starts from.
+    plan : Plan
+        Whose shard `index` this is.
+    slots : tuple of str
+        The optimizer's.
+    rounds : bool
+        Whether the job is `sync:N`.
+    """
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        reply: pb.GetJobReply,
+        plan: Plan,
+        index: int,
+        slots: tuple[str, ...],
+        *,
+        rounds: bool,
+    ) -> None:
+        self._catalogue = catalogue
+        self._reply = reply
+        self._plan = plan
+        self._index = index
+        self._slots = slots
+        self._rounds = rounds
+        self._source: JobManifest | None = None
+        self.first_round: int | None = 0 if rounds else None
+        """The round that the plan's shards began at; a shard can always return there (sync mode)."""
+        if reply.source:
+            number = parse_job_id(reply.source)
+            assert number is not None, reply.source
+            self._source = catalogue.job_manifest(number)
+            self.first_round = catalogue.part_manifest(self._source, 0).round
+
+    def newest(self, returns: Callable[[int], Sequence[Return]] = lambda after: ()) -> Restored:
+        """Return the newest state that the shard can begin from, but for rounds that it has returned from.
+
+        `returns` tells with what returns to earlier rounds the incarnations after one began (`Claims.returns`).
+
+        Raises
+        ------
+        WrongRun
+            If the store's checkpoints are of another run or job (P2).
+        DamagedCheckpoint, StoreFailed
+            If the drained checkpoint that the plan starts from is damaged, or the store gives an error: then nothing
+            is restored, since to begin at the first values would be wrong.
+        """
+        order = by_round if self._rounds else by_age
+        ids = self._catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
+        returned = returns(min(id_.incarnation for id_ in ids)) if ids else ()
+        state, manifest, skipped = newest_verified(
+            self._catalogue, self._plan.version, self._index, order, lambda found: not given_up(_held(found), returned)
+        )
+        bad = {id_ for id_, _ in skipped}
+        known = [held for held in self._listed() if held.id not in bad]
+        said = [f"skipped {id_}: {reason}" for id_, reason in skipped]
+        if manifest is not None and state is not None:
+            _check_run(manifest, self._reply)
+            said.insert(0, f"restored {CheckpointId.of(manifest)} with {len(state.applied)} steps")
+        else:
+            state = self._first()
+            resharded = f"resharded {self._reply.source} with {len(state.applied)} steps" if state else ""
+            said.insert(0, resharded or "initial values")
+        return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
+
+    def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
+        """Return the state at a round, from the first of its checkpoints that verifies; None: the first values.
+
+        Raises
+        ------
+        DamagedCheckpoint
+            If none verifies, and the plan did not begin there.
+        """
+        for id_ in ids:
+            try:
+                manifest = self._catalogue.manifest(id_)
+                _check_run(manifest, self._reply)
+                return load(self._catalogue.store, manifest)
+            except (DamagedCheckpoint, NotStored):
+                continue
+        if round_ == self.first_round:
+            return self._first()
+        raise DamagedCheckpoint(f"no checkpoint of round {round_} verifies; tried {', '.join(map(str, ids)) or 'none'}")
+
+    def _first(self) -> ShardState | None:
+        if self._source is None:
+            return None
+        old_plan = self._catalogue.plan(self._source.plan_version).to_plan()
+        partitions = self._plan.shards[self._index]
+        return assemble(self._catalogue.store, self._source, old_plan, partitions, self._slots)
+
+    def _listed(self) -> list[Held]:
+        found = []
+        for id_ in self._catalogue.shard_checkpoints(self._plan.version, self._index):
+            try:
+                found.append(_held(self._catalogue.manifest(id_)))
+            except (DamagedCheckpoint, NotStored):
+                continue  # told by whoever looked for the newest
+        return found
+
+
+def _held(manifest: ShardManifest) -> Held:
+    return Held(CheckpointId.of(manifest), manifest.round, manifest.log_position)
+
+
+def _check_run(manifest: ShardManifest, reply: pb.GetJobReply) -> None:
+    if (manifest.run_id, manifest.job_digest) != (reply.run_id, reply.job_digest):
+        raise WrongRun(
+            f"checkpoint {CheckpointId.of(manifest)} is of run {manifest.run_id} (job {manifest.job_digest[:12]}), "
+            f"this is run {reply.run_id} (job {reply.job_digest[:12]})"
+        )

@@ -1,0 +1,87 @@
+"""CheckpointSchedule: when a shard's state is due to be saved. Pure: `now_s` is an argument.
+
+Without rounds a shard keeps its own time. In `sync:N` all shards must save the same rounds (P12): every so many rounds,
+which each counts for itself, and rounds that the coordinator names ahead of time, which is how seconds become rounds.
+"""
+
+from __future__ import annotations
+
+from parashard.process.backoff import retry_pause_s
+
+AHEAD_MAX = 16  # rounds that may be named ahead; the coordinator names one at a time
+
+
+class CheckpointSchedule:
+    """Decides for one shard.
+
+    Parameters
+    ----------
+    every_s : float
+        Seconds between two checkpoints; 0: not by time. Only without rounds.
+    every_steps : int
+        Steps between two checkpoints, rounded up to whole rounds; 0: not by steps.
+    round_steps : int or None
+        N of `sync:N`.
+    steps : int
+        Steps applied at the start.
+    now_s : float
+        When the shard started.
+    """
+
+    def __init__(self, *, every_s: float, every_steps: int, round_steps: int | None, steps: int, now_s: float) -> None:
+        self._every_s = every_s
+        self._every_steps = every_steps
+        self._every_rounds = -(-every_steps // round_steps) if round_steps else 0
+        self._steps = steps
+        self._saved_s = now_s
+        self._round: int | None = None  # the one that was saved last
+        self._ahead: set[int] = set()
+        self._failures = 0  # in a row, of saving what was cut
+        self._again_s = now_s  # not before, where a failure or a wish asks for another cut
+
+    def name_ahead(self, round_: int) -> None:
+        """Save this round's starting weights once they are reached; rounds that have passed are forgotten."""
+        self._ahead.add(round_)
+        for passed in sorted(self._ahead)[:-AHEAD_MAX]:
+            self._ahead.discard(passed)
+
+    def due(self, steps: int, round_: int | None, now_s: float, *, wanted: bool = False) -> bool:
+        """Tell whether the present state, with so many steps applied, is to be saved.
+
+        `wanted`: something else, as a log that is not whole, asks for a checkpoint soon. What could not be saved is due
+        again after a pause that grows; in rounds while the shard stands there, since all save the same ones.
+        """
+        wanted = wanted and now_s >= self._again_s
+        if round_ is not None:
+            if self._failures and round_ == self._round:
+                return now_s >= self._again_s
+            periodic = bool(self._every_rounds and round_ and round_ % self._every_rounds == 0)
+            return round_ != self._round and (periodic or round_ in self._ahead or wanted)
+        if self._failures:
+            return now_s >= self._again_s
+        if wanted:
+            return True
+        if steps == self._steps:
+            return False
+        by_steps = bool(self._every_steps) and steps - self._steps >= self._every_steps
+        return by_steps or (bool(self._every_s) and now_s - self._saved_s >= self._every_s)
+
+    def returned(self, round_: int | None) -> None:
+        """Note that the state is an earlier one, which is saved: later rounds come again."""
+        self._round = round_
+
+    def cut(self, steps: int, round_: int | None, now_s: float) -> None:
+        """Note that the present state is being saved."""
+        self._steps, self._round, self._saved_s = steps, round_, now_s
+        self._again_s = now_s + retry_pause_s(self._failures + 1)
+        if round_ is not None:
+            self._ahead.discard(round_)
+
+    def failed(self, now_s: float) -> None:
+        """Note that what was cut could not be saved."""
+        self._failures += 1
+        self._again_s = now_s + retry_pause_s(self._failures)
+
+    def stored(self) -> None:
+        """Note that what was cut is saved."""
+        self._failures = 0

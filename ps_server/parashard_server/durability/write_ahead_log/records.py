@@ -1,0 +1,186 @@
+"""The bytes of a push log: a segment's header, and a record's head before its payload.
+
+Pure: from values to bytes and back. Knows no file: `segments` and `replaying` hand it what they read. All numbers are
+little-endian.
+
+    segment   magic "PSL1", format u32, run 16 bytes, plan u32, shard u32, incarnation u64, number u64,
+              first position u64, CRC-32 of all that u32
+    record    position u64, step u64, flags u32, staleness i64 (-1: unknown), payload bytes u64,
+              CRC-32 of the payload u32, CRC-32 of the head u32, payload
+
+Each record's checksums start from its segment's, so a record that lies in another file's block fails them. The head has
+one of its own because a length must be known to be right before anything is read by it: a file that ends inside a
+record was torn, but a changed length is damage.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from parashard.errors import DamagedCheckpoint, LimitExceeded
+from parashard.plan.partition import ELEMENT_BYTES
+from parashard.plan.variables import Float32s
+
+MAGIC = b"PSL1"
+FORMAT = 1
+SKIPPED, ZERO = 1, 2
+"""Flags: the step was skipped (P6); the gradient is zero and has no payload."""
+
+_HEADER = struct.Struct("<4sI16sIIQQQ")
+_HEAD = struct.Struct("<QQIqQI")
+_CHECKSUM = struct.Struct("<I")
+HEADER_BYTES = _HEADER.size + _CHECKSUM.size
+HEAD_BYTES = _HEAD.size + _CHECKSUM.size
+
+
+@dataclass(frozen=True)
+class LogIdentity:
+    """Whose pushes a log holds; a segment of another run, plan or shard is refused (P2)."""
+
+    run_id: str
+    job_digest: str
+    plan_version: int
+    shard: int
+
+    @property
+    def run_mark(self) -> bytes:
+        """The run and its job, as the 16 bytes that a segment carries."""
+        return hashlib.sha256(f"{self.run_id}\0{self.job_digest}".encode()).digest()[:16]
+
+
+@dataclass(frozen=True)
+class SegmentHeader:
+    """The first bytes of a segment; `seed` is where its records' checksums start."""
+
+    run_mark: bytes
+    plan_version: int
+    shard: int
+    incarnation: int
+    number: int
+    first_position: int
+    seed: int
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """One applied push.
+
+    Attributes
+    ----------
+    position : int
+        Its place in the log; rises by one with every record, across segments and incarnations.
+    gradient : ndarray of float32, shape (elements,), or None
+        In the shard's layout, finite and already compensated; the reader's to overwrite. None: zero everywhere.
+    staleness : int or None
+        Pushes that were applied between its pull and this push; None is unknown (P16).
+    """
+
+    position: int
+    step: int
+    gradient: Float32s | None
+    skipped: bool
+    staleness: int | None
+
+
+@dataclass(frozen=True)
+class RecordHead:
+    """A record but for its payload."""
+
+    position: int
+    step: int
+    flags: int
+    staleness: int
+    payload_bytes: int
+    payload_checksum: int
+
+    def record(self, payload: bytearray, seed: int) -> LogRecord:
+        """Return the record with this payload; its gradient is a view of it.
+
+        Raises
+        ------
+        DamagedCheckpoint
+            If the payload is not what was written.
+        """
+        if zlib.crc32(payload, seed) != self.payload_checksum:
+            raise DamagedCheckpoint(f"the gradient of step {self.step} does not match its checksum")
+        return LogRecord(
+            position=self.position,
+            step=self.step,
+            gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4"),
+            skipped=bool(self.flags & SKIPPED),
+            staleness=None if self.staleness < 0 else self.staleness,
+        )
+
+
+def encode_header(identity: LogIdentity, incarnation: int, number: int, first_position: int) -> bytes:
+    """Return a segment's header."""
+    mine = (identity.run_mark, identity.plan_version, identity.shard)
+    content = _HEADER.pack(MAGIC, FORMAT, *mine, incarnation, number, first_position)
+    return content + _CHECKSUM.pack(zlib.crc32(content))
+
+
+def decode_header(content: bytes) -> SegmentHeader:
+    """Return the header in a segment's first HEADER_BYTES.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If they are not a header that this program writes.
+    """
+    if len(content) < HEADER_BYTES:
+        raise DamagedCheckpoint(f"a header has {HEADER_BYTES} bytes, found {len(content)}")
+    magic, format_, run_mark, plan_version, shard, incarnation, number, first_position = _HEADER.unpack_from(content)
+    (checksum,) = _CHECKSUM.unpack_from(content, _HEADER.size)
+    if magic != MAGIC:
+        raise DamagedCheckpoint(f"a segment begins with {MAGIC!r}, found {magic!r}")
+    if checksum != zlib.crc32(content[: _HEADER.size]):
+        raise DamagedCheckpoint("the header does not match its checksum")
+    if format_ != FORMAT:
+        raise DamagedCheckpoint(f"the log has format {format_}; this program reads {FORMAT}")
+    return SegmentHeader(run_mark, plan_version, shard, incarnation, number, first_position, checksum)
+
+
+def encode_head(
+    seed: int,
+    *,
+    position: int,
+    step: int,
+    payload: memoryview | None,
+    skipped: bool,
+    staleness: int | None,
+) -> bytes:
+    """Return the head of a record; `payload` is its gradient's bytes, None a gradient of zeros."""
+    flags = (SKIPPED if skipped else 0) | (ZERO if payload is None else 0)
+    stale = -1 if staleness is None else staleness
+    payload = memoryview(b"") if payload is None else payload
+    head = _HEAD.pack(position, step, flags, stale, payload.nbytes, zlib.crc32(payload, seed))
+    return head + _CHECKSUM.pack(zlib.crc32(head, seed))
+
+
+def decode_head(content: bytes, seed: int, record_bytes_max: int) -> RecordHead:
+    """Return the head in HEAD_BYTES of a segment; its lengths may be relied on.
+
+    Raises
+    ------
+    DamagedCheckpoint
+        If they are not a head that was written to this segment.
+    LimitExceeded
+        If the record is longer than `record_bytes_max`.
+    """
+    (checksum,) = _CHECKSUM.unpack_from(content, _HEAD.size)
+    if checksum != zlib.crc32(content[: _HEAD.size], seed):
+        raise DamagedCheckpoint("the record's head does not match its checksum")
+    head = RecordHead(*_HEAD.unpack_from(content))
+    if HEAD_BYTES + head.payload_bytes > record_bytes_max:
+        raise LimitExceeded(
+            f"the record declares {HEAD_BYTES + head.payload_bytes} bytes; allowed are {record_bytes_max}"
+        )
+    zero = bool(head.flags & ZERO)
+    if head.flags & ~(SKIPPED | ZERO) or head.payload_bytes % ELEMENT_BYTES or (zero and head.payload_bytes):
+        raise DamagedCheckpoint(f"a record with flags {head.flags:#x} and {head.payload_bytes} bytes of gradient")
+    return head

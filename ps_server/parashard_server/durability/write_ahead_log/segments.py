@@ -1,0 +1,168 @@
+"""The files of a push log: how they are named, created, written, and which part of each still counts.
+
+Knows descriptors and headers, not records. Called by `log` (writes) and `replaying` (reads).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from parashard.errors import DamagedCheckpoint, StoreFailed, WrongRun
+from parashard_server.durability.write_ahead_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
+
+CHECK_BYTES = 256 << 10  # written between two looks at the room that is left
+ROOM_LEFT_BYTES_MAX = 64 << 20
+
+_NAME = re.compile(r"i([0-9]{8,20})-n([0-9]{8,20})-p([0-9]{12,20})\.log")
+
+
+def segment_name(incarnation: int, number: int, first_position: int) -> str:
+    """Return the file name of a segment; the position in it says what the segment takes over, whatever its content."""
+    return f"i{incarnation:08d}-n{number:08d}-p{first_position:012d}.log"
+
+
+class SegmentFile:
+    """A segment that is being written.
+
+    Parameters
+    ----------
+    descriptor : int
+        Owned by this object.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._unchecked_bytes = CHECK_BYTES
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Create the file; OSError if it exists."""
+        return cls(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o600))
+
+    def write(self, *pieces: bytes | memoryview) -> None:
+        """Write the pieces end to end, without joining them; OSError may leave a part of them.
+
+        A log leaves some room on its disk: claims, records and checkpoints need it, a log can do without (P21).
+        """
+        left = [memoryview(piece) for piece in pieces if memoryview(piece).nbytes]
+        if self._unchecked_bytes >= CHECK_BYTES:
+            self._unchecked_bytes = 0
+            check_room(os.fstatvfs(self._descriptor))
+        self._unchecked_bytes += sum(piece.nbytes for piece in left)
+        while left:
+            written = os.writev(self._descriptor, left)
+            while left and written >= left[0].nbytes:
+                written -= left.pop(0).nbytes
+            if left:  # a kernel writes at most 2 GiB in one call
+                left[0] = left[0][written:]
+
+    def sync(self) -> None:
+        """Return when all that was written is on the disk."""
+        os.fdatasync(self._descriptor)
+
+    def duplicate(self) -> Self:
+        """Return another handle of the same file, to be synced while this one may be closed."""
+        return type(self)(os.dup(self._descriptor))
+
+    def close(self) -> None:
+        """Close this handle. An error is of no account: whatever must be on the disk was synced before."""
+        with contextlib.suppress(OSError):
+            os.close(self._descriptor)
+
+
+def check_room(disk: os.statvfs_result) -> None:
+    """Raise OSError where less room is left than a log leaves: an eighth of the disk, at most `ROOM_LEFT_BYTES_MAX`."""
+    room_bytes, size_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
+    least_bytes = min(ROOM_LEFT_BYTES_MAX, size_bytes // 8)
+    if room_bytes < least_bytes:
+        text = f"{room_bytes / 2**20:.1f} MiB are left on the disk, and a log leaves {least_bytes / 2**20:.1f} MiB"
+        raise OSError(errno.ENOSPC, text)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A segment that lies in a folder, by its name: what its content says is for `read_header` to check.
+
+    Attributes
+    ----------
+    first_position : int
+        Of its first record.
+    stop : int or None
+        The first position that a later segment takes over; None in the newest. A restarted shard begins its segment
+        where its replay ended, so what an older life wrote from there on, before or after it lost its identity, does
+        not count (P3).
+    """
+
+    path: Path
+    incarnation: int
+    number: int
+    first_position: int
+    stop: int | None
+
+    def read_header(self, identity: LogIdentity) -> SegmentHeader:
+        """Return the header.
+
+        Raises
+        ------
+        DamagedCheckpoint
+            If it is not the one that was written under this name.
+        WrongRun
+            If it is of another run, plan or shard (P2).
+        OSError
+            If the file cannot be read.
+        """
+        with self.path.open("rb") as file:
+            header = decode_header(file.read(HEADER_BYTES))
+        if (header.incarnation, header.number, header.first_position) != self._order:
+            raise DamagedCheckpoint(
+                f"the header is of {segment_name(header.incarnation, header.number, header.first_position)}"
+            )
+        if (header.run_mark, header.plan_version, header.shard) != (
+            identity.run_mark,
+            identity.plan_version,
+            identity.shard,
+        ):
+            whose = "this run" if header.run_mark == identity.run_mark else "another run"
+            raise WrongRun(
+                f"{self.path}: a log of {whose}, plan {header.plan_version}, shard {header.shard}; this is shard "
+                f"{identity.shard} of plan {identity.plan_version} of run {identity.run_id}"
+            )
+        return header
+
+    @property
+    def _order(self) -> tuple[int, int, int]:
+        return self.incarnation, self.number, self.first_position
+
+
+def find_segments(folder: Path) -> list[Segment]:
+    """Return the segments of a folder, oldest life first; none if there is no folder.
+
+    Raises
+    ------
+    StoreFailed
+        If the folder cannot be read.
+    """
+    segments: list[Segment] = []
+    stop: int | None = None
+    for incarnation, number, first_position in sorted(_names(folder), reverse=True):
+        path = folder / segment_name(incarnation, number, first_position)
+        segments.append(Segment(path, incarnation, number, first_position, stop))
+        stop = first_position if stop is None else min(stop, first_position)
+    return segments[::-1]
+
+
+def _names(folder: Path) -> list[tuple[int, int, int]]:
+    try:
+        entries = os.listdir(folder)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise StoreFailed(f"{folder}: cannot list the push log: {error.strerror}") from None
+    names = [(int(name[1]), int(name[2]), int(name[3])) for name in map(_NAME.fullmatch, entries) if name]
+    return [name for name in names if segment_name(*name) in entries]  # 007 is not our way to write 7

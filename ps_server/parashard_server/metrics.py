@@ -1,0 +1,118 @@
+"""The shard's Prometheus metrics, read from its record when they are scraped. The hot path updates no metric object."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from parashard_server.core.counters import APPLY_BOUNDS_S
+from parashard_server.durability.checkpointer import CheckpointRecord
+from parashard_server.durability.write_ahead_log.log import WriteAheadLog
+from parashard_server.serving.served import Served
+
+STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
+"""The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
+
+
+class ShardCollector(Collector):
+    """Translates the records of a shard, of its checkpoints and of its log."""
+
+    def __init__(
+        self,
+        served: Served,
+        checkpoints: CheckpointRecord,
+        log: Callable[[], WriteAheadLog | None] = lambda: None,
+    ) -> None:
+        self._served = served
+        self._log = log
+        self._checkpoints = checkpoints
+        self._index = str(served.shard.identity.shard)
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family."""
+        shard = self._served.shard
+        record, saved = shard.record, self._checkpoints
+        pushes = CounterMetricFamily(
+            "parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"]
+        )
+        for result, count in (
+            ("applied", record.applied_pushes),
+            ("buffered", record.buffered_pushes),
+            ("duplicate", record.duplicate_pushes),
+            ("refused", record.refused_pushes),
+        ):
+            pushes.add_metric([self._index, result], count)
+        yield pushes
+        yield self._counter("push_bytes", "Payload bytes received in pushes.", record.push_bytes)
+        yield self._counter("push_float32_bytes", "The same, had all been float32.", record.push_float32_bytes)
+        yield self._counter("pull_bytes", "Payload bytes sent in pulls.", record.pull_bytes)
+        yield self._counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
+        yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
+        yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
+        yield self._counter("busy_seconds", "Time with a request at work or in line.", self._served.lock.busy_s)
+        yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
+        yield self._counter(
+            "failed_announcements", "Announcements that met an internal error.", record.failed_announcements
+        )
+        yield self._gauge("version", "Pushes (in sync mode rounds) applied.", shard.updates.version)
+        yield self._gauge("steps_applied", "Steps in the applied set.", len(shard.updates.applied))
+        yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
+        yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
+        yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
+        queue = shard.assemblies.memory
+        yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", queue.held_bytes)
+        yield self._gauge("queue_budget_bytes", "The most that they may hold.", queue.total_bytes)
+        yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", queue.refused)
+        yield self._gauge("incarnation", "The life that is served.", shard.identity.incarnation)
+        yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
+        yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
+        yield self._gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)
+        yield self._gauge("checkpoint_seconds", "From the last checkpoint's cut until it was stored.", saved.seconds)
+        yield self._gauge("checkpoint_stall_seconds", "Longest that a copy kept pushes waiting.", saved.stall_s)
+        yield self._gauge("checkpoint_interval_seconds", "Between two that the job asks for.", saved.interval_s)
+        yield self._gauge("last_checkpoint_timestamp_seconds", "When the last one was stored.", saved.stored_at_s)
+        log = self._log()
+        if log is not None:
+            yield self._counter("log_bytes", "Bytes appended to the log of pushes.", log.bytes)
+            yield self._counter("log_syncs", "Times that the log was brought to the disk.", log.fsyncs)
+            yield self._counter("log_failures", "Times that the log could not be written.", log.failures)
+        yield self._staleness()
+        yield self._applies()
+
+    def _staleness(self) -> HistogramMetricFamily:
+        counts = dict(self._served.shard.record.staleness)
+        buckets = [
+            (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
+            for bound in STALENESS_BUCKETS
+        ]
+        buckets.append(("+Inf", float(sum(counts.values()))))
+        family = HistogramMetricFamily(
+            "parashard_shard_push_staleness_pushes",
+            "Pushes that the shard applied between a push's pull and the push.",
+            labels=["shard"],
+        )
+        family.add_metric([self._index], buckets, sum_value=float(sum(s * n for s, n in counts.items())))
+        return family
+
+    def _applies(self) -> HistogramMetricFamily:
+        record = self._served.shard.record
+        bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
+        buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
+        family = HistogramMetricFamily(
+            "parashard_shard_apply_seconds", "Duration of requests that moved the weights.", labels=["shard"]
+        )
+        family.add_metric([self._index], buckets, sum_value=record.apply_s)
+        return family
+
+    def _counter(self, name: str, text: str, value: float) -> CounterMetricFamily:
+        family = CounterMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
+        family.add_metric([self._index], value)
+        return family
+
+    def _gauge(self, name: str, text: str, value: float) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"parashard_shard_{name}", text, labels=["shard"])
+        family.add_metric([self._index], value)
+        return family

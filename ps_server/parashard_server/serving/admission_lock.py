@@ -1,0 +1,103 @@
+"""AdmissionLock: the bounded lock of one shard; ends the process on a broken invariant.
+
+The threads of all transports take it in turn. The queue for it is bounded in length and in time. An error that is not
+one of ours ends the process at once: the weights may be half changed, so no one may see or save them (P14).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import structlog
+
+from parashard.errors import ParashardError, QueueFull
+
+_Result = TypeVar("_Result")
+BROKEN_EXIT_CODE = 70  # sysexits.h: internal software error
+
+log = structlog.get_logger(__name__)
+
+
+def end_process(error: BaseException) -> None:
+    """Log a broken invariant and end the process without a checkpoint."""
+    try:
+        log.critical("shard-broke", error=repr(error), exc_info=error)
+    finally:
+        os._exit(BROKEN_EXIT_CODE)  # P21
+
+
+class AdmissionLock:
+    """A mutual-exclusion lock with a bounded queue.
+
+    Parameters
+    ----------
+    waiting_max : int
+        How many calls may hold it or wait for it; one more is answered QueueFull.
+    broken : callable
+        Called with an error that is not a ParashardError, while the lock is still held.
+    clock : callable
+        Monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        waiting_max: int,
+        broken: Callable[[BaseException], None] = end_process,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._lock = threading.Lock()
+        self._waiting_max = waiting_max
+        self._broken = broken
+        self._clock = clock
+        self._counting = threading.Lock()
+        self._present = 0  # calls that hold the lock or wait for it; <= waiting_max
+        self._busy_s = 0.0  # of the finished spans with `_present` > 0
+        self._busy_since_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """Seconds in which some call held the lock or waited for it."""
+        with self._counting:
+            return self._busy_s + (self._clock() - self._busy_since_s if self._present else 0.0)
+
+    def run(self, call: Callable[[], _Result], timeout_s: float) -> _Result:
+        """Run `call` under the lock and return its result.
+
+        Raises
+        ------
+        QueueFull
+            If the queue is full, or the lock is not free within `timeout_s`; `call` has not run.
+        """
+        self._enter()
+        try:
+            if not self._lock.acquire(timeout=timeout_s):
+                raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
+            try:
+                return call()
+            except ParashardError:
+                raise
+            except BaseException as error:
+                self._broken(error)
+                raise
+            finally:
+                self._lock.release()
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._counting:
+            if self._present >= self._waiting_max:
+                raise QueueFull(f"{self._waiting_max} requests are waiting for this shard already")
+            if not self._present:
+                self._busy_since_s = self._clock()
+            self._present += 1
+
+    def _leave(self) -> None:
+        with self._counting:
+            self._present -= 1
+            if not self._present:
+                self._busy_s += self._clock() - self._busy_since_s

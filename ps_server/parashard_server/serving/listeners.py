@@ -1,0 +1,146 @@
+"""Listeners: the stream servers of a shard, on TCP and on a Unix socket with shared memory.
+
+Decides which there are, by the job's `cluster.transport`. Knows no message. Called by `parashard_server.__main__`.
+"""
+
+from __future__ import annotations
+
+import socket
+
+from parashard.errors import ConfigurationError, Unavailable
+from parashard.job.schema import Job
+from parashard.job.tables import received_bytes
+from parashard.protocol.rpc import address_family, join_address
+from parashard.security.credentials import Credentials
+from parashard.security.roles import PULL, PUSH
+from parashard.transports.base import allows
+from parashard.transports.shared_weights import SharedWeights
+from parashard_server.serving.local_socket import LocalSocket, local_socket
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.request_handler import RequestHandler
+from parashard_server.serving.served import Served
+from parashard_server.serving.shm_service import ShmService, Slots
+from parashard_server.serving.stream_server import StreamServer
+from parashard_server.serving.tcp_service import TcpService
+
+CONNECTIONS_MAX = 1024  # of each server, one peer 768 of them; a worker opens at most 8, and as a rule 2
+BACKLOG = 1024  # who connects while others are taken in; else the kernel has them wait a second and more
+
+
+class Listeners:
+    """Listens from the start; serves once started.
+
+    Parameters
+    ----------
+    plane : RequestHandler
+        Takes pushes, gives weights.
+    served : Served
+        Whose memory may be shared.
+    job : Job
+        Its `cluster` says which servers there are, and how many workers to expect.
+    memory : PushMemory
+        What pushes on their way may hold, over all servers.
+    host, port
+        Where the TCP server listens; port 0 picks a free one.
+    credentials : Credentials, optional
+        Then the TCP server is inside TLS, and only for workers. The Unix socket is this user's alone either way.
+
+    Attributes
+    ----------
+    address : str
+        host:port of the TCP server; empty: none.
+    local_path : str
+        Path of the Unix socket; empty: none.
+    rooms : ReceiveBuffers
+        What the TCP server receives pushes into.
+    slots : Slots
+        What workers on this host push through.
+
+    Raises
+    ------
+    ConfigurationError
+        If the job allows shared memory alone, and there is none.
+    Unavailable
+        If the port cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        plane: RequestHandler,
+        served: Served,
+        job: Job,
+        memory: PushMemory,
+        host: str,
+        port: int,
+        credentials: Credentials | None = None,
+    ) -> None:
+        self.address = self.local_path = ""
+        push_bytes = served.shard.storage.weights.nbytes
+        self.rooms = ReceiveBuffers(memory)
+        self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
+        self._servers: list[StreamServer] = []
+        self._local: LocalSocket | None = None
+        transport = job.cluster.transport
+        if allows(transport, "tcp"):
+            listening = _listening(host, port)
+            self.address = join_address(host, listening.getsockname()[1])
+            service = TcpService(plane, self.rooms)
+            self._servers.append(
+                StreamServer(
+                    listening,
+                    service.serve,
+                    connections_max=CONNECTIONS_MAX,
+                    name="data",
+                    tls=credentials.server_context if credentials else None,
+                    calls=(PUSH, PULL),
+                )
+            )
+        if allows(transport, "shm") and _shared(served) is not None:
+            mine = served.shard.identity
+            self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)
+        if transport == "shm" and self._local is None:
+            raise ConfigurationError(
+                'cluster.transport = "shm", and this shard can share no memory with workers: it takes Linux on x86-64 '
+                "and a folder under /dev/shm for this user alone; the log says what is missing"
+            )
+        if self._local is not None:
+            self.local_path = self._local.path
+            local = ShmService(
+                plane,
+                lambda: _shared(served),
+                self.slots,
+                direct=not job.optimizer.delay_compensation,
+            )
+            self._servers.append(
+                StreamServer(self._local.listening, local.serve, connections_max=CONNECTIONS_MAX, name="local")
+            )
+
+    @property
+    def turned_away(self) -> int:
+        """Connections that found no room, and those that gave way to others."""
+        return sum(server.turned_away for server in self._servers)
+
+    def start(self) -> None:
+        """Begin to serve."""
+        for server in self._servers:
+            server.start()
+
+    def stop(self) -> None:
+        """Serve nobody any more."""
+        if self._local is not None:
+            self._local.close()
+        for server in self._servers:
+            server.stop()
+
+
+def _shared(served: Served) -> SharedWeights | None:
+    memory = served.shard.storage.memory
+    return memory if isinstance(memory, SharedWeights) else None
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    try:
+        return socket.create_server((host, port), family=address_family(host), backlog=BACKLOG)
+    except OSError as error:
+        raise Unavailable(f"cannot listen on {join_address(host, port)}: {error}") from None

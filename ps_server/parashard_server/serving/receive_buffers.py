@@ -1,0 +1,113 @@
+"""ReceiveBuffers: a pool of the memory that pushes are received into, within the shard's budget (P19).
+
+Knows sizes, not pushes. Called by `parashard_server.serving.tcp_service`, from many threads. A buffer that is used
+again costs nothing, while the kernel clears each fresh page, which takes longer than to receive it
+(docs/decisions/0013-three-transports-one-seam.md).
+"""
+
+from __future__ import annotations
+
+import mmap
+import threading
+from collections.abc import Callable
+
+from parashard.errors import QueueFull
+from parashard.job.tables import received_bytes
+from parashard_server.serving.push_memory import PushMemory
+
+
+class ReceiveBuffer:
+    """Page-aligned, writable memory of the size asked for; what is in it is left from before."""
+
+    def __init__(self, view: memoryview, leave: Callable[[], None]) -> None:
+        self._view = view
+        self._leave = leave
+
+    def __enter__(self) -> memoryview:
+        return self._view
+
+    def __exit__(self, *_: object) -> None:
+        self._leave()
+
+
+class ReceiveBuffers:
+    """Receive buffers.
+
+    Invariant: rooms in use are held in the shard's memory for pushes; those that are kept fit into what nobody holds.
+
+    Parameters
+    ----------
+    memory : PushMemory
+        Where rooms in use are counted, and each peer has its share.
+
+    Attributes
+    ----------
+    held_bytes : int
+        Bytes of the rooms in use.
+    kept_bytes : int
+        Bytes of the rooms that wait for the next push.
+    """
+
+    def __init__(self, memory: PushMemory) -> None:
+        self._memory = memory
+        self._lock = threading.Lock()  # never held while the memory is asked: it asks `_unkeep` in its turn
+        self._kept: list[mmap.mmap] = []  # the one used last comes last
+        self.kept_bytes = 0
+        self.held_bytes = 0
+        memory.caches.append(self._unkeep)
+
+    def take(self, size_bytes: int, peer: str = "") -> ReceiveBuffer:
+        """Lend a peer a room; it comes back at the end of its `with`.
+
+        Raises
+        ------
+        QueueFull
+            If pushes on their way leave too little of the budget, or of the peer's share, or the machine has no memory;
+            nothing is reserved.
+        """
+        memory = self._used_again(size_bytes, peer) or self._new(size_bytes, peer)
+        with self._lock:
+            self.held_bytes += len(memory)
+        return ReceiveBuffer(memoryview(memory)[:size_bytes], lambda: self._keep(memory, peer))
+
+    def _used_again(self, size_bytes: int, peer: str) -> mmap.mmap | None:
+        """Return a kept room that is not wasted on so few bytes, if there is one and the peer may hold it."""
+        least = received_bytes(size_bytes)
+        with self._lock:
+            found = [index for index, room in enumerate(self._kept) if least <= len(room) <= 2 * least]
+            if not found:
+                return None
+            room = self._kept.pop(found[-1])
+            self.kept_bytes -= len(room)
+        now_s = self._memory.clock()
+        if self._memory.has_room(peer, len(room), now_s) and self._memory.took(peer, len(room), now_s):
+            return room
+        self._put_back(room)
+        return None
+
+    def _new(self, size_bytes: int, peer: str) -> mmap.mmap:
+        length = received_bytes(size_bytes)
+        self._memory.take(peer, length)
+        try:
+            return mmap.mmap(-1, length)
+        except (OSError, MemoryError, OverflowError):
+            self._memory.give_back(peer, length)
+            raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
+
+    def _keep(self, room: mmap.mmap, peer: str) -> None:
+        with self._lock:
+            self.held_bytes -= len(room)
+        self._memory.give_back(peer, len(room))
+        self._put_back(room)
+
+    def _put_back(self, room: mmap.mmap) -> None:
+        with self._lock:
+            self._kept.append(room)
+            self.kept_bytes += len(room)
+        self._unkeep()
+
+    def _unkeep(self) -> None:
+        """Give kept rooms back to the kernel, those first that were used longest ago, until the rest is free anyway."""
+        with self._lock:
+            while self._kept and self.kept_bytes > self._memory.free_bytes:
+                self.kept_bytes -= len(self._kept.pop(0))  # unmapped with the last reference

@@ -1,0 +1,77 @@
+"""Served: the shard that this process serves, and its lock. A rollback replaces the shard between requests (P12)."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from parashard.errors import QueueFull
+from parashard_server.core.shard import Shard
+from parashard_server.serving.admission_lock import AdmissionLock
+
+_Result = TypeVar("_Result")
+TURN_S = 5.0
+
+
+class Served:
+    """A shard, and the lock that one request at a time holds while it uses the shard.
+
+    Parameters
+    ----------
+    shard : Shard
+        The first incarnation.
+    lock : AdmissionLock
+        One for the process; it stays when the shard is replaced.
+    restored : str
+        What the shard was restored from, for people.
+    """
+
+    def __init__(self, shard: Shard, lock: AdmissionLock, restored: str) -> None:
+        self.shard = shard
+        self.lock = lock
+        self.restored = restored
+        self.changed = threading.Event()
+        """Set by a rollback, so that the new incarnation is announced at once."""
+
+    def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
+        """Run `call` on the shard while no request uses it; wait even while the queue of requests is full.
+
+        Raises
+        ------
+        QueueFull
+            If the lock was not free within `timeout_s`; `call` has not run.
+        """
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                return self.lock.run(lambda: call(self.shard), max(0.0, deadline_s - time.monotonic()))
+            except QueueFull:
+                if time.monotonic() >= deadline_s:
+                    raise
+                time.sleep(0.001)  # the queue was full; requests leave it within milliseconds
+
+    def replace(self, shard: Shard, restored: str, *, taking_over: Callable[[Shard], None]) -> None:
+        """Serve another incarnation from now on; requests that name the earlier one are refused.
+
+        `taking_over` is called with the new one, under the lock, before any request reaches it.
+        """
+
+        def swap(earlier: Shard) -> None:
+            earlier.assemblies.clear()  # no chunk that names it is taken any more
+            taking_over(shard)
+            self.shard, self.restored = shard, restored
+
+        self.run_exclusive(swap)
+        self.changed.set()
+
+    def go_on(self, begin: Callable[[Shard], None], restored: str) -> None:
+        """Let the same shard go on as its next incarnation: run `begin` on it under the lock."""
+
+        def change(shard: Shard) -> None:
+            begin(shard)
+            self.restored = restored
+
+        self.run_exclusive(change)
+        self.changed.set()

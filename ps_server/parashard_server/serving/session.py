@@ -1,0 +1,105 @@
+"""A shard's dialogue on a stream, as far as TCP and shared memory agree: HELLO, then requests, each with its answer.
+
+Owns the order of messages (`protos/stream.proto`) and how long each may take. Does not know where tensors lie:
+`parashard_server.serving.tcp_service` and `parashard_server.serving.shm_service` do, which call it on the thread of a
+connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Protocol, TypeVar
+
+from google.protobuf.message import Message
+
+from parashard._proto import stream_pb2, tensor_pb2
+from parashard.errors import MalformedFrame, ParashardError
+from parashard.protocol import wire
+from parashard.protocol.messages import PullRun, PushChunk, Receipt, Target, Weights
+from parashard.protocol.rpc import data_deadline_s
+from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
+from parashard_server.serving.stream_server import HELLO_DEADLINE_S
+
+HELLO_BYTES_MAX = 4 << 10  # nobody knows yet who speaks
+HEAD_DEADLINE_S = 5.0  # for the few bytes of a request before its payload, once they have begun to come
+
+_Result = TypeVar("_Result")
+
+
+class Plane(Protocol):
+    """What is needed of `parashard_server.serving.request_handler.RequestHandler`."""
+
+    @property
+    def push_bytes_max(self) -> int:
+        """Length of the longest push."""
+
+    def check(self, target: Target) -> None:
+        """Refuse what is not meant for this life of this shard."""
+
+    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+        """Take a push; its payload is borrowed."""
+
+    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
+        """Return what `read` makes of the weights; called while nobody moves them."""
+
+
+def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.Hello:
+    """Receive HELLO, and return it if it is meant for this life of this shard.
+
+    Raises
+    ------
+    MalformedFrame
+        If the peer says anything else.
+    WrongRun, StalePlan, StaleIncarnation, NotReady
+        If it is meant for another life, or comes at a bad moment.
+    Unreachable
+        If it does not come before the deadline.
+    """
+    head = stream.receive(deadline_s=deadline_s, header_bytes_max=HELLO_BYTES_MAX)
+    if head.kind is not Kind.HELLO:
+        raise MalformedFrame(f"a connection begins with HELLO, found {head.kind.name}")
+    hello = parsed(head.header, stream_pb2.Hello)
+    plane.check(wire.target(hello.target))
+    stream.greeted = True
+    return hello
+
+
+def requests(stream: Stream, plane: Plane) -> Iterator[tuple[Head, float]]:
+    """Yield each PUSH and PULL, and the moment by which it must be over. Ends by an error only.
+
+    Raises
+    ------
+    MalformedFrame
+        If the peer asks for anything else.
+    Unreachable
+        If it is gone, or stopped in the middle.
+    """
+    while True:
+        stream.wait()
+        head = stream.receive(deadline_s=time.monotonic() + HEAD_DEADLINE_S)
+        if head.kind not in (Kind.PUSH, Kind.PULL):
+            raise MalformedFrame(f"requests are PUSH and PULL, found {head.kind.name}")
+        # A lie about the length gains nothing: what is longer than the plan allows is refused.
+        yield head, time.monotonic() + data_deadline_s(plane.push_bytes_max)
+
+
+def answer_to_push(
+    plane: Plane, header: tensor_pb2.PushHeader, payload: memoryview, deadline_s: float
+) -> tuple[Kind, Message]:
+    """Push a whole payload, which is only borrowed; return the RECEIPT to send, or the shard's REFUSAL."""
+    try:
+        receipt = plane.push(wire.push_chunk(header, payload), left_s(deadline_s))
+        return Kind.RECEIPT, wire.receipt_message(receipt)
+    except ParashardError as error:
+        return Kind.REFUSAL, refusal(error)
+
+
+def hello_deadline_s() -> float:
+    """Return the moment by which a peer that connects now must have said HELLO, or taken its WELCOME."""
+    return time.monotonic() + HELLO_DEADLINE_S
+
+
+def left_s(deadline_s: float) -> float:
+    """Return the seconds until a moment."""
+    return max(0.0, deadline_s - time.monotonic())

@@ -1,0 +1,137 @@
+"""The shard's data plane over TCP: a message in, the shard's answer out. No arithmetic, no decision.
+
+Owns where payloads go, and checks every declared length before memory is taken for it; what may be said when is
+`parashard_server.serving.session`'s. Knows nothing of sockets. Called by `parashard_server.serving.stream_server`, on a
+thread for each connection.
+
+An error of the shard answers one request, and the connection goes on. A peer that does not keep to the protocol is told
+so by the server, which then closes: whatever `serve` raises ends the connection.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from parashard._proto import stream_pb2, tensor_pb2
+from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
+from parashard.protocol import wire
+from parashard.protocol.messages import PullRun, Weights
+from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
+from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
+from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.session import Plane, answer_to_push, greeted, hello_deadline_s, left_s, requests
+
+PIECE_BYTES = 2 * LOCAL_BUFFER_BYTES
+"""Weights that are copied under the lock and sent after it, while others have theirs. Linux takes twice the
+buffer that it is asked for, so a piece fits: the peer empties it while the next is copied."""
+
+
+class TcpService:
+    """Serves one shard.
+
+    Parameters
+    ----------
+    plane : Plane
+        The shard.
+    rooms : ReceiveBuffers
+        Where pushes are received.
+    """
+
+    def __init__(self, plane: Plane, rooms: ReceiveBuffers) -> None:
+        self._plane = plane
+        self._rooms = rooms
+
+    def serve(self, stream: Stream) -> None:
+        """Answer requests until the peer leaves or does not keep to the protocol.
+
+        Raises
+        ------
+        MalformedFrame, LimitExceeded
+            If it does not.
+        WrongRun, StalePlan, StaleIncarnation, NotReady
+            If it says HELLO to another life, or at a bad moment.
+        Unreachable
+            If it is gone, or stopped in the middle.
+        """
+        self._welcome(stream)
+        scratch: memoryview | None = None  # not before the first pull: a connection alone costs no memory
+        for head, deadline_s in requests(stream, self._plane):
+            if head.kind is Kind.PUSH:
+                self._push(stream, head, deadline_s)
+            else:
+                scratch = scratch or memoryview(bytearray(max(1, min(PIECE_BYTES, self._plane.push_bytes_max))))
+                self._pull(stream, head, scratch, deadline_s)
+
+    def _welcome(self, stream: Stream) -> None:
+        deadline_s = hello_deadline_s()
+        greeted(stream, self._plane, deadline_s=deadline_s)
+        welcome = stream_pb2.Welcome(push_bytes_max=self._plane.push_bytes_max)
+        stream.send(Kind.WELCOME, welcome, deadline_s=deadline_s)
+
+    def _push(self, stream: Stream, head: Head, deadline_s: float) -> None:
+        header = parsed(head.header, tensor_pb2.PushHeader)
+        self._check_lengths(header, head.payload_bytes)
+        try:
+            room = self._rooms.take(header.total_bytes, stream.counted_for)
+        except QueueFull as error:
+            stream.skip(head.payload_bytes, deadline_s=deadline_s)
+            stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
+            return
+        with room as payload:
+            stream.receive_into([payload], deadline_s=deadline_s)
+            answer = answer_to_push(self._plane, header, payload, deadline_s)
+        stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more
+
+    def _check_lengths(self, header: tensor_pb2.PushHeader, payload_bytes: int) -> None:
+        allowed_bytes = self._plane.push_bytes_max
+        if payload_bytes > allowed_bytes:
+            raise LimitExceeded(
+                f"step {header.step}: a push of {payload_bytes} bytes; this shard's plan allows {allowed_bytes}"
+            )
+        if header.offset_bytes != 0 or header.total_bytes != payload_bytes:
+            raise MalformedFrame(
+                f"step {header.step}: a stream carries whole pushes; {payload_bytes} bytes came as those from "
+                f"{header.offset_bytes} on of {header.total_bytes}"
+            )
+
+    def _pull(self, stream: Stream, head: Head, scratch: memoryview, deadline_s: float) -> None:
+        header = parsed(head.header, tensor_pb2.PullHeader)
+        if header.in_slot:
+            raise MalformedFrame("a pull names a slot, and this connection has none")
+        lowest: int | None = None
+        for part in _parts(wire.pull_run(header)):
+            try:
+                reply, payload_bytes = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
+            except ParashardError as error:
+                stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
+                return
+            lowest = reply.version if lowest is None else min(lowest, reply.version)
+            if payload_bytes:
+                stream.send(Kind.WEIGHTS, reply, [scratch[:payload_bytes]], deadline_s=deadline_s)
+        assert lowest is not None
+        stream.send(Kind.WEIGHTS, tensor_pb2.PullReply(version=lowest), deadline_s=deadline_s)
+
+
+def _parts(run: PullRun) -> Iterator[PullRun]:
+    """Cut a run into pieces that are read in one turn each; an empty run is one: its version matters.
+
+    Only the first has the sender's span: one of many spans for one request would say no more.
+    """
+    end = run.offset_bytes + run.length_bytes
+    offset = run.offset_bytes
+    while True:
+        length = min(PIECE_BYTES, end - offset)
+        context = run.traceparent if offset == run.offset_bytes else ""
+        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context)
+        offset += length
+        if offset == end:
+            return
+
+
+def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply, int]:
+    """Copy the runs, end to end, to where they stay when the lock is released."""
+    position = 0
+    for run in weights.runs:
+        scratch[position : position + run.values.nbytes] = run.values
+        position += run.values.nbytes
+    return wire.weights_message(weights), position

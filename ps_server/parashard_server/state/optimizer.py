@@ -1,0 +1,138 @@
+"""Optimizer: a specification bound to its kernel, for one partition's run of a shard's flat vectors.
+
+Owns which slots a rule has and the learning rate that one update has. Pure: no clock, no counter, no lock; it knows
+nothing of pushes, rounds or applied sets. Called by the shard, under its one lock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+from parashard.plan.optimizers import Adagrad, OptimizerSpec
+from parashard.plan.variables import Float32s, Variable
+from parashard_server.state.kernels import fused
+
+
+@dataclass(frozen=True)
+class _Rule:
+    """What a kernel takes beside the weights and the gradient, by the names of its arguments."""
+
+    slots: tuple[str, ...] = ()
+    settings: tuple[str, ...] = ()
+    """Fields of the spec."""
+    regularisers: tuple[str, ...] = ("weight_decay",)
+    """Fields of the spec that are 0 for variables with `decay=False`."""
+    counts: bool = False
+    """Whether it needs t."""
+
+
+_ADAM = _Rule(("m", "v"), ("beta1", "beta2", "epsilon"), counts=True)
+_RULES: dict[str, _Rule] = {
+    "sgd": _Rule(),
+    "momentum": _Rule(("velocity",), ("momentum",)),
+    "nesterov": _Rule(("velocity",), ("momentum",)),
+    "adagrad": _Rule(("accumulator",), ("epsilon",)),
+    "rmsprop": _Rule(("mean_square",), ("rho", "epsilon")),
+    "adam": _ADAM,
+    "adamw": _ADAM,
+    "ftrl": _Rule(("z", "n"), ("beta",), ("weight_decay", "l1", "l2")),
+    "lamb": _ADAM,
+}
+
+
+class Optimizer:
+    """Apply updates of one specification.
+
+    Parameters
+    ----------
+    spec : OptimizerSpec
+        Its schedule must be resolved.
+    kernels : module
+        `parashard_server.state.kernels.fused`, or `parashard_server.state.kernels.reference`.
+
+    Attributes
+    ----------
+    slots : tuple of str
+        Names of the vectors that lie beside the weights, each of the weights' length; part of a checkpoint.
+    initial_values : mapping of str to float
+        What each slot is filled with before the first update.
+    """
+
+    def __init__(self, spec: OptimizerSpec, kernels: ModuleType = fused) -> None:
+        rule = _RULES[spec.kind]
+        self.spec = spec
+        self.slots = rule.slots
+        self.initial_values: Mapping[str, float] = {
+            slot: spec.initial_accumulator if isinstance(spec, Adagrad) else 0.0 for slot in rule.slots
+        }
+        self._kernel: Callable[..., None] = getattr(kernels, spec.kind)
+        self._counts = rule.counts
+        regularisers = {name: float(getattr(spec, name)) for name in rule.regularisers}
+        settings: dict[str, Any] = {name: float(getattr(spec, name)) for name in rule.settings}
+        settings["clip"] = math.inf if spec.clip_value is None else spec.clip_value
+        self._settings = settings | regularisers
+        self._settings_without_decay = settings | dict.fromkeys(regularisers, 0.0)
+
+    def update(
+        self,
+        weights: Float32s,
+        gradient: Float32s,
+        slots: Mapping[str, Float32s],
+        *,
+        t: int,
+        scale: float,
+        damping: float,
+        variable: Variable,
+    ) -> None:
+        """Apply one gradient to one partition, in place on its weights and slots.
+
+        The learning rate is learning_rate * schedule.factor(t) * damping * variable.learning_rate_factor, in float64.
+        An empty push is a gradient of zeros, not no update: moments and weight decay move (P15). A frozen variable is
+        never touched.
+
+        Parameters
+        ----------
+        weights, gradient : ndarray of float32, shape (elements,), contiguous
+            The gradient is only read and must be finite.
+        slots : mapping of str to ndarray of float32, shape (elements,), contiguous
+            One for each name in `self.slots`.
+        t : int
+            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1 (P15).
+        scale : float
+            Multiplies the gradient: 1/n for the mean of a sum of n.
+        damping : float
+            Multiplies the learning rate: `spec.damping(staleness)`.
+        variable : Variable
+            Whose rows these are.
+        """
+        assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
+        if variable.frozen:
+            return
+        rate = self.spec.learning_rate * self.spec.schedule.factor(t) * damping * variable.learning_rate_factor
+        counter = {"t": t} if self._counts else {}
+        self._kernel(
+            weights,
+            gradient,
+            *(slots[name] for name in self.slots),
+            learning_rate=rate,
+            scale=scale,
+            **counter,
+            **(self._settings if variable.decay else self._settings_without_decay),
+        )
+
+    def warm_up(self) -> None:
+        """Compile the kernel, or load it from the cache, so that no push waits for it.
+
+        Both for gradients of our own and for read-only ones, which lie in a received message.
+        """
+        weights, gradient = np.empty(0, np.float32), np.empty(0, np.float32)
+        slots = {name: np.empty(0, np.float32) for name in self.slots}
+        for _ in range(2):
+            self.update(weights, gradient, slots, t=1, scale=1.0, damping=1.0, variable=Variable("warm_up", (1,)))
+            gradient.flags.writeable = False

@@ -1,0 +1,247 @@
+"""Storage: a shard's weights and optimizer slots, as flat float32 vectors cut into partitions by the plan.
+
+Pure but for memory, which may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
+partitions, their encodings and the optimizer; knows no step, round or message. Called by
+`parashard_server.core.update_policies` (apply) and `parashard_server.core.shard` (read).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from parashard import encodings
+from parashard.errors import ShapeMismatch, UnknownVariable
+from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
+from parashard.plan.variables import Float32s, Variable, initial_rows
+from parashard.protocol.messages import DType, Run, Slice
+from parashard.transports.weight_memory import PrivateWeights, WeightMemory
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.snapshot import Snapshot
+
+InitialRows = Callable[[Variable, int, int], Float32s]
+"""From (variable, row_start, row_stop) to the first values of these rows."""
+
+
+def drawn_from(seed: int) -> InitialRows:
+    """Return the source of initial values that draws them from the job's seed."""
+    return lambda variable, start, stop: initial_rows(variable, seed, start, stop)
+
+
+class Storage:
+    """The arrays of one shard.
+
+    Parameters
+    ----------
+    plan : Plan
+        Which partitions the shard holds.
+    shard : int
+        Its index in the plan.
+    optimizer : Optimizer
+        Says which slots there are, and how a gradient moves the weights.
+    initial : InitialRows
+        Where the first values come from.
+    memory : WeightMemory, optional
+        Where the weights are to lie.
+
+    Attributes
+    ----------
+    weights : ndarray of float32, shape (elements,)
+        Every partition's values, end to end in plan order. Owned here; changed only by `apply`.
+    slots : dict of str to ndarray of float32, shape (elements,)
+        Optimizer state in the same layout.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        shard: int,
+        optimizer: Optimizer,
+        initial: InitialRows,
+        *,
+        memory: WeightMemory | None = None,
+    ) -> None:
+        self.variables = plan.variables
+        self._optimizer = optimizer
+        self.layout: tuple[Placed, ...] = plan.layouts[shard]
+        self._placed = {placed.partition: placed for placed in self.layout}
+        self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
+        self.elements = plan.shard_elements(shard)
+        self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
+        self.weights = self.memory.weights
+        self._live: WeightMemory = self.memory  # what moves; elsewhere than what is read, where that is a mirror
+        for placed in self.layout:
+            p = placed.partition
+            rows = initial(plan.variables[p.variable], p.row_start, p.row_stop)
+            self.weights[placed.offset : placed.stop] = rows.reshape(-1)
+        self.slots: dict[str, Float32s] = {
+            name: self._new_slot(value) for name, value in optimizer.initial_values.items()
+        }
+        self._snapshot: Snapshot | None = None
+        self._scratch: Float32s | None = None
+
+    def begin_at(self, version: int) -> None:
+        """Say which version the values are that a life begins with."""
+        self.memory.begun[:] = self.memory.done[:] = version
+
+    def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
+        """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
+        for name, slot in self.slots.items():
+            for placed in self.layout:
+                slot[placed.offset : placed.stop] = slots[name][placed.partition].reshape(-1)
+
+    @property
+    def uncopied(self) -> int:
+        """Partitions that a snapshot still lacks; a push copies those that it moves."""
+        return 0 if self._snapshot is None else len(self._snapshot.missing)
+
+    def snapshot(self) -> Snapshot:
+        """Begin a snapshot of this moment; an earlier one is completed first, since somebody may still be saving it."""
+        while self._snapshot is not None and self._snapshot.save_next():
+            pass
+        self._snapshot = Snapshot(self.layout, self._live.weights, self.slots, self._copy_live)
+        return self._snapshot
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of optimizer slots."""
+        return sum(slot.nbytes for slot in self.slots.values())
+
+    def check_slices(self, slices: tuple[Slice, ...]) -> int:
+        """Return the total size of slices in bytes.
+
+        Raises
+        ------
+        UnknownVariable
+            If a slice is not one of the shard's partitions, or is named twice, or is frozen.
+        ShapeMismatch
+            If its rows have another length, or it is encoded otherwise than the plan says.
+        """
+        seen: set[Partition] = set()
+        for piece in slices:
+            p = piece.partition
+            if p not in self._placed or p in seen:
+                where = "comes twice" if p in seen else "is not on this shard"
+                raise UnknownVariable(f"rows [{p.row_start}, {p.row_stop}) of variable {p.variable!r}: {where}")
+            seen.add(p)
+            variable = self.variables[p.variable]
+            if variable.frozen:
+                raise UnknownVariable(f"variable {p.variable!r} is frozen; no gradient is taken for it")
+            if piece.row_elements != variable.row_elements:
+                raise ShapeMismatch(
+                    f"variable {p.variable!r}: rows have {variable.row_elements} elements, found {piece.row_elements}"
+                )
+            expected = self._slices[p]
+            if piece != expected:
+                raise ShapeMismatch(
+                    f"variable {p.variable!r} travels as {variable.encoding}: {expected.dtype.name} of "
+                    f"{expected.size_bytes} bytes; found {piece.dtype.name} of {piece.size_bytes}"
+                )
+        return sum(piece.size_bytes for piece in slices)
+
+    def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
+        """Return a gradient in the shard's layout, as float32; what no slice covers is zero (P15).
+
+        Returns a view of `payload` where it is that already, else scratch memory, good until the next call.
+
+        Raises
+        ------
+        MalformedFrame, NonFiniteGradient
+            If an encoded slice cannot be right.
+        """
+        if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
+            return np.frombuffer(payload, "<f4")
+        gradient = self._room()
+        if sum(piece.elements for piece in slices) < self.elements:
+            gradient[:] = 0.0
+        position = 0
+        for piece in slices:
+            placed = self._placed[piece.partition]
+            content = payload[position : position + piece.size_bytes]
+            encodings.decode(piece, content, gradient[placed.offset : placed.stop])
+            position += piece.size_bytes
+        return gradient
+
+    def writable(self, gradient: Float32s) -> Float32s:
+        """Return a gradient's values in scratch memory; `gradient` itself if it lies there."""
+        room = self._room()
+        if gradient is not room:
+            np.copyto(room, gradient)
+        return room
+
+    def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
+        """Return views of what has moved in a run of the weights since a version; since None: all of it."""
+        content = self.weights.data.cast("B")
+        if since is None:
+            return (Run(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
+        runs: list[tuple[int, int]] = []
+        for placed, version in zip(self.layout, self.memory.done.tolist(), strict=True):
+            begin = max(begin_bytes, placed.offset * ELEMENT_BYTES)
+            end = min(end_bytes, placed.stop * ELEMENT_BYTES)
+            if version <= since or begin >= end:
+                continue
+            if runs and runs[-1][1] == begin:
+                begin = runs.pop()[0]
+            runs.append((begin, end))
+        return tuple(Run(begin, content[begin:end]) for begin, end in runs)
+
+    def _room(self) -> Float32s:
+        if self._scratch is None:
+            self._scratch = self._new_scratch()
+        return self._scratch
+
+    def _new_scratch(self) -> Float32s:
+        return np.empty(self.elements, np.float32)
+
+    def _new_slot(self, value: float) -> Float32s:
+        return np.full(self.elements, value, np.float32)
+
+    def _copy_live(self, destination: Float32s, live: Float32s) -> None:
+        np.copyto(destination, live)
+
+    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+        """Move the weights by one gradient, in place.
+
+        Parameters
+        ----------
+        gradient : ndarray of float32, shape (elements,)
+            In the shard's layout; not changed.
+        t : int
+            Number of this update: steps (in sync mode: rounds) applied, this one included (P15). It is also the
+            version that the weights move to.
+        scale : float
+            Multiplies the gradient (the mean of a round).
+        damping : float
+            Multiplies the learning rate (staleness damping).
+        """
+        snapshot = self._snapshot
+        if snapshot is not None and not snapshot.missing:
+            snapshot = self._snapshot = None  # it is whole: let its memory go with its owner
+        for index, placed in enumerate(self.layout):
+            variable = self.variables[placed.partition.variable]
+            if variable.frozen:
+                continue
+            run = slice(placed.offset, placed.stop)
+            if snapshot is not None:
+                snapshot.save(placed)
+            self._live.begun[index] = t
+            self._optimizer.update(
+                self._live.weights[run],
+                gradient[run],
+                {name: slot[run] for name, slot in self.slots.items()},
+                t=t,
+                scale=scale,
+                damping=damping,
+                variable=variable,
+            )
+            self._live.done[index] = t
+
+
+def offsets_of(layout: Sequence[Placed]) -> list[int]:
+    """Return where each partition begins in a shard's vector, in elements, and where the last one ends."""
+    return [0, *(placed.stop for placed in layout)]
+
+
+def _slice_of(variable: Variable, partition: Partition) -> Slice:
+    return encodings.Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements)

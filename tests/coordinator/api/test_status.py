@@ -1,0 +1,94 @@
+"""The status: the core and the shards' records in one message."""
+
+from __future__ import annotations
+
+import math
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard_coordinator.api.status import StatusView
+from support.coordinator_cases import Caller, announce, core_of, done, judged
+from support.shard_records import record_of
+
+
+def view() -> StatusView:
+    return StatusView("digits", "ssp:8", 2)
+
+
+def test_a_job_that_waits_for_its_shards() -> None:
+    core = core_of(registered=False)
+    announce(core, 1)
+    status = view().message(core, 5.0)
+    assert (status.run_id, status.job, status.consistency) == ("run-1", "digits", "ssp:8")
+    assert (status.state, status.reason) == (pb.JOB_STATE_STARTING, "waiting for the shards")
+    assert [(s.shard, s.registered, s.live, s.address) for s in status.shards] == [
+        (0, False, False, ""),
+        (1, True, True, "shard-1:1"),
+    ]
+    assert (status.steps_total, status.steps_complete, status.steps_leased) == (40, 0, 0)
+    assert (status.training_loss, status.elapsed_s, dict(status.held_out)) == (0.0, 0.0, {})
+    assert (status.staleness_p50, status.staleness_max, status.step_lag_max) == (0, 0, 0)
+
+
+def test_a_job_on_its_way() -> None:
+    core = core_of(evaluate_after=[1, 40])
+    caller, other = Caller(core), Caller(core)
+    caller.lease(1)
+    caller.call(2.0, completed=done(0, loss=0.25), want=1, phases_s={"pull": 1.5})
+    caller.call(2.0, evaluated=judged(1, accuracy=0.5), want=1)
+    core.tick(11.0)
+    seen = view()
+    seen.saw(0, record_of(0, 1, {0: 3, 2: 1}, step_lag_max=4))
+    seen.saw(1, record_of(1, 1, {7: 1}, step_lag_max=2))
+    seen.http_address = "host:8"
+    status = seen.message(core, 4.0)
+    assert status.state == pb.JOB_STATE_RUNNING
+    assert (status.steps_complete, status.steps_leased, status.training_loss) == (1, 1, 0.25)
+    assert dict(status.held_out) == {"accuracy": 0.5}
+    assert (status.elapsed_s, status.examples_per_s) == (4.0, 4.0)
+    assert (status.staleness_p50, status.staleness_p95, status.staleness_max, status.step_lag_max) == (0, 7, 7, 4)
+    assert [shard.record.version for shard in status.shards] == [1, 1]
+    assert (status.workers_wanted, status.http_address) == (2, "host:8")
+    assert list(status.events) == list(core.events)
+    assert status.events_total == core.events_total
+    first, second = status.workers
+    assert (first.name, first.live, first.steps_complete, first.steps_held) == (caller.name, True, 1, 1)
+    assert (first.examples_per_s, first.phases.pull, first.http_address) == (4.0, 1.5, "host:9")
+    assert (second.name, second.live, second.steps_held) == (other.name, False, 0)
+
+
+def test_workers_are_in_the_order_of_their_numbers() -> None:
+    core = core_of(workers=12)
+    for number in (10, 2, 0, 11, 1):
+        Caller(core, f"worker-{number}")
+    names = [worker.name for worker in view().message(core, 0.0).workers]
+    assert names == ["worker-0", "worker-1", "worker-2", "worker-10", "worker-11"]
+
+
+def test_what_is_wrong_now_is_listed() -> None:
+    core, seen = core_of(), view()
+    core.shard_silent(1, 4.0, "nobody answers")
+    seen.saw(0, record_of(0, 1, checkpoint_error="no space left on device", log_error="read-only"))
+    status = seen.message(core, 0.0)
+    assert list(status.problems) == [
+        "shard-1 does not answer; the job stands still until it does (nobody answers)",
+        "shard-0: checkpoint failed: no space left on device",
+        "shard-0: push log failed: read-only",
+    ]
+    assert [shard.live for shard in status.shards] == [True, False]
+    announce(core, 1)
+    seen.saw(0, record_of(0, 1))
+    assert list(seen.message(core, 0.0).problems) == []
+
+
+def test_a_later_record_replaces_an_earlier_one() -> None:
+    seen = view()
+    seen.saw(0, record_of(0, 1, {5: 1}))
+    seen.saw(0, record_of(0, 2, {1: 2}))
+    assert seen.staleness() == {1: 2}
+    assert seen.records()[0].figures.version == 2
+
+
+def test_a_loss_that_is_not_finite_is_not_shown() -> None:
+    core = core_of()
+    core.progress.loss = math.inf
+    assert view().message(core, 0.0).training_loss == 0.0

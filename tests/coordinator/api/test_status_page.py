@@ -1,0 +1,100 @@
+"""The status page shows and does nothing: no script, no form, and no name that becomes markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
+from parashard_coordinator.api.page import status_page
+
+PHASES = pb.PhaseSeconds(push=1.0, transfer=8.0)
+EVIL = "<script>alert('x')</script>&\""
+
+
+def full_status(text: str = "worker-0") -> pb.GetStatusReply:
+    return pb.GetStatusReply(
+        job=text,
+        state=pb.JOB_STATE_RUNNING,
+        reason=text,
+        consistency=text,
+        steps_total=2000,
+        steps_complete=1500,
+        training_loss=0.25,
+        held_out={text: 0.5},
+        workers=[
+            pb.WorkerStatus(name=text, live=True, device=text, phases=PHASES),
+            pb.WorkerStatus(name="gone", device="cpu"),
+        ],
+        shards=[
+            pb.ShardStatus(
+                shard=0,
+                address=text,
+                live=True,
+                record=shard_pb2.InspectReply(variable_bytes=3 * 2**20, pull_bytes=3, pull_unmoved_bytes=1),
+            ),
+            pb.ShardStatus(shard=1),
+        ],
+        events=[text, "the last event"],
+        problems=["no space left"],
+    )
+
+
+class Elements(HTMLParser):
+    """Collects what the page is made of."""
+
+    def __init__(self, page: bytes) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.text: list[str] = []
+        self.feed(page.decode())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += attrs
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_it_shows_the_job() -> None:
+    text = Elements(status_page(full_status())).text
+    for shown in (
+        "worker-0: running",
+        "1,500 of 2,000",
+        "held-out worker-0",
+        "0.5000",
+        "3.0",
+        "88 %",
+        "25 %",
+        "down",
+        "shard-1",
+        "no space left",
+    ):
+        assert shown in text
+    assert text.count("down") == 2, "a worker and a shard"
+    assert "the last event\nworker-0" in text, "the newest event comes first"
+
+
+def test_it_has_nothing_that_acts() -> None:
+    page = Elements(status_page(full_status()))
+    assert not {"script", "form", "button", "input", "a", "img", "iframe", "link"} & set(page.tags)
+    assert not [name for name, _ in page.attributes if name.startswith("on") or name in ("src", "href", "action")]
+    assert ("value", "1500") in page.attributes
+    assert ("max", "2000") in page.attributes
+
+
+def test_names_are_escaped_wherever_they_stand() -> None:
+    page = Elements(status_page(full_status(EVIL)))
+    assert page.tags == Elements(status_page(full_status())).tags
+    assert "".join(page.text).count(EVIL) >= 8
+    assert b"<script" not in status_page(full_status(EVIL))
+
+
+@pytest.mark.parametrize("state", [state for state in pb.JobState.values() if state])
+def test_an_empty_status_in_any_state_has_a_page(state: int) -> None:
+    page = status_page(pb.GetStatusReply(job="digits", state=state))  # type: ignore[arg-type]
+    assert f"digits: {pb.JobState.Name(state)[10:].lower()}" in Elements(page).text  # type: ignore[arg-type]

@@ -1,0 +1,51 @@
+"""Pods in the core: each end is an event and counts by role and reason; a wrong configuration ends the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.kubernetes.ledger import Pod, PodEnd
+from support.coordinator_cases import core_of
+
+WORKER = Pod("uid-0", "digits-worker-0-abcde", "worker", "Failed", 1)
+SHARD = Pod("uid-1", "digits-shard-0", "shard", "Running")
+
+
+def test_ends_are_events_and_count_by_role_and_reason() -> None:
+    core = core_of()
+    core.pod_ended(PodEnd(WORKER, "failed", 1))
+    core.pod_ended(PodEnd(WORKER, "preempted", 75))
+    core.pod_ended(PodEnd(SHARD, "failed", 1))
+    core.pod_ended(PodEnd(WORKER, "failed", 1))
+    assert core.supervision.pod_ends == {("worker", "failed"): 2, ("worker", "preempted"): 1, ("shard", "failed"): 1}
+    assert "pod digits-worker-0-abcde failed, exit code 1" in core.events
+    assert not core.over
+
+
+@pytest.mark.parametrize("pod", [WORKER, SHARD])
+def test_a_wrong_configuration_ends_the_job(pod: Pod) -> None:
+    core = core_of()
+    core.pod_ended(PodEnd(pod, "failed", 2))
+    assert core.state is JobState.FAILED
+    assert core.reason == f"pod {pod.name} failed, exit code 2"
+
+
+def test_what_pods_do_after_the_end_is_of_no_interest() -> None:
+    core = core_of()
+    core.fail("enough")
+    core.pod_ended(PodEnd(WORKER, "done", 0))
+    assert not core.supervision.pod_ends
+
+
+def test_what_became_of_scaling_is_an_event() -> None:
+    core = core_of()
+    core.scaled("the Job has 5 workers now")
+    assert "the Job has 5 workers now" in core.events
+
+
+def test_asking_for_the_same_number_of_workers_is_a_request_too() -> None:
+    core = core_of()
+    core.scale(4)
+    core.scale(4)
+    assert (core.workers_wanted, core.scale_requests) == (4, 2)

@@ -1,0 +1,427 @@
+"""Shards that come back; a coordinator that was started again, and learns from shards, workers and what was saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from parashard.checkpoints.encoding import decode, encode
+from parashard.errors import Superseded, Unacquainted, WrongRun
+from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
+from parashard_coordinator.core.saved import Saved
+from support.coordinator_cases import Caller, announce, core_of, done, judged
+
+
+def core_after(earlier: Core, policy: LeasingPolicy | None = None, **options: Any) -> Core:
+    """Return the next coordinator's core: it has what was saved, and nobody has called it yet."""
+    saved = decode(Saved, encode(earlier.saved()), "saved")
+    core = core_of(policy, registered=False, incarnation=earlier.options.incarnation + 1, **options)
+    core.resume(saved)
+    return core
+
+
+def announce_all(core: Core, *applied: Sequence[tuple[int, int]], incarnation: int = 1) -> None:
+    for shard, steps in enumerate(applied):
+        announce(core, shard, incarnation, steps)
+
+
+# --- shards ---
+
+
+def test_what_is_complete_is_what_every_shard_has() -> None:  # P5
+    core = core_after(core_of())
+    announce(core, 0, 3, [(0, 5), (7, 8)])
+    assert core.state is JobState.STARTING
+    assert Caller(core).call(want=4).granted == [], "nothing is leased before every shard has spoken (P3)"
+    announce(core, 1, 1, [(0, 3), (4, 9)])
+    assert (core.state, core.leases.lowest_incomplete) == (JobState.RUNNING, 3)
+    assert list(core.leases.complete.intervals()) == [(0, 3), (4, 5), (7, 8)]
+    caller = Caller(core)
+    assert [caller.lease(1) for _ in range(4)] == [[3], [5], [6], [8]]
+
+
+def test_shards_that_went_on_while_nobody_coordinated_count_as_they_are() -> None:
+    core = core_after(core_of())
+    announce_all(core, [(0, 40)], [(0, 40)])
+    assert core.complete
+    assert core.shard_restarts == 0, "they were not started again: the coordinator was"
+
+
+def test_a_shard_that_died_just_before_the_coordinator_counts_as_started_again() -> None:
+    core = core_after(core_after(core_of()))  # whose first successor died before any shard spoke to it
+    announce(core, 0, 2)
+    announce(core, 0, 2)
+    announce(core, 1, 1)
+    assert core.shard_restarts == 1
+    assert core_after(core).shard_restarts == 1
+
+
+def test_a_run_that_was_started_again_as_a_whole_had_no_restarts() -> None:
+    core = core_after(core_of())
+    core.started_anew()
+    announce_all(core, [(0, 4)], [(0, 4)], incarnation=2)
+    assert core.shard_restarts == 0
+
+
+def test_lives_of_another_placement_are_other_shards() -> None:
+    core = core_after(core_of(), shards=3)
+    announce_all(core, [], [], [], incarnation=2)
+    assert core.shard_restarts == 0
+
+
+def test_a_shard_that_the_plan_does_not_have_is_refused() -> None:
+    with pytest.raises(WrongRun, match=r"shards 0\.\.1, found shard 2"):
+        announce(core_of(), 2)
+
+
+def test_its_views_are_greater_than_those_of_its_predecessor() -> None:  # P3
+    earlier = core_of()
+    for incarnation in range(2, 50):
+        announce(earlier, 1, incarnation)
+    core = core_after(earlier)
+    assert core.shards.view > earlier.shards.view
+
+
+def test_what_a_shard_comes_back_without_is_due_again() -> None:  # P5
+    core = core_of()
+    core.leases.acknowledge("worker-0", 0, [0, 1], 0.0)
+    announce(core, 1, 2, [(0, 1)])
+    assert core.leases.lowest_incomplete == 1
+    announce(core, 1, 3)
+    assert (core.leases.lowest_incomplete, core.rounds.returning_to) == (0, None)
+    assert Caller(core).lease(1) == [0]
+    assert core.shard_restarts == 2
+
+
+def test_in_rounds_a_shard_that_comes_back_without_applied_steps_takes_all_back() -> None:  # P12
+    core = core_of(Sync(2))
+    caller = Caller(core)
+    caller.lease(2)
+    caller.complete_all()
+    announce(core, 0, 1, [(0, 2)])
+    assert core.rounds.returning_to is None, "shard 1 has acknowledged the round, though it has not said so itself"
+    announce(core, 1, 2)
+    assert (core.rounds.returning_to, core.rounds.out_of_round()) == (0, [(0, 0)])
+    answer = caller.call(want=1)
+    assert (answer.granted, answer.reason) == ([], "the shards return to round 0")
+    announce(core, 0, 2, process=1)
+    assert core.rounds.returning_to is None
+    assert caller.lease(2) == [0, 1]
+    assert (core.rounds.rollbacks, core.state) == (1, JobState.RUNNING)
+    assert core.shard_restarts == 1, "shard 1; shard 0 was told to return"
+
+
+def test_a_return_that_an_earlier_coordinator_began_is_no_restart() -> None:  # P12
+    core = core_after(core_of(Sync(2)), Sync(2))
+    announce(core, 0, 2, process=1)  # was told to return, and the coordinator died before it heard of that
+    announce(core, 1, 4, process=4)  # died, and came back
+    assert core.shard_restarts == 1
+    announce(core, 1, 6, process=4)  # has returned since, twice
+    assert core.shard_restarts == 1
+    announce(core, 1, 7, process=7)
+    assert core.shard_restarts == 2
+
+
+def test_a_shard_that_dies_while_it_returns_is_started_again() -> None:
+    core = core_of(Sync(2))
+    announce(core, 0, 1, [(0, 2)])
+    announce(core, 1, 2, process=2)
+    assert core.rounds.returning_to == 0
+    announce(core, 0, 3, process=3)
+    assert (core.rounds.returning_to, core.shard_restarts) == (None, 2)
+
+
+def test_in_rounds_a_shard_that_lost_only_what_nobody_has_applied_takes_nobody_back() -> None:  # P5, P10
+    core = core_of(Sync(2))
+    announce(core, 0, 2, held=[(0, 2)])
+    announce(core, 1, 2)
+    assert core.rounds.returning_to is None
+    assert Caller(core).lease(2) == [0, 1], "the steps that shard 1 lacks"
+
+
+# --- workers ---
+
+
+def test_a_worker_that_it_does_not_know_joins_again_and_keeps_what_it_holds() -> None:  # P5
+    earlier = core_of()
+    caller = Caller(earlier, "worker-0", token=7)
+    assert [caller.lease(1), caller.lease(1)] == [[0], [1]]
+    core = core_after(earlier)
+    announce_all(core, [], [])
+    caller.core = core
+    with pytest.raises(Unacquainted):
+        caller.call(want=1)
+    life = caller.worker.incarnation
+    caller.join(core, "worker-0")
+    assert caller.worker.incarnation > life, "incarnations rise over coordinators (P3)"
+    assert caller.lease(1, completed=done(0)) == [2], "steps 0 and 1 are its own"
+    assert core.leases.held_by("worker-0") == {1, 2}
+    assert core.leases.lowest_incomplete == 1
+    assert Caller(core).lease(1) == [3]
+
+
+def test_a_live_lease_is_taken_over_before_its_step_is_leased_to_another() -> None:  # P5
+    core = core_after(core_of())
+    announce_all(core, [], [])
+    survivor, newcomer = Caller(core, "worker-0", token=7), Caller(core, "worker-1", token=8)
+    survivor.held = [0, 1]
+    survivor.call()
+    assert newcomer.lease(1) == [2]
+
+
+def test_who_comes_too_late_computes_a_step_twice_and_it_counts_once() -> None:  # P1, P5
+    core = core_after(core_of())
+    announce_all(core, [], [])
+    newcomer, survivor = Caller(core, "worker-1"), Caller(core, "worker-0")
+    assert newcomer.lease(1) == [0]
+    survivor.held = [0]
+    survivor.call()
+    assert core.leases.held_by("worker-0") == core.leases.held_by("worker-1") == {0}
+    survivor.complete_all()
+    assert newcomer.call(completed=done(0)).revoked == []
+    assert (core.progress.steps, core.leases.leased) == (1, 0)
+
+
+def test_the_same_process_keeps_its_life_however_often_it_joins() -> None:  # P3: its answer was lost
+    core = core_of()
+    first = Caller(core, "worker-0", token=7)
+    assert first.lease(1) == [0]
+    events = list(core.events)
+    again = core.register_worker("worker-0", "arithmetic", "cpu", "host:9", 0.0, 7)
+    assert again is first.worker
+    assert core.leases.held_by("worker-0") == {0}
+    assert (list(core.events), core.supervision.worker_restarts) == (events, 0)
+
+
+def test_a_guest_keeps_its_life_too() -> None:  # it has no name to join under before it is answered
+    core = core_of()
+    guest = Caller(core, token=7)
+    guest.lease(1)
+    assert core.register_worker("", "arithmetic", "cpu", "host:9", 0.0, 7) is guest.worker
+    assert core.leases.held_by("guest-0") == {0}
+    assert sum("guest-0 started" in event for event in core.events) == 1
+
+
+def test_guests_that_join_again_do_not_take_each_other_s_name() -> None:
+    earlier = core_of()
+    guests = [Caller(earlier, token=token) for token in (7, 8)]
+    core = core_after(earlier)
+    announce_all(core, [], [])
+    newcomer = Caller(core, token=9)  # came first, and is guest-0 now
+    for guest in guests:
+        guest.join(core, guest.name)
+    assert [newcomer.name, *(guest.name for guest in guests)] == ["guest-0", "guest-1", "guest-2"]
+    newcomer.call()
+
+
+def test_a_zombie_that_joins_a_new_coordinator_before_its_successor_is_fenced_by_it() -> None:  # P3
+    core = core_after(core_of())
+    announce_all(core, [], [])
+    zombie = Caller(core, "worker-0", token=7)
+    zombie.lease(1)
+    successor = Caller(core, "worker-0", token=8)
+    with pytest.raises(Superseded, match="must stop"):
+        zombie.call()
+    assert successor.lease(1) == [0]
+
+
+# --- what was decided and counted ---
+
+
+def test_what_was_counted_goes_on() -> None:
+    earlier = core_of(Sync(4), skip_bad_steps=True)
+    earlier.supervision.worker_restarts, earlier.shard_restarts = 3, 2
+    earlier.rounds.rollbacks = 5
+    earlier.scale(7)
+    core = core_after(earlier, Sync(4))
+    assert (core.supervision.worker_restarts, core.shard_restarts) == (3, 2)
+    assert (core.rounds.rollbacks, core.workers_wanted, core.scale_requests) == (5, 7, 1)
+    assert core_after(core, Sync(4)).saved() == earlier.saved(), "however often"
+
+
+def test_a_scaling_is_stored_before_it_acts_and_a_run_started_anew_has_the_user_s_number() -> None:  # P7
+    earlier = core_of()
+    before = earlier.decisions
+    earlier.scale(earlier.options.workers)
+    assert earlier.decisions == before + 1
+    core = core_after(earlier)
+    assert core.scale_requests == 1, "the Job may have another number than the manifests"
+    core.scale(7)
+    core.started_anew()
+    assert (core.workers_wanted, core.scale_requests) == (core.options.workers, 0)
+
+
+def test_the_first_worker_s_arithmetic_binds_over_coordinators() -> None:  # P13
+    earlier = core_of(Sync(4), same_arithmetic=True)
+    before = earlier.decisions
+    Caller(earlier, "worker-0")
+    assert earlier.decisions == before + 1, "stored before it acts (P7)"
+    core = core_after(earlier, Sync(4), same_arithmetic=True)
+    with pytest.raises(WrongRun, match="arm is not arithmetic"):
+        core.register_worker("worker-0", "arm", "cpu", "host:9", 0.0, 7)
+    Caller(core, "worker-0")
+
+
+def tell(core: Core, after_step: int, **metrics: float) -> None:
+    Caller(core, "worker-0").call(evaluated=judged(after_step, **metrics))
+
+
+def test_results_are_not_judged_anew_not_even_those_that_are_no_numbers() -> None:  # P7
+    earlier = core_of(evaluate_after=[10, 20, 40])
+    tell(earlier, 10, loss=0.5)
+    before = earlier.decisions
+    tell(earlier, 20, loss=math.nan, accuracy=math.inf)
+    assert earlier.decisions == before + 1, "stored before it acts (P7)"
+    core = core_after(earlier, evaluate_after=[10, 20, 40])
+    announce_all(core, [(0, 40)], [(0, 40)])
+    assert core.evaluations.latest is not None
+    assert core.evaluations.latest.metrics is not None
+    assert math.isnan(core.evaluations.latest.metrics["loss"])
+    assert [e.after_step for e in Caller(core).call(want=1).evaluations] == [40]
+
+
+def stopped_early(policy: LeasingPolicy) -> Core:
+    core = core_of(policy, evaluate_after=[4, 40], target_accuracy=0.9)
+    caller = Caller(core, "worker-0")
+    while core.leases.lowest_incomplete < 4:
+        caller.lease(1)
+        caller.complete_all()
+    before = core.decisions
+    tell(core, 4, accuracy=0.95)
+    assert (core.state, core.decisions) == (JobState.DRAINING, before + 2)
+    return core
+
+
+@pytest.mark.parametrize("policy", [Async(), Sync(4)], ids=["async", "sync:4"])
+def test_an_early_stop_stays_decided(policy: LeasingPolicy) -> None:  # P7
+    earlier = stopped_early(policy)
+    core = core_after(earlier, policy, evaluate_after=[4, 40], target_accuracy=0.9)
+    assert core.leases.target == earlier.leases.target == 4
+    announce_all(core, [(0, 4)], [(0, 3)])
+    assert (core.state, core.reason) == (JobState.DRAINING, "held-out accuracy 0.9500 reached the target 0.9")
+    caller = Caller(core, "worker-0")
+    if core.rounds.returning_to is None:
+        assert caller.lease(4) == [3]
+        caller.complete_all()
+        [again] = caller.call(want=1).evaluations  # of weights that are there: those judged before were lost
+        caller.call(evaluated=judged(again.after_step, again.incarnations, accuracy=0.5))
+        assert (core.complete, caller.lease(4)) == (True, [])
+    core.done()
+    assert core.reason == core.early_stop
+
+
+def test_steps_given_up_stay_given_up() -> None:  # P6
+    earlier = core_of(max_attempts=1, skip_bad_steps=True)
+    caller = Caller(earlier)
+    assert caller.lease(1) == [0]
+    before = earlier.decisions
+    caller.call(failed=[(0, "NaN")])
+    assert earlier.decisions == before + 1, "stored before it acts (P7)"
+    core = core_after(earlier)
+    announce_all(core, [], [])
+    grants = Caller(core).call(want=1).granted
+    assert [(grant.step, grant.skip) for grant in grants] == [(0, True)]
+    assert core.saved().skips == (0,)
+
+
+def test_a_step_given_up_that_every_shard_has_is_not_leased_again() -> None:
+    core = core_of(registered=False)
+    core.resume(Saved(target=40, skips=(1,), workers_wanted=2))
+    announce_all(core, [(0, 2)], [(0, 2)])
+    assert Caller(core).lease(1) == [2]
+
+
+def test_an_evaluation_whose_round_has_passed_is_given_up_and_told() -> None:  # P7, P11: its result was never stored
+    core = core_of(Sync(4), evaluate_after=[4, 40], registered=False)
+    announce_all(core, [(0, 8)], [(0, 8)])
+    assert "warning: the evaluation after step 4 was missed: its weights are gone" in core.events
+    assert Caller(core).lease(1) == [8]
+
+
+# --- evaluations of weights that are gone ---
+
+
+def at_its_evaluation(core: Core, steps: int) -> Caller:
+    """Return a worker that completed so many steps, after which an evaluation is due, and is at it."""
+    caller = Caller(core, "worker-0")
+    while core.leases.lowest_incomplete < steps:
+        caller.lease(1)
+        caller.complete_all()
+    assert caller.lease(1) == []
+    assert caller.evaluating == [steps]
+    return caller
+
+
+def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_told() -> None:  # P25
+    core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
+    caller = at_its_evaluation(core, 4)
+    announce(core, 0, 2, [(0, 1)])
+    caller.call(evaluated=judged(4, accuracy=0.95))
+    assert (core.state, core.early_stop, core.evaluations.results()) == (JobState.RUNNING, "", {})
+    assert core.events[-1] == "a result of the evaluation after step 4 is void: a shard has another life by now"
+
+
+def test_a_late_result_is_void_where_the_steps_have_come_again_too() -> None:  # P25
+    core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
+    late = at_its_evaluation(core, 4)
+    announce(core, 0, 2, [(0, 1)])
+    late.lease(3)
+    for step in (1, 2, 3):
+        core.leases.acknowledge("worker-0", step, [0, 1], 0.0)
+    late.call(evaluated=judged(4, (1, 1), accuracy=0.95))
+    assert core.evaluations.results() == {}
+    [again] = late.call(want=1).evaluations
+    assert (again.after_step, again.incarnations) == (4, (2, 1))
+    late.call(evaluated=judged(4, (2, 1), accuracy=0.5))
+    assert core.evaluations.results() == {4: {"accuracy": 0.5}}
+
+
+def test_the_metrics_told_at_the_end_are_those_of_the_final_weights() -> None:  # P25
+    core = core_of(evaluate_after=[40])
+    caller = at_its_evaluation(core, 40)
+    announce(core, 0, 2, [(0, 39)])
+    caller.call(evaluated=judged(40, accuracy=0.95))
+    caller.lease(1, completed=done(39, incarnations=(2, 1)))
+    assert (core.leases.finished, core.complete) == (True, False)
+    caller.evaluating = []
+    assert [e.incarnations for e in caller.call(want=1).evaluations] == [(2, 1)]
+    caller.call(evaluated=judged(40, (2, 1), accuracy=0.5))
+    assert core.complete
+    assert core.evaluations.results() == {40: {"accuracy": 0.5}}
+
+
+def test_a_result_that_reaches_the_next_coordinator_is_of_the_lives_that_it_names() -> None:  # P25
+    late = at_its_evaluation(core_of(evaluate_after=[4, 40], target_accuracy=0.9), 4)
+    core = core_after(late.core, evaluate_after=[4, 40], target_accuracy=0.9)
+    announce(core, 0, 2, [(0, 1)])
+    announce(core, 1, 1, [(0, 4)])
+    late.join(core, "worker-0")
+    late.call(evaluated=judged(4, accuracy=0.95))
+    assert (core.evaluations.results(), core.early_stop) == ({}, "")
+
+
+def test_that_a_result_is_void_is_stored_before_it_acts() -> None:  # P7, P25: or a successor would take it over
+    core = core_of(evaluate_after=[4, 40])
+    caller = at_its_evaluation(core, 4)
+    caller.call(evaluated=judged(4, accuracy=0.5))
+    before = core.decisions
+    announce(core, 0, 2, [(0, 1)])
+    assert (core.decisions, core.saved().evaluations) == (before + 1, {})
+
+
+def test_the_final_weights_are_judged_again_where_a_shard_has_a_life_that_the_record_does_not_know() -> None:  # P25
+    """The record may be from before a shard's return, where the store failed then (P21)."""
+    earlier = core_of(evaluate_after=[20, 40])
+    for after_step in (20, 40):
+        tell(earlier, after_step, accuracy=0.5)
+    known, unknown = (core_after(earlier, evaluate_after=[20, 40]) for _ in range(2))
+    announce_all(known, [(0, 40)], [(0, 40)])
+    announce(unknown, 0, 2, [(0, 40)])
+    announce(unknown, 1, 1, [(0, 40)])
+    assert (known.complete, unknown.complete) == (True, False)
+    assert unknown.evaluations.results().keys() == {20}, "what was judged on the way is history"

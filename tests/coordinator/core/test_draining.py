@@ -1,0 +1,154 @@
+"""Draining: leasing pauses until all shards have the same steps, once for everybody who asks meanwhile (P8)."""
+
+from __future__ import annotations
+
+import pytest
+
+from parashard.errors import JobFailed
+from parashard_coordinator.core.draining import ANSWERS_KEPT, TAKING_S_MAX, Answer, Draining
+from parashard_coordinator.core.policies import Sync
+from support.coordinator_cases import Caller, announce, core_of, done
+
+STORED = Answer(checkpoint="j1", steps=8)
+
+
+def test_a_request_is_told_what_it_waits_for_and_then_what_became_of_it() -> None:
+    draining = Draining()
+    assert draining.asked(1, 8) == Answer(steps=8)
+    assert draining.asked(1, 12) == Answer(steps=8), "the repeat of a request moves nothing"
+    assert draining.target == 8
+    draining.ended(STORED)
+    assert (draining.target, draining.asked(1, 20)) == (None, STORED)
+    assert draining.target is None, "an answered request begins no drain"
+
+
+def test_requests_that_come_meanwhile_are_served_by_the_same_drain() -> None:
+    draining = Draining()
+    draining.asked(1, 8)
+    assert draining.asked(2, 30) == Answer(steps=8)
+    draining.ended(STORED)
+    assert [draining.asked(request, 30) for request in (1, 2)] == [STORED, STORED]
+
+
+def test_a_later_request_drains_anew() -> None:
+    draining = Draining()
+    draining.asked(1, 8)
+    draining.ended(STORED)
+    assert (draining.asked(2, 30), draining.target) == (Answer(steps=30), 30)
+
+
+def test_answers_are_bounded_and_the_oldest_goes() -> None:
+    draining = Draining()
+    for request in range(ANSWERS_KEPT + 1):
+        draining.asked(request, request)
+        draining.ended(Answer(checkpoint=f"j{request}"))
+    assert not draining.knows(0)
+    assert draining.asked(ANSWERS_KEPT, 0).checkpoint == f"j{ANSWERS_KEPT}"
+
+
+def test_tries_that_fail_end_after_a_while_and_patience_begins_anew_with_a_shard_s_next_life() -> None:
+    draining = Draining()
+    draining.asked(1, 8)
+    assert draining.failed("away", view=2, now_s=10.0) is None
+    assert draining.failed("away", view=2, now_s=10.0 + TAKING_S_MAX) is None
+    assert draining.failed("away", view=3, now_s=20.0 + TAKING_S_MAX) is None, "it came back, and has to be asked"
+    given_up = draining.failed("away again", view=3, now_s=21.0 + 2 * TAKING_S_MAX)
+    assert given_up == Answer(error=f"not every shard has saved within {TAKING_S_MAX:.0f} s: away again", steps=8)
+    draining.ended(given_up)
+    draining.asked(2, 9)
+    assert draining.failed("away", view=3, now_s=1000.0) is None, "of a later drain nothing has failed yet"
+
+
+# --- in the core ---
+
+
+def test_leasing_pauses_at_what_was_leased_and_what_was_leased_is_finished() -> None:
+    core = core_of(lease_batch=4)
+    first, second = Caller(core), Caller(core)
+    assert (first.lease(4), second.lease(2)) == ([0, 1, 2, 3], [4, 5])
+    assert core.create_checkpoint(request=7) == Answer(steps=6)
+    assert first.complete_all(want=4) == []
+    assert first.call(want=4).reason == "leasing pauses for a checkpoint"
+    assert not core.drained
+    core.workers.by_name[second.name].live = False
+    core.leases.end(second.name)  # it died: its steps are leased again, drain or not (P8)
+    assert [first.lease(1), first.lease(1)] == [[4], [5]]
+    first.complete_all()
+    assert core.drained
+    core.checkpoint_ended(Answer(checkpoint="j1", steps=6))
+    assert core.create_checkpoint(request=7) == Answer(checkpoint="j1", steps=6)
+    assert first.lease(1) == [6]
+    assert "checkpoint j1 is stored: 6 steps on every shard" in core.events
+
+
+def test_in_rounds_the_round_is_finished() -> None:
+    core = core_of(Sync(4))
+    caller = Caller(core)
+    caller.lease(2)
+    assert core.create_checkpoint(request=7) == Answer(steps=4)
+    assert caller.complete_all(want=4) == [2, 3]
+    assert caller.complete_all(want=4) == []
+    assert core.drained
+
+
+def test_a_drain_before_the_first_lease_is_drained_at_once() -> None:
+    core = core_of()
+    assert core.create_checkpoint(request=7) == Answer(steps=0)
+    assert core.drained
+
+
+def test_a_shard_that_falls_during_the_drain_has_to_have_its_steps_again() -> None:
+    core = core_of()
+    caller = Caller(core)
+    caller.lease(2)
+    core.create_checkpoint(request=7)
+    caller.complete_all()
+    assert core.drained
+    announce(core, 1, 2, [(0, 1)])
+    assert not core.drained
+    assert caller.lease(4) == [1]
+    caller.call(completed=done(1, incarnations=(1, 2)))
+    assert core.drained
+
+
+def test_a_step_of_an_earlier_coordinator_s_lease_moves_the_drain_further() -> None:
+    core = core_of()
+    core.create_checkpoint(request=7)
+    core.drain_further(3)
+    assert core.drain_target == 3
+    assert [Caller(core).lease(1) for _ in range(4)] == [[0], [1], [2], []]
+
+
+def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
+    core = core_of()
+    core.create_checkpoint(request=7)
+    core.checkpoint_ended(Answer(error="no space left", steps=0))
+    assert core.create_checkpoint(request=7).error == "no space left"
+    assert "warning: the checkpoint failed: no space left" in core.events
+    assert Caller(core).lease(1) == [0]
+
+
+def test_a_job_that_is_over_makes_no_more_checkpoints() -> None:
+    core = core_of()
+    core.fail("interrupted")
+    with pytest.raises(JobFailed, match="the job is failed: interrupted"):
+        core.create_checkpoint(request=7)
+
+
+def test_a_drain_that_is_asked_for_before_the_shards_are_back_takes_in_what_they_have() -> None:  # P8
+    """A coordinator that was started again knows of no lease yet; it must not drain at step 0."""
+    core = core_of(Sync(4), registered=False, incarnation=2)
+    core.create_checkpoint(1)
+    announce(core, 0, 1, [(0, 4)])
+    announce(core, 1, 1, [(0, 7)])
+    assert (core.drain_target, core.drained) == (8, False)
+
+
+def test_an_early_stop_moves_up_to_what_a_shard_has_applied_already() -> None:  # P7, P8
+    core = core_of()
+    Caller(core).lease(2)
+    core.leases.stop_at_frontier()
+    decided = core.decisions
+    core.drain_further(5)
+    assert core.leases.target == 5
+    assert core.decisions > decided, "it is stored before it acts"

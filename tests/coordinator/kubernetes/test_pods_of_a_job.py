@@ -1,0 +1,44 @@
+"""A coordinator on Kubernetes, from `parashard scale` to the Job, and from a pod's end to the metrics."""
+
+import pytest
+
+from parashard_coordinator.__main__ import watch_pods
+from parashard_coordinator.api.metrics import CoordinatorCollector
+from parashard_coordinator.kubernetes.cluster import KubernetesCluster
+from support.coordinator_cases import core_of
+from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
+from support.served_core import served
+
+kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
+
+
+def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
+    server = FakeApiServer()
+    configuration = kubernetes.client.Configuration(host=server.url)
+    configuration.retries = False
+    cluster = KubernetesCluster(kubernetes.client.ApiClient(configuration), NAMESPACE, JOB)
+    server.lines.append(b"upstream connect error")
+    core = core_of()
+    try:
+        with served(core) as it:
+            watch = watch_pods(cluster, it.exclusive, core.workers_wanted)
+            watch.start()
+            server.put("w-0", phase="Running")
+            server.wait_for_watch()
+            disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
+            with it.condition:
+                server.put("w-0", phase="Failed", conditions=[disrupted])
+                assert it.condition.wait_for(lambda: core.supervision.pod_ends, 20.0)
+            it.client.scale(5)
+            server.wait_for_parallelism(5)
+            watch.stop()
+            collected = CoordinatorCollector(it.exclusive, it.status).collect()
+            families = {family.name: family for family in collected}
+    finally:
+        server.close()
+    ends = families["parashard_coordinator_pod_ends"].samples
+    (errors,) = families["parashard_coordinator_pod_watch_errors"].samples
+    assert errors.value == 1
+    assert {tuple(sample.labels.values()): sample.value for sample in ends if sample.value} == {
+        ("worker", "preempted"): 1
+    }

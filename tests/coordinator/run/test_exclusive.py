@@ -1,0 +1,111 @@
+"""The core is reached under its lock alone, by every thread of a coordinator, from its start to its report."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.job.load import job_from_toml
+from parashard.launch.run_files import REPORT_FILE
+from parashard.process.shell import Stop
+from parashard.store.claims import claim_incarnation
+from parashard.telemetry.refusals import RefusedPeers
+from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.run import coordination as module
+from parashard_coordinator.run.coordination import Coordination
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.run.resolve import resolve
+from parashard_coordinator.run.store import RunStore
+from support.checkpoint_cases import DIGEST, RUN, STEPS, write_drained
+from support.owned_core import owned_core
+from support.served_core import lease_request, worker_request
+from support.small_job import SMALL_JOB
+from support.store_fakes import MemoryStore
+
+DEADLINE_S = 60.0
+
+
+def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Coordination:
+    """Return a coordination whose shards answer nobody, and have saved already."""
+    store = MemoryStore()
+    write_drained(store)
+    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    run_store = RunStore(store, claim_incarnation(store, "coordinator"))
+    job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
+    coordination = Coordination(core, resolved, resolved.plan, job, run_dir, run_store)
+    monkeypatch.setattr(module, "TICK_S", 0.0)
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    monkeypatch.setattr(module, "SAVE_S", 0.0)
+    monkeypatch.setattr(module, "AGAIN_S", 0.0)
+    monkeypatch.setattr(coordination._watch, "look", lambda lives, saw, now_s: {})
+    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: "j1")
+    return coordination
+
+
+def working(coordination: Coordination, name: str) -> None:
+    """Take steps and report them until the job is over."""
+    service = coordination.service
+    service.RegisterWorker(worker_request(name), None)
+    done: list[pb.CompletedStep] = []
+    for sequence in range(1, 100_000):
+        reply = service.Lease(lease_request(name, sequence, want=2, wait_s=0.01, completed=done), None)
+        if reply.state == pb.JOB_STATE_DONE:
+            return
+        done = [pb.CompletedStep(step=grant.step, incarnations=[1, 1]) for grant in reply.granted]
+    pytest.fail("the job does not end")
+
+
+def test_no_thread_touches_the_core_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    core, trespasses = owned_core(steps_total=STEPS)
+    coordination = coordination_of(core, tmp_path, monkeypatch)
+    http = coordination.http_port("127.0.0.1", 0, RefusedPeers({}))
+    http.start()
+    over = threading.Event()
+
+    def asking(ask: Callable[[], object]) -> int:
+        asked = 0
+        while not over.is_set() or not asked:
+            ask()
+            asked += 1
+        return asked
+
+    def shown(page: str) -> bytes:
+        with urlopen(f"http://{http.address}/{page}", timeout=DEADLINE_S) as answer:  # our own port
+            return bytes(answer.read())
+
+    service = coordination.service
+    with ThreadPoolExecutor(8) as threads:
+        workers = [threads.submit(working, coordination, f"worker-{i}") for i in range(2)]
+        others = [threads.submit(asking, lambda page=page: shown(page)) for page in ("metrics", "readyz", "")]
+        others.append(threads.submit(asking, lambda: service.GetStatus(pb.GetStatusRequest(), None)))
+        others.append(threads.submit(asking, lambda: service.GetView(pb.GetViewRequest(run_id=RUN), None)))
+        state = coordination.run(Stop())
+        for worker in workers:
+            worker.result(DEADLINE_S)
+        over.set()
+        assert all(other.result(DEADLINE_S) for other in others)
+    http.stop()
+    assert (trespasses, state) == ([], JobState.DONE)
+    assert json.loads((tmp_path / REPORT_FILE).read_text())["state"] == "done"
+
+
+def test_who_touches_it_without_the_lock_is_seen() -> None:
+    core, trespasses = owned_core()
+    leaked = core.run_exclusive(lambda core, _: core)
+    assert trespasses == []
+    assert leaked.state is JobState.RUNNING
+    assert [where.partition(":")[0] for where in trespasses] == ["state"]
+
+
+def test_whoever_waits_sees_what_changed_before_the_wait_began() -> None:
+    core, _ = owned_core()
+    core.run_exclusive(lambda core, _: core.scale(5))
+    assert core.run_until(lambda core, _: core.workers_wanted, lambda wanted: wanted == 5, DEADLINE_S) == 5
+    assert core.run_until(lambda core, _: core.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5

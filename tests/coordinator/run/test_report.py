@@ -1,0 +1,148 @@
+"""The report: the figures that scripts read, and a digest of the final weights."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
+from parashard.job.load import job_from_toml
+from parashard.launch.run_files import REPORT_FILE
+from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
+from parashard_coordinator.run.resolve import ResolvedJob, resolve
+from support.coordinator_cases import Caller, announce, core_of, done, judged
+from support.shard_records import record_of
+
+REQUIRED = {
+    "job", "steps_total", "steps_applied", "duplicate_pushes", "examples_per_s", "wall_s", "training_loss",
+    "held_out", "staleness", "step_lag", "network", "bytes", "worker_restarts", "shard_restarts",
+    "coordinator_restarts", "weights_sha256", "data", "parameters",
+}  # fmt: skip
+LEDGER = """
+job = { name = "ledger", epochs = 2, batch_size = 4 }
+data = { source = "synthetic", examples = 6, features = 1 }
+model = { kind = "ledger" }
+optimizer = { kind = "sgd", learning_rate = -1.0 }
+consistency = { policy = "ssp:8", reduce = "sum" }
+"""
+
+
+def ledger() -> ResolvedJob:
+    return resolve(job_from_toml(LEDGER), None)
+
+
+def ended() -> Core:
+    """Return a job of four steps, each of 8 examples, that took 2 s and ended with an accuracy of 0.75."""
+    core = core_of(steps_total=4, evaluate_after=[4])
+    caller = Caller(core)
+    for step in range(4):
+        caller.lease(1, now_s=1.0)
+        core.leases.skips.update({3} if step == 3 else ())
+        caller.call(3.0, completed=done(step, skipped=step == 3))
+    for shard in range(2):
+        announce(core, shard, applied=[(0, 4)], skipped=[3])
+    caller.call(3.0, want=1, phases_s={"pull": 1.0, "push": 0.5, "transfer": 2.0})
+    caller.call(4.0, evaluated=judged(4, accuracy=0.75, loss=0.125))
+    return core
+
+
+def seen() -> StatusView:
+    status = StatusView("ledger", "async", 2)
+    sent = {"push_bytes": 25, "push_float32_bytes": 100, "pull_bytes": 75, "pull_unmoved_bytes": 25}
+    status.saw(0, record_of(0, 4, {0: 3, 2: 1}, duplicate_pushes=2, refused_pushes=1, step_lag_max=3, **sent))
+    status.saw(1, record_of(1, 4, {1: 4}, duplicate_pushes=5, step_lag_max=1, **sent))
+    return status
+
+
+def test_it_has_every_figure_that_is_promised() -> None:
+    resolved = ledger()
+    figures = report(ended(), resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
+    assert figures.keys() >= REQUIRED | {"ledger_wrong"}
+    assert figures["ledger_wrong"] == 6
+    assert json.loads(json.dumps(figures, allow_nan=False)) == figures
+
+
+def test_the_figures_of_a_job() -> None:
+    figures = report(ended(), ledger(), seen(), 4.0)
+    assert (figures["job"], figures["run_id"], figures["consistency"]) == ("ledger", "run-1", "ssp:8")
+    assert (figures["steps_total"], figures["steps_applied"], figures["skipped_steps"]) == (4, [4, 4], 1)
+    assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
+    assert (figures["examples_per_s"], figures["wall_s"]) == (16.0, 3.0)
+    assert (figures["training_loss"], figures["held_out"]) == (0.5, {"accuracy": 0.75, "loss": 0.125})
+    assert (figures["staleness"], figures["step_lag"]) == ({"p50": 1, "p95": 2, "max": 2}, {"max": 3})
+    assert figures["data"] == {"examples": 6, "held_out": 0, "input_shape": [1], "classes": 2, "warnings": []}
+    assert figures["parameters"] == 12
+    assert figures["network"] == {"transfer_s": 2.0, "waited_s": 1.5, "overlapped_share": 0.25}
+    assert figures["bytes"] == {
+        "pushed": 50,
+        "pushed_float32": 200,
+        "pulled": 150,
+        "pull_unmoved": 50,
+        "saved_share": 0.5,
+    }
+    assert (figures["shards"], figures["workers"]) == (2, 2)
+
+
+def test_a_done_job_s_report_is_of_its_last_checkpoint_whatever_becomes_of_a_shard() -> None:  # P25
+    core = ended()
+    final = core.due_checkpoint()
+    assert final is not None
+    assert (final.steps, final.final, final.metrics) == (4, True, {"accuracy": 0.75, "loss": 0.125})
+    announce(core, 1, 2)
+    assert core.evaluations.results() == {}, "what is there now is not what was judged"
+    figures = report(core, ledger(), StatusView("ledger", "async", 2), 4.0, final, (4, 4))
+    assert (figures["state"], figures["steps_applied"], figures["held_out"]["accuracy"]) == ("done", [4, 4], 0.75)
+
+
+def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
+    core = core_of()
+    core.fail("no disk")
+    figures = report(core, ledger(), StatusView("ledger", "async", 2), 9.0)
+    assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
+    assert (figures["training_loss"], figures["held_out"]) == (None, {}), "a training loss is no held-out loss"
+    assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (None, 0.0, 0)
+    assert (figures["network"]["overlapped_share"], figures["bytes"]["saved_share"]) == (None, None)
+
+
+def test_a_loss_that_is_not_finite_is_none() -> None:
+    core = ended()
+    assert core.evaluations.latest is not None
+    core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
+    figures = report(core, ledger(), seen(), 4.0)
+    assert figures["held_out"] == {"loss": None, "accuracy": None}
+
+
+def test_weights_are_written_whole(tmp_path: Path) -> None:
+    weights = {"b": np.ones((3, 2), np.float32).T, "a": np.arange(3, dtype=np.float32)}
+    path = save_weights(tmp_path, weights, "run-1")
+    with safe_open(path, "numpy") as file:
+        assert file.metadata() == {"run_id": "run-1"}
+        assert {name: file.get_tensor(name).tolist() for name in file.keys()} == {  # noqa: SIM118 (no mapping)
+            name: value.tolist() for name, value in weights.items()
+        }
+    assert [entry.name for entry in tmp_path.iterdir()] == [path.name]
+
+
+def test_preprocessing_is_written_beside_the_weights(tmp_path: Path) -> None:
+    save_preprocessing(tmp_path, None)
+    assert list(tmp_path.iterdir()) == []
+    saved = Preprocessing(input_shape=(2,), target=ClassTarget(classes=("no", "yes")))
+    save_preprocessing(tmp_path, saved)
+    assert [entry.name for entry in tmp_path.iterdir()] == ["preprocessing.json"]
+    assert read_preprocessing(tmp_path / "preprocessing.json") == saved
+
+
+def test_the_report_is_written_whole_and_says_where_the_weights_are(tmp_path: Path) -> None:
+    save_report(tmp_path, {"job": "small", "state": "failed"})
+    found = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert found == {"job": "small", "state": "failed", "run_dir": str(tmp_path), "weights": None}
+    save_report(tmp_path, {"job": "small", "state": "done"})
+    found = json.loads((tmp_path / REPORT_FILE).read_text())
+    assert found["weights"] == str(tmp_path / "weights.safetensors")
+    assert [entry.name for entry in tmp_path.iterdir()] == [REPORT_FILE]

@@ -1,0 +1,81 @@
+"""The watch asks every shard for its record, and reports those that do not answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from parashard._proto import shard_pb2, shard_pb2_grpc
+from parashard.errors import Unreachable, WrongRun
+from parashard.protocol.rpc import Server
+from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.shards.channels import ShardChannels
+from parashard_coordinator.shards.monitor import ShardMonitor
+
+Starts = Callable[[int], ShardLife]
+
+
+class OneShard(shard_pb2_grpc.ShardServicer):  # type: ignore[misc, unused-ignore]
+    """Answers with its index; refuses another run."""
+
+    def __init__(self, shard: int) -> None:
+        self.shard = shard
+        self.asked = 0
+
+    def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
+        self.asked += 1
+        if request.run_id != "run-1":
+            raise WrongRun(f"this shard is of run-1, the call names {request.run_id}")
+        return shard_pb2.InspectReply(shard=self.shard, version=self.asked)
+
+
+@pytest.fixture
+def start() -> Iterator[Starts]:
+    servers: list[Server] = []
+
+    def one(shard: int) -> ShardLife:
+        server = Server("127.0.0.1:0")
+        shard_pb2_grpc.add_ShardServicer_to_server(OneShard(shard), server.grpc)  # type: ignore[no-untyped-call]
+        server.start()
+        servers.append(server)
+        return ShardLife(1, server.address, "")
+
+    yield one
+    for server in servers:
+        server.stop(grace_s=0.0)
+
+
+def test_every_record_is_handed_on(start: Starts) -> None:
+    lives, seen = [start(0), start(1)], []
+    watch = ShardMonitor("run-1", ShardChannels())
+    assert watch.look(lives, lambda *told: seen.append(told), 0.0) == {}
+    assert watch.look(lives, lambda *told: seen.append(told), 1.0) == {}
+    assert [(shard, record.figures.version) for shard, record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
+
+
+def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
+    lives, seen = [ShardLife(1, "127.0.0.1:1", ""), start(1)], []
+    silence = ShardMonitor("run-1", ShardChannels()).look(lives, lambda shard, _: seen.append(shard), 0.0)[0]
+    assert isinstance(silence.error, Unreachable)
+    assert silence.error.peer == "127.0.0.1:1"
+    assert seen == [1]
+
+
+def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
+    dead, alive, watch = ShardLife(1, "127.0.0.1:1", ""), start(0), ShardMonitor("run-1", ShardChannels())
+    assert [watch.look([dead], pytest.fail, now_s)[0].silent_s for now_s in (5.0, 6.0, 9.0)] == [0.0, 1.0, 4.0]
+    assert watch.look([alive], lambda *_: None, 10.0) == {}
+    assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
+
+
+def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
+    lives = [start(0), start(1)]
+    silent = ShardMonitor("run-2", ShardChannels()).look(lives, pytest.fail, 0.0)
+    assert [type(silent[shard].error) for shard in (0, 1)] == [WrongRun, WrongRun]
+    assert [silent[shard].error.peer for shard in (0, 1)] == [life.address for life in lives]
+
+
+def test_no_shards_no_calls() -> None:
+    assert ShardMonitor("run-1", ShardChannels()).look([], pytest.fail, 0.0) == {}

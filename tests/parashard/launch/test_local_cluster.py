@@ -1,0 +1,292 @@
+"""Children of this process: how each ended and why, and that none is left, whatever ends their parent.
+
+The children are modules of a few lines, so that a case takes tens of milliseconds.
+"""
+
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from parashard.launch.local_cluster import LOG_TAIL_BYTES, MODULES, Ended, LocalCluster
+
+DEADLINE_S = 30.0
+# A child that says through a named pipe that it is up, and then waits for its lifeline (its last argument) to close.
+UP = "import os, sys\nopen(sys.argv[1], 'w').write('up')\n"
+UNTIL_LIFELINE_CLOSES = "while os.read(int(sys.argv[-1]), 1): pass\n"
+
+Write = Callable[[str], str]
+
+
+@pytest.fixture
+def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Write:
+    """Return a function that writes a module which children can run, and returns its name."""
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "modules"))
+    (tmp_path / "modules").mkdir()
+
+    def write(source: str) -> str:
+        name = f"child_{len(list((tmp_path / 'modules').iterdir()))}"
+        (tmp_path / "modules" / f"{name}.py").write_text(source)
+        return name
+
+    return write
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
+    """Return a cluster, and end what is left of it."""
+    cluster = LocalCluster(tmp_path)
+    yield cluster
+    if cluster.running:
+        cluster.end(grace_s=0.0)
+
+
+def reaped(cluster: LocalCluster) -> list[Ended]:
+    """Wait for the next ends, by the kernel's word: no polling."""
+    for name in cluster.running:
+        os.waitid(os.P_PID, cluster.pid(name), os.WEXITED | os.WNOWAIT)
+    return cluster.reap()
+
+
+def awaited(pipe: Path) -> None:
+    """Wait until a child has said through a named pipe that it is up."""
+    assert pipe.read_text() == "up"
+
+
+@pytest.fixture
+def pipe(tmp_path: Path) -> Path:
+    """Return a named pipe."""
+    os.mkfifo(tmp_path / "pipe")
+    return tmp_path / "pipe"
+
+
+def test_a_child_that_ends_is_reaped_once(cluster, module):
+    cluster.start("worker-0", module(""), [])
+    assert cluster.running == ["worker-0"]
+    assert reaped(cluster) == [Ended("worker-0", 0, "exit code 0", 1)]
+    assert (cluster.reap(), cluster.running) == ([], [])
+
+
+def test_ends_are_numbered_over_all_children(cluster, module):
+    numbers = []
+    for name in ("worker-0", "shard-1", "worker-0"):
+        cluster.start(name, module(""), [])
+        numbers += [ended.number for ended in reaped(cluster)]
+    assert numbers == [1, 2, 3]
+
+
+def test_a_child_is_killed_whatever_it_does_with_signals(cluster, module, pipe):
+    deaf = f"import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nopen({str(pipe)!r}, 'w').write('up')"
+    cluster.start("worker-0", module(f"{deaf}\ntime.sleep(60)"), [])
+    awaited(pipe)
+    cluster.kill("worker-0")
+    assert reaped(cluster) == [Ended("worker-0", -signal.SIGKILL, "killed by SIGKILL", 1)]
+    cluster.kill("worker-0")  # it is gone already
+
+
+def test_why_it_ended_is_its_own_last_word(cluster, module):
+    said = "print('x'); print('parashard shard-0: the file is torn', file=sys.stderr); print('more'); sys.exit(2)"
+    cluster.start("shard-0", module(f"import sys\n{said}"), [])
+    assert reaped(cluster) == [Ended("shard-0", 2, "the file is torn (exit code 2)", 1)]
+
+
+def test_without_a_word_of_ours_the_last_line_of_a_traceback_must_do(cluster, module):
+    cluster.start("shard-0", module("raise ZeroDivisionError('by the user')"), [])
+    assert reaped(cluster)[0].reason == "ZeroDivisionError: by the user (exit code 1)"
+
+
+def test_the_last_words_of_an_earlier_life_are_not_those_of_this_one(cluster, module):
+    cluster.start("shard-0", module("print('parashard shard-0: first life'); raise SystemExit(1)"), [])
+    assert reaped(cluster)[0].reason == "first life (exit code 1)"
+    cluster.start("shard-0", module("raise KeyError('second life')"), [])
+    assert reaped(cluster)[0].reason == "KeyError: 'second life' (exit code 1)"
+    cluster.start("shard-0", module("import os; os._exit(1)"), [])
+    assert reaped(cluster)[0].reason == "exit code 1"
+
+
+def test_only_the_end_of_a_long_log_is_read(cluster, module):
+    cluster.start("worker-0", module(f"import sys\nprint('x' * {3 * LOG_TAIL_BYTES})\nsys.exit('over')"), [])
+    assert reaped(cluster)[0].reason == "over (exit code 1)"
+    cluster.start("worker-1", module(f"import os\nos.write(1, b'\\xff' * {3 * LOG_TAIL_BYTES})\nos._exit(1)"), [])
+    assert len(reaped(cluster)[0].reason) < 400
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM], ids=lambda number: number.name)
+def test_a_signal_that_killed_it_is_named(cluster, module, number):
+    cluster.start("worker-0", module(f"import os, signal\nsignal.raise_signal({int(number)})"), [])
+    assert reaped(cluster) == [Ended("worker-0", -number, f"killed by {number.name}", 1)]
+
+
+def test_a_child_gets_its_arguments_its_own_session_and_nothing_to_read(cluster, module):
+    source = "import os, sys\nprint(sys.argv[1:-1], os.getsid(0) == os.getpid(), repr(sys.stdin.read()))"
+    cluster.start("worker-0", module(source), ["--connect", "127.0.0.1:7"])
+    reaped(cluster)
+    assert cluster.log_path("worker-0").read_text() == "['--connect', '127.0.0.1:7', '--lifeline'] True ''\n"
+
+
+@pytest.mark.parametrize("service", MODULES.values())
+def test_files_in_the_working_directory_do_not_shadow_a_service(cluster, tmp_path, monkeypatch, service):
+    folder = tmp_path / "of the user"
+    folder.mkdir()
+    for name in ("coordinator", "numpy", "parashard", *MODULES.values(), "worker"):
+        (folder / f"{name}.py").write_text("print('of the user')\n")
+    monkeypatch.chdir(folder)
+    cluster.start(f"{service}-0", service, ["--help"])
+    (ended,) = reaped(cluster)
+    said = cluster.log_path(f"{service}-0").read_text()
+    assert "of the user" not in said
+    assert (ended.exit_code, "--lifeline" in said) == (0, True), said
+
+
+def test_a_child_has_the_variables_of_its_module(cluster, module, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "9")
+    name, other = (module("import os\nprint(os.environ['OMP_NUM_THREADS'])") for _ in range(2))
+    cluster.variables = {name: {"OMP_NUM_THREADS": "1"}}
+    cluster.start("worker-0", name, [])
+    cluster.start("worker-1", other, [])
+    reaped(cluster)
+    assert [cluster.log_path(child).read_text() for child in ("worker-0", "worker-1")] == ["1\n", "9\n"]
+
+
+def test_lives_of_one_name_share_a_log(cluster, module):
+    name = module("print('hello')")
+    for _ in range(2):
+        cluster.start("worker-0", name, [])
+        reaped(cluster)
+    assert cluster.log_path("worker-0").read_text() == "hello\n" * 2
+
+
+def test_two_children_of_one_name_are_a_bug(cluster, module, pipe):
+    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
+    awaited(pipe)
+    with pytest.raises(AssertionError, match="worker-0 runs already"):
+        cluster.start("worker-0", module(""), [])
+
+
+def test_a_child_may_be_asked_to_end(cluster, module, pipe):
+    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
+    awaited(pipe)
+    cluster.ask_to_end("worker-0")
+    cluster.ask_to_end("worker-7")  # is not there: nothing to ask
+    assert reaped(cluster)[0].reason == "killed by SIGTERM"
+
+
+def test_end_leaves_no_child_and_no_pipe(cluster, module, pipe):
+    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
+    awaited(pipe)
+    pid = cluster.pid("worker-0")
+    cluster.end(grace_s=DEADLINE_S)
+    assert cluster.running == []
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    for descriptor in (cluster._lifeline_read, cluster._lifeline_write):
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)
+
+
+def test_end_kills_a_child_that_does_not_listen(cluster, module, pipe):
+    deaf = "import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + UP + UNTIL_LIFELINE_CLOSES
+    cluster.start("shard-0", module(deaf), [str(pipe)])
+    awaited(pipe)
+    pid = cluster.pid("shard-0")
+    cluster.end(grace_s=0.05)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_end_asks_workers_before_those_whom_they_need(cluster, module, tmp_path, pipe):
+    log = tmp_path / "order"
+    source = (
+        "import os, signal, sys\n"
+        "def end(*_):\n"
+        f"    open({str(log)!r}, 'a').write(sys.argv[2] + ' ')\n"
+        "    os._exit(0)\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+    )
+    name = module(source + UP + UNTIL_LIFELINE_CLOSES)
+    for child in ("coordinator", "shard-0", "worker-0"):
+        cluster.start(child, name, [str(pipe), child])
+        awaited(pipe)
+    cluster.end(grace_s=DEADLINE_S)
+    ended = log.read_text().split()
+    assert (ended[0], sorted(ended)) == ("worker-0", ["coordinator", "shard-0", "worker-0"])
+
+
+PARENT = """
+import sys, signal
+from pathlib import Path
+from parashard.launch.local_cluster import LocalCluster
+cluster = LocalCluster(Path(sys.argv[1]))
+cluster.start("worker-0", sys.argv[2], sys.argv[3:])
+print(cluster.pid("worker-0"), flush=True)
+signal.pause()
+"""
+
+
+def test_children_end_when_their_parent_is_killed(module, tmp_path, pipe):
+    # The child holds a second pipe open for writing; the kernel closes it when the child is gone, whoever reaps it.
+    os.mkfifo(tmp_path / "life")
+    child = module(UP + "life = open(sys.argv[2], 'w')\n" + UNTIL_LIFELINE_CLOSES)
+    command = [sys.executable, "-c", PARENT, str(tmp_path), child, str(pipe), str(tmp_path / "life")]
+    parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    try:
+        awaited(pipe)
+        with (tmp_path / "life").open("rb") as life:
+            parent.send_signal(signal.SIGKILL)
+            parent.communicate(timeout=DEADLINE_S)
+            ready, _, _ = select.select([life], [], [], DEADLINE_S)
+            assert ready, "the child outlived its parent"
+            assert life.read() == b""
+    except BaseException:
+        os.kill(pid, signal.SIGKILL)
+        raise
+    finally:
+        parent.kill()
+        parent.communicate()
+
+
+def test_a_child_holds_no_writing_end_of_the_lifeline(cluster, module, pipe):
+    # If it did, a sibling's lifeline would stay open after the parent's death.
+    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
+    awaited(pipe)
+    inode = os.fstat(cluster._lifeline_write).st_ino
+    held = []
+    for entry in Path(f"/proc/{cluster.pid('worker-0')}/fd").iterdir():
+        if entry.exists() and entry.stat().st_ino == inode:
+            flags = Path(f"/proc/{cluster.pid('worker-0')}/fdinfo/{entry.name}").read_text()
+            held.append(int(flags.split("flags:")[1].split()[0], 8) & os.O_ACCMODE)
+    assert held == [os.O_RDONLY]
+
+
+def test_reaping_does_not_wait(cluster, module, pipe):
+    cluster.start("worker-0", module(UP + UNTIL_LIFELINE_CLOSES), [str(pipe)])
+    awaited(pipe)
+    started_s = time.monotonic()
+    assert cluster.reap() == []
+    assert time.monotonic() - started_s < 1.0
+
+
+def test_a_child_runs_without_a_log_where_none_can_be_written(cluster, module, tmp_path):  # P21
+    told: list[str] = []
+    cluster.tell = told.append
+    (tmp_path / "logs").rmdir()
+    (tmp_path / "logs").write_text("no folder")
+    cluster.start("shard-0", module("import sys\nprint('lost')\nsys.exit(3)"), [])
+    assert reaped(cluster)[0].reason == "exit code 3"
+    (tmp_path / "logs").unlink()
+    (tmp_path / "logs").mkdir()
+    cluster.start("shard-0", module("print('kept')"), [])
+    reaped(cluster)
+    assert cluster.log_path("shard-0").read_text() == "kept\n"
+    assert told == [
+        "warning: log files cannot be written: not a directory",
+        "log files are written again; 1 writes failed",
+    ]

@@ -1,0 +1,111 @@
+"""Run directories: who works in one, whether its run is over, and what is left of one that never began."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard.launch.run_files import JOB_FILE, REPORT_FILE
+from parashard.launch.run_folders import (
+    LOCK_FILE,
+    check_in_progress,
+    discard_unbegun,
+    how_it_ended,
+    launcher_lock,
+    launcher_of,
+    locked,
+    run_named,
+)
+from parashard.protocol.coordinator_client import ADDRESS_FILE
+
+
+def report(folder: Path, state: str) -> None:
+    (folder / REPORT_FILE).write_text(json.dumps({"state": state, "reason": "so it was"}))
+
+
+def test_the_holder_of_the_lock_is_the_launcher(tmp_path: Path) -> None:
+    assert launcher_of(tmp_path) is None
+    lock = launcher_lock(tmp_path)
+    assert launcher_of(tmp_path) == os.getpid()
+    with pytest.raises(ConfigurationError, match="another `parashard run` works in it"):
+        locked(tmp_path)
+    os.close(lock)
+    assert launcher_of(tmp_path) is None, "the process is alive and works elsewhere"
+
+
+@pytest.mark.parametrize("content", ["", "no number", "0", "4194305"])
+def test_a_lock_file_that_names_nobody_is_nobody_s(tmp_path: Path, content: str) -> None:
+    (tmp_path / LOCK_FILE).write_text(content)
+    assert launcher_of(tmp_path) is None
+
+
+def test_a_launcher_that_was_killed_is_none(tmp_path: Path) -> None:
+    program = (
+        "import sys, signal; from pathlib import Path; from parashard.launch.run_folders import launcher_lock; "
+        "lock = launcher_lock(Path(sys.argv[1])); print('locked', flush=True); signal.pause()"
+    )
+    with subprocess.Popen([sys.executable, "-c", program, str(tmp_path)], stdout=subprocess.PIPE) as launcher:
+        try:
+            assert launcher.stdout is not None
+            launcher.stdout.readline()
+            assert launcher_of(tmp_path) == launcher.pid
+        finally:
+            launcher.kill()
+    assert launcher_of(tmp_path) is None
+
+
+@pytest.mark.parametrize(
+    ("state", "local", "ended"),
+    [
+        ("done", True, True),
+        ("done", False, True),
+        ("failed", True, True),
+        ("failed", False, False),  # a coordinator that others start may be started again
+        ("running", True, False),
+        (None, True, False),
+    ],
+)
+def test_a_run_is_over_when_its_report_says_so_and_nobody_works_on_it(
+    tmp_path: Path, state: str | None, local: bool, ended: bool
+) -> None:
+    if state is not None:
+        report(tmp_path, state)
+    if local:
+        lock = launcher_lock(tmp_path)
+        assert how_it_ended(tmp_path) is None
+        os.close(lock)
+    assert how_it_ended(tmp_path) == ((state, "so it was") if ended else None)
+
+
+def test_a_place_that_is_no_folder_is_not_over() -> None:
+    check_in_progress("host:7000")
+
+
+def test_a_run_has_a_path_or_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, file in (("one", JOB_FILE), ("two", ADDRESS_FILE)):
+        Path("runs", name).mkdir(parents=True)
+        Path("runs", name, file).touch()
+    assert run_named("one") == run_named("runs/one") == tmp_path / "runs" / "one"
+    assert run_named("two") == tmp_path / "runs" / "two"
+    for text in ("three", "runs", "."):
+        with pytest.raises(ConfigurationError, match="is no run; allowed"):
+            run_named(text)
+
+
+def test_only_what_never_began_is_discarded(tmp_path: Path) -> None:
+    unbegun, begun, others = (tmp_path / name for name in ("unbegun", "begun", "others"))
+    for folder in (unbegun, begun, others):
+        (folder / "logs").mkdir(parents=True)
+    (begun / JOB_FILE).touch()
+    lock = launcher_lock(others)
+    for folder in (unbegun, begun, others):
+        discard_unbegun(folder, keep=False)
+    os.close(lock)
+    assert [folder.exists() for folder in (unbegun, begun, others)] == [False, True, True]

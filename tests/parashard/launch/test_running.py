@@ -1,0 +1,190 @@
+"""A run in progress, in virtual time: when its coordinator is killed, and when what ended is given up."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.display.live import NoView
+from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, Unreachable
+from parashard.job.load import load_job
+from parashard.launch.local_cluster import Ended
+from parashard.launch.run_files import NEW_JOB_FILE, REPORT_FILE
+from parashard.launch.running import Running
+from parashard.process.backoff import BACKOFF_MAX_S
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import ADDRESS_FILE
+
+JOB = Path(__file__).resolve().parents[3] / "examples" / "digits.toml"
+PID = 17
+
+
+class FakeCluster:
+    """A coordinator that runs, and ends when a test says so; whatever is started or killed is noted."""
+
+    def __init__(self) -> None:
+        self.ended: list[Ended] = []
+        self.noted: list[str] = []
+        self.running = ["coordinator"]
+
+    def reap(self) -> list[Ended]:
+        ended, self.ended = self.ended, []
+        self.running = [name for name in self.running if name not in {child.name for child in ended}]
+        return ended
+
+    def pid(self, name: str) -> int:
+        return PID + self.noted.count("start coordinator")  # one that is started again never gets to write its own
+
+    def start(self, name: str, module: str, arguments: list[str]) -> None:
+        self.noted.append(f"start {name}")
+        self.running.append(name)
+
+    def kill(self, name: str) -> None:
+        self.noted.append(f"kill {name}")
+
+
+class Clock:
+    """Moves when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+class Run:
+    """A run whose coordinator answers as `answers(now_s)` says, with a state or an error."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / ADDRESS_FILE).write_text(json.dumps({"pid": PID, "address": "x:1", "run_id": "run-1"}))
+        (folder / REPORT_FILE).write_text("{}")
+        self.clock, self.cluster = Clock(), FakeCluster()
+        monkeypatch.setattr(
+            "parashard.launch.running.time", SimpleNamespace(monotonic=lambda: self.clock.now_s, sleep=self.clock.sleep)
+        )
+        loaded = load_job(JOB, environ={})
+        self.silence_s = loaded.job.cluster.silence_s
+        self.budget = loaded.job.cluster.max_restarts
+        self.running = Running(loaded, folder, self.cluster, NoView(), None, trace=False)  # type: ignore[arg-type]
+        self.running._client = self  # type: ignore[assignment]
+        self.running.accepted = True
+        self.answers: Callable[[float], pb.JobState | ParashardError] = lambda now_s: pb.JOB_STATE_DONE
+
+    def supervise(self, request: pb.SuperviseRequest, deadline_s: float) -> pb.SuperviseReply:
+        answer = self.answers(self.clock.now_s)
+        if isinstance(answer, ParashardError):
+            raise answer
+        return pb.SuperviseReply(state=answer)
+
+    def get_status(self) -> pb.GetStatusReply:
+        raise NotReady("not now")
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    return Run(tmp_path, monkeypatch)
+
+
+def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]:
+    return lambda now_s: error if now_s < seconds else pb.JOB_STATE_DONE
+
+
+@pytest.mark.parametrize(
+    ("error", "noted"),
+    [(Unreachable("nobody"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
+    ids=["nobody answers", "it answers and refuses"],
+)
+def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: ParashardError, noted: list[str]) -> None:
+    run.answers = for_so_long(1.5 * run.silence_s, error)
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert run.cluster.noted == noted
+
+
+@pytest.mark.parametrize("code", [2, -9, 75])
+def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, code: int) -> None:
+    def ends(now_s: float) -> ParashardError:
+        if len(run.cluster.noted) == starts[0]:
+            starts[0] += 1
+            run.cluster.ended = [Ended("coordinator", code, f"cannot listen (exit code {code})", starts[0])]
+        return Unreachable("nobody")
+
+    starts = [0]
+    run.answers = ends
+    with pytest.raises(ConfigurationError if code == 2 else JobFailed, match="cannot listen"):
+        run.running.until_over()
+    assert run.cluster.noted == ["start coordinator"] * run.budget
+    assert run.running.failure_code == (ExitCode.CONFIGURATION if code == 2 else ExitCode.FAILED)
+
+
+def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Run, tmp_path: Path) -> None:
+    """Nor are those after it: each was killed as soon as it served, until the budget was spent."""
+    slow_s, serves_s = 1.5 * run.silence_s, [1e9]
+
+    def answers(now_s: float) -> Any:
+        if not run.cluster.noted:
+            run.cluster.noted.append("died")
+            run.cluster.ended = [Ended("coordinator", -9, "killed by SIGKILL", 1)]
+            serves_s[0] = now_s + slow_s
+        if now_s < serves_s[0]:
+            return Unreachable("nobody")
+        here = {"pid": run.cluster.pid("coordinator"), "address": "x:1", "run_id": "run-1"}
+        (tmp_path / ADDRESS_FILE).write_text(json.dumps(here))
+        return Unreachable("it serves and is busy") if now_s < serves_s[0] + run.silence_s / 2 else pb.JOB_STATE_DONE
+
+    run.answers = answers
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert run.cluster.noted == ["died", "start coordinator"]
+
+
+def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run: Run) -> None:  # P21
+    def answers(now_s: float) -> Any:
+        if len(run.cluster.noted) > 2 * run.budget:
+            return pb.JOB_STATE_DONE
+        if run.cluster.running:
+            run.cluster.ended = [Ended("coordinator", ExitCode.IO_ERROR, "claims cannot be written (exit code 74)", 1)]
+        return Unreachable("nobody")
+
+    run.answers = answers
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert set(run.cluster.noted) == {"start coordinator"}
+    assert run.clock.now_s >= 2 * run.budget * BACKOFF_MAX_S
+
+
+def test_before_it_has_taken_the_job_it_is_given_up_at_once(run: Run) -> None:
+    run.running.accepted = False
+    run.cluster.ended = [Ended("coordinator", 2, "there is no such file (exit code 2)", 1)]
+    with pytest.raises(ConfigurationError, match=r"no such file$"):
+        run.running.until_over()
+    assert run.cluster.noted == []
+
+
+def test_only_an_end_that_ends_the_job_gives_it_its_exit_code(run: Run) -> None:
+    states = iter([pb.JOB_STATE_RUNNING, pb.JOB_STATE_FAILED])
+    run.answers = lambda now_s: next(states)
+    run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 1)]
+    run.running.until_over()
+    assert run.running.failure_code == ExitCode.FAILED, "the job failed later, and not for that"
+    run.answers = lambda now_s: pb.JOB_STATE_FAILED
+    run.cluster.ended = [Ended("worker-0", 2, "cert.pem expired", 2)]
+    run.running.until_over()
+    assert run.running.failure_code == ExitCode.CONFIGURATION
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_job_without_workers_says_how_one_joins(run: Run, tmp_path: Path, workers: int) -> None:
+    said: list[str] = []
+    view = SimpleNamespace(say=said.append)
+    loaded = load_job(JOB, [("cluster.workers", workers, "--workers")], environ={})
+    running = Running(loaded, tmp_path, run.cluster, view, None, trace=False)  # type: ignore[arg-type]
+    (tmp_path / ADDRESS_FILE).write_text(json.dumps({"pid": PID + 1, "address": "127.0.0.1:1", "run_id": "run-1"}))
+    (tmp_path / NEW_JOB_FILE).touch()
+    running.start_coordinator(None, resume=False, from_checkpoint="")
+    hint = f"no workers: the job waits until one joins: parashard worker --connect {tmp_path}"
+    assert said == ([] if workers else [hint])

@@ -1,0 +1,68 @@
+"""Errors are told with the line of the user's code that they went through, whatever lies below it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parashard.errors import NotReady
+from parashard.models.blame import described, place_of, shown
+from parashard.models.softmax import SoftmaxRegression
+
+
+def raised(call: object, *arguments: object) -> BaseException:
+    with pytest.raises(BaseException) as caught:
+        call(*arguments)  # type: ignore[operator]
+    return caught.value
+
+
+def in_numpy() -> None:
+    np.linalg.inv(np.zeros((2, 3)))
+
+
+def in_the_library() -> None:
+    json.loads("{")
+
+
+@pytest.mark.parametrize("fails", [in_numpy, in_the_library])
+def test_the_last_line_of_the_user_s_own_is_named(fails: object) -> None:
+    line = fails.__code__.co_firstlineno + 1  # type: ignore[attr-defined]
+    assert described(raised(fails)).startswith(f"{shown(__file__)}:{line}: ")
+
+
+def test_an_error_without_any_such_line_is_told_without_a_place() -> None:
+    error = raised(json.loads, "{")
+    error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]  # as if we had called it
+    assert described(error).startswith("JSONDecodeError: Expecting property name")
+
+
+def test_an_error_of_ours_says_what_it_is_about_by_itself() -> None:
+    assert described(raised(_raise, NotReady("the shard is stopping"))) == "the shard is stopping"
+
+
+def test_a_message_has_one_line_and_may_be_missing() -> None:
+    assert described(ValueError("first\nsecond")) == "ValueError: first"
+    assert described(ValueError()) == "ValueError"
+
+
+def test_a_message_is_text_that_can_be_sent() -> None:
+    assert described(ValueError("no file \udcff.csv")) == "ValueError: no file ?.csv"
+
+
+def test_a_method_of_the_user_s_has_a_place_and_one_of_ours_has_none() -> None:
+    assert place_of(in_numpy) == f"{shown(__file__)}:{in_numpy.__code__.co_firstlineno}: "
+    assert place_of(SoftmaxRegression.loss_and_gradients) == ""
+    assert place_of(len) == ""
+
+
+def test_paths_below_the_working_directory_are_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert shown(str(tmp_path / "models" / "mine.py")) == "models/mine.py"
+    assert shown("/elsewhere/mine.py") == "/elsewhere/mine.py"
+
+
+def _raise(error: Exception) -> None:
+    raise error

@@ -1,0 +1,62 @@
+"""StepPlan: every example exactly once per epoch, sizes, and the errors of wrong numbers."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.errors import ConfigurationError
+from parashard.plan.steps import StepPlan
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 3), st.integers(-(2**63), 2**64))
+def test_each_epoch_has_every_example_exactly_once(examples, batch_size, epochs, seed):
+    plan = StepPlan(examples, batch_size, epochs, seed)
+    seen = np.zeros((epochs, examples), int)
+    for step in range(plan.total):
+        seen[plan.epoch_of(step), plan.indices(step)] += 1
+    assert (seen == 1).all()
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(1, 2**40), st.integers(1, 5000), st.integers(1, 100), st.data())
+def test_sizes(examples, batch_size, epochs, data):
+    plan = StepPlan(examples, batch_size, epochs, 1)
+    step = data.draw(st.integers(0, plan.total - 1))
+    last = step % plan.steps_per_epoch == plan.steps_per_epoch - 1
+    assert plan.total == epochs * -(-examples // batch_size)
+    assert len(plan.indices(step)) == (examples - 1) % batch_size + 1 if last else batch_size
+
+
+def test_a_step_is_the_same_whenever_it_is_computed():
+    plan = StepPlan(1000, 32, 5, seed=3)
+    forwards = [plan.indices(step).tolist() for step in range(plan.total)]
+    backwards = [StepPlan(1000, 32, 5, seed=3).indices(step).tolist() for step in reversed(range(plan.total))]
+    assert forwards == backwards[::-1]
+
+
+def test_epochs_and_seeds_have_orders_of_their_own():
+    orders = set()
+    for seed in (0, 1):
+        plan = StepPlan(100, 10, 2, seed)
+        for epoch in (0, 1):
+            orders.add(tuple(np.concatenate([plan.indices(epoch * 10 + i) for i in range(10)]).tolist()))
+    assert len(orders) == 4
+
+
+@pytest.mark.parametrize("step", [-1, 9, 10**12])
+def test_a_step_that_the_job_does_not_have_is_an_error(step):
+    plan = StepPlan(5, 2, 3, 0)
+    for call in (plan.indices, plan.epoch_of):
+        with pytest.raises(ValueError, match=rf"\[0, 9\), found step {step}"):
+            call(step)
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch_size", "epochs", "named"),
+    [(0, 1, 1, "examples"), (2**40 + 1, 1, 1, "examples"), (1, 0, 1, "batch_size"), (1, 1, 0, "epochs")],
+)
+def test_wrong_numbers_are_named(examples, batch_size, epochs, named):
+    with pytest.raises(ConfigurationError, match=named):
+        StepPlan(examples, batch_size, epochs, 0)

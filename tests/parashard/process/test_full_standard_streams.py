@@ -1,0 +1,54 @@
+"""Processes whose output goes to a full disk, for which /dev/full stands: none raises, none lives on as a half."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DEADLINE_S = 60.0
+
+DYING_THREAD = """
+import threading, structlog
+from parashard.process import shell
+def serve(stop):
+    threading.Thread(target=lambda: 1 / 0).start()
+    stop.wait(60)
+    return shell.ExitCode.DONE
+"""
+BUG = """
+from parashard.process import shell
+def serve(stop):
+    raise ZeroDivisionError
+"""
+ERROR_OF_OURS = """
+from parashard import errors
+from parashard.process import shell
+def serve(stop):
+    raise errors.BadData('x.npz is torn')
+"""
+LOGS = """
+import structlog
+from parashard.process import shell
+def serve(stop):
+    for _ in range(1000):
+        structlog.get_logger('shard').warning('checkpoint-dropped', error='x' * 100)
+    print('said')
+    return shell.ExitCode.DONE
+"""
+END = "shell.end_process(shell.run_service('shard-0', None, serve))"
+
+
+@pytest.mark.parametrize(
+    ("serve", "code"),
+    [(DYING_THREAD, 1), (BUG, 1), (ERROR_OF_OURS, 2), (LOGS, 0)],
+    ids=["a thread dies", "a bug", "an error of ours", "log lines"],
+)
+def test_a_process_ends_with_its_own_exit_code(serve: str, code: int) -> None:  # P21
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [sys.executable, "-c", serve + END], stdout=full, stderr=full, timeout=DEADLINE_S, check=False
+        )
+    assert ended.returncode == code

@@ -1,0 +1,258 @@
+"""Frames: what goes in comes out, the payload lies where it can be read in place, and bounds are checked first."""
+
+import dataclasses
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard._proto import tensor_pb2
+from parashard.errors import LimitExceeded, MalformedFrame
+from parashard.plan.partition import Partition
+from parashard.protocol import wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import (
+    CHUNK_BYTES_MAX,
+    DType,
+    PullRun,
+    Push,
+    PushChunk,
+    PushResult,
+    Receipt,
+    Run,
+    Slice,
+    Target,
+    Weights,
+)
+
+u32s, u64s = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
+texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
+targets = st.builds(Target, texts, texts, u32s, u32s, u64s)
+partitions = st.tuples(texts, u64s, u64s).filter(lambda p: p[1] < p[2]).map(lambda p: Partition(*p))
+slices = st.one_of(
+    st.builds(Slice, partitions, u64s, st.sampled_from([dtype for dtype in DType if dtype is not DType.TOPK])),
+    st.builds(Slice, partitions, u64s, st.just(DType.TOPK), u64s),
+)
+pushes = st.builds(
+    Push,
+    target=targets,
+    worker=texts,
+    step=u64s,
+    slices=st.lists(slices, max_size=4).map(tuple),
+    skipped=st.booleans(),
+    pulled_version=st.none() | u64s,
+    payload=st.lists(st.binary(max_size=30), max_size=4).map(Buffers),
+)
+receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
+pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)
+
+TARGET = Target("run", "digest", 1, 0, 1)
+
+
+def push_of(payload: bytes | memoryview, worker: str = "") -> Push:
+    return Push(TARGET, worker, 1, (), False, None, Buffers([payload]))
+
+
+def framed(push: Push) -> bytes:
+    return wire.encode_push(push, 2)
+
+
+@settings(deadline=None, max_examples=100)
+@given(pushes, u64s, st.data())
+def test_each_chunk_of_a_push_says_all_but_the_slices_and_the_first_those_too(push, attempt, data):
+    offset = data.draw(st.integers(0, push.payload.nbytes))
+    assert wire.decode_push(wire.encode_push(push, attempt, offset)) == PushChunk(
+        target=push.target,
+        worker=push.worker,
+        step=push.step,
+        attempt=attempt,
+        offset_bytes=offset,
+        total_bytes=push.payload.nbytes,
+        slices=push.slices if offset == 0 else (),
+        skipped=push.skipped,
+        pulled_version=push.pulled_version,
+        payload=b"".join(push.payload.pieces)[offset:],  # a memoryview equals the bytes that it shows
+    )
+
+
+@settings(deadline=None, max_examples=100)
+@given(receipts)
+def test_a_receipt_comes_out_as_it_went_in(receipt):
+    assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
+
+
+@settings(deadline=None, max_examples=100)
+@given(pulls)
+def test_a_pull_comes_out_as_it_went_in(run):
+    assert wire.decode_pull(wire.encode_pull(run)) == run
+
+
+def test_nothing_and_zero_are_told_apart():
+    push = push_of(b"")
+    for version in (None, 0):  # P16
+        pulled = dataclasses.replace(push, pulled_version=version)
+        assert wire.decode_push(framed(pulled)).pulled_version == version
+    for known in (None, 0):
+        for round_, step in [(None, 0), (0, None), (0, 0), (None, None)]:  # P11
+            run = wire.decode_pull(wire.encode_pull(PullRun(TARGET, round_, step, 0, 0, known)))
+            assert (run.round, run.step, run.known_version) == (round_, step, known)
+    for staleness in (None, 0):
+        receipt = Receipt(PushResult.APPLIED, 0, staleness)
+        assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
+
+
+@settings(deadline=None, max_examples=50)
+@given(u64s, st.lists(st.floats(width=32), min_size=1, max_size=30), st.data())
+def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
+    content = np.asarray(values, "<f4").data.cast("B")
+    bounds = sorted(data.draw(st.sets(st.integers(0, len(content)), max_size=6)))
+    runs = tuple(Run(100 + a, content[a:b]) for a, b in zip(bounds[::2], bounds[1::2], strict=False))
+    asked = PullRun(TARGET, None, None, 100, len(content), known_version=0)
+    decoded = wire.decode_weights(wire.encode_weights(Weights(version, runs)), asked)
+    assert decoded == (version, [(run.offset_bytes, run.values) for run in runs])
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.text("abc", max_size=40), st.binary(max_size=40))
+def test_the_payload_is_aligned_and_lies_behind_zeros(worker, payload):
+    frame = framed(push_of(payload, worker))
+    begin = len(frame) - len(payload)
+    (head_bytes,) = struct.unpack_from("<I", frame, 4)
+    assert begin % wire.PAYLOAD_ALIGNMENT_BYTES == 0
+    assert begin - (8 + head_bytes) < wire.PAYLOAD_ALIGNMENT_BYTES
+    assert not any(frame[8 + head_bytes : begin])
+
+
+def test_the_layout_is_that_of_the_contract():
+    frame = wire.encode_weights(Weights(5, (Run(8, memoryview(b"abcd")),)))
+    header = b"\x08\x05" + b"\x12\x01\x08" + b"\x1a\x01\x04"
+    assert frame == b"PSF1" + b"\x08\x00\x00\x00" + header + b"abcd"
+    assert wire.encode_weights(Weights(5, ())) == b"PSF1" + b"\x02\x00\x00\x00" + b"\x08\x05" + bytes(6)
+
+
+def test_a_decoded_payload_is_a_view_of_the_frame():
+    frame = framed(push_of(b"x" * 64))
+    payload = wire.decode_push(frame).payload
+    assert isinstance(payload, memoryview)
+    assert payload.obj is frame
+
+
+def test_the_largest_chunk_passes_and_one_more_byte_does_not():
+    frame = framed(push_of(bytes(CHUNK_BYTES_MAX + 1)))
+    assert len(frame) <= wire.FRAME_BYTES_MAX
+    assert len(wire.decode_push(frame).payload) == CHUNK_BYTES_MAX
+    last = wire.decode_push(wire.encode_push(push_of(bytes(CHUNK_BYTES_MAX + 1)), 2, CHUNK_BYTES_MAX))
+    assert (last.offset_bytes, len(last.payload), last.total_bytes) == (CHUNK_BYTES_MAX, 1, CHUNK_BYTES_MAX + 1)
+    with pytest.raises(LimitExceeded, match=f"{CHUNK_BYTES_MAX + 1} bytes"):
+        wire.decode_push(frame + b"\0")
+
+
+def test_the_limit_of_a_payload_counts_bytes_whatever_its_elements():
+    values = np.zeros(CHUNK_BYTES_MAX // 4 + 1, np.float32)
+    with pytest.raises(LimitExceeded, match=f"{values.nbytes} bytes"):
+        wire.encode_weights(Weights(1, (Run(0, values.data),)))
+
+
+def test_a_header_over_its_bound_is_refused_on_both_sides():
+    with pytest.raises(LimitExceeded, match="header"):
+        framed(push_of(b"", "w" * wire.HEADER_BYTES_MAX))
+    declared = struct.pack("<4sI", wire.MAGIC, wire.HEADER_BYTES_MAX + 1)
+    with pytest.raises(LimitExceeded, match="header"):
+        wire.decode_frame(declared, tensor_pb2.PushHeader)
+
+
+@pytest.mark.parametrize(
+    ("frame", "says"),
+    [
+        (b"", "at least 8 bytes, found 0"),
+        (b"PSF1\0\0\0", "at least 8 bytes, found 7"),
+        (b"PSF2" + bytes(12), "begins with b'PSF1', found b'PSF2'"),
+        (b"GET / HTTP/1.1\r\n\r\n", "found b'GET '"),
+        (b"PSF1" + struct.pack("<I", 100) + bytes(20), "declares 112 bytes before its payload but has 28"),
+        (b"PSF1" + struct.pack("<I", 8) + b"\xff" * 8, "not a PushHeader"),
+    ],
+)
+def test_what_is_not_a_frame_is_malformed(frame, says):
+    with pytest.raises(MalformedFrame, match=says):
+        wire.decode_push(frame)
+
+
+def test_a_pull_with_a_payload_is_malformed():
+    frame = wire.encode_frame(tensor_pb2.PullHeader(), [memoryview(b"abc")])
+    with pytest.raises(MalformedFrame, match="no payload, found 3 bytes"):
+        wire.decode_pull(frame)
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({}, "unknown dtype 0; allowed: 1 to 5"),
+        ({"dtype": 6}, "unknown dtype 6; allowed: 1 to 5"),
+        ({"dtype": 4, "kept": 1}, "keeps 1 elements, and is not DTYPE_TOPK"),
+        ({"dtype": 1, "row_start": 3, "row_stop": 3}, r"the rows \[3, 3\)"),
+        ({"dtype": 1, "row_start": 3, "row_stop": 2}, r"the rows \[3, 2\)"),
+    ],
+)
+def test_a_slice_that_cannot_be_is_malformed(fields, says):
+    header = tensor_pb2.PushHeader(slices=[tensor_pb2.TensorSlice(**{"variable": "w", "row_stop": 1} | fields)])
+    with pytest.raises(MalformedFrame, match=f"slice of 'w'.*{says}"):
+        wire.decode_push(wire.encode_frame(header))
+
+
+# --- what a pull is answered with ---
+
+SOME = PullRun(TARGET, None, None, 8, 16, known_version=3)  # bytes [8, 24) of which any part may have moved
+
+
+def answer_of(*runs: tuple[int, int]) -> tensor_pb2.PullReply:
+    return tensor_pb2.PullReply(version=5, run_offsets=[run[0] for run in runs], run_lengths=[run[1] for run in runs])
+
+
+@pytest.mark.parametrize("runs", [[], [(8, 16)], [(8, 4), (12, 4)], [(12, 0), (20, 4)]], ids=str)
+def test_runs_within_what_was_asked_for_are_taken(runs):
+    assert wire.runs_within(answer_of(*runs), SOME, sum(length for _, length in runs)) == runs
+
+
+@pytest.mark.parametrize(
+    "runs",
+    [
+        [(4, 8)],  # begins before what was asked for
+        [(8, 20)],  # and ends after it
+        [(24, 4)],
+        [(16, 4), (8, 4)],  # not ascending
+        [(8, 8), (12, 8)],  # overlap
+        [(8, 4), (8, 4)],
+        [(2**64 - 4, 4)],
+        [(8, 2**64 - 8), (2**64 - 4, 12)],  # lengths whose sum would wrap around in 64 bits
+    ],
+    ids=str,
+)
+def test_runs_outside_of_what_was_asked_for_are_malformed(runs):
+    payload_bytes = sum(length for _, length in runs)
+    for claimed_bytes in (payload_bytes, payload_bytes % 2**64):
+        with pytest.raises(MalformedFrame, match=r"asked for bytes \[8, 24\)"):
+            wire.runs_within(answer_of(*runs), SOME, claimed_bytes)
+
+
+def test_runs_without_lengths_and_lengths_without_bytes_are_malformed():
+    with pytest.raises(MalformedFrame, match="2 runs begin and 1 have a length"):
+        wire.runs_within(tensor_pb2.PullReply(run_offsets=[8, 12], run_lengths=[4]), SOME, 4)
+    with pytest.raises(MalformedFrame, match="runs of 8 bytes in a payload of 4"):
+        wire.runs_within(answer_of((8, 8)), SOME, 4)
+
+
+def test_whoever_knows_nothing_must_be_sent_all():
+    asked = dataclasses.replace(SOME, known_version=None)
+    part = wire.encode_weights(Weights(5, (Run(8, memoryview(bytes(12))),)))
+    with pytest.raises(MalformedFrame, match="asked for 16 bytes, answered with 12"):
+        wire.decode_weights(part, asked)
+    assert wire.decode_weights(part, SOME)[0] == 5
+
+
+@pytest.mark.parametrize("result", [0, 5, 99])
+def test_a_result_that_we_do_not_know_is_malformed(result):
+    frame = wire.encode_frame(tensor_pb2.PushReply(result=result))
+    with pytest.raises(MalformedFrame, match=f"unknown result {result}"):
+        wire.decode_receipt(frame)

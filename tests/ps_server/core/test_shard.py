@@ -1,0 +1,220 @@
+"""Shard: a push counts once, only in the life that it names, and its staleness and lag are recorded."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.errors import MalformedFrame, StaleIncarnation, StalePlan, StaleRound, WrongRun
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.optimizers import SGD, Adam, Momentum
+from parashard.plan.variables import Variable
+from parashard.protocol.messages import PullRun, PushResult, Receipt
+from parashard_server.core.counters import STALENESS_MAX
+from parashard_server.core.shard import Shard
+from support.in_process import STEPS, WEIGHT_AND_BIAS, chunks_of, plan_of, pull, push, shard_of, state_of, variables_of
+
+PLAN = plan_of(WEIGHT_AND_BIAS)
+ELEMENTS = 14
+
+
+def zeros_shard(**more: object) -> Shard:
+    return shard_of(plan_of(variables_of(Variable("w", (4,)))), **more)  # type: ignore[arg-type]
+
+
+def test_a_push_is_applied_and_told() -> None:
+    shard = zeros_shard()
+    assert push(shard, 3, [1.0, 2.0, 3.0, 4.0]) == Receipt(PushResult.APPLIED, 1, None)
+    assert pull(shard)[1].tolist() == [1.0, 2.0, 3.0, 4.0]
+    assert (shard.record.applied_pushes, shard.record.push_bytes, shard.record.pull_bytes) == (1, 16, 16)
+
+
+def test_twice_is_once() -> None:  # P1
+    shard = shard_of(PLAN, spec=Adam())
+    push(shard, 3, 1.0)
+    before = state_of(shard)
+    assert push(shard, 3, 1.0, attempt=2) == Receipt(PushResult.DUPLICATE, 1, None)
+    assert push(shard, 3, -5.0, pulled_version=0) == Receipt(PushResult.DUPLICATE, 1, None)  # another gradient, too
+    assert state_of(shard) == before
+    assert (shard.record.applied_pushes, shard.record.duplicate_pushes) == (1, 2)
+
+
+def test_a_repeat_is_a_duplicate_whatever_it_holds() -> None:  # P1, P4: the applied set is looked at first
+    shard = zeros_shard()
+    push(shard, 3, 1.0)
+    (late,) = chunks_of(shard, 3, np.full(4, np.nan), offset_bytes=8, slices=(), total_bytes=9)
+    assert shard.push(late, 0.0).result is PushResult.DUPLICATE
+
+
+@given(data=st.data(), steps=st.lists(st.integers(0, STEPS - 1), max_size=30))
+@settings(deadline=None, max_examples=60)
+def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, steps: list[int]) -> None:  # P1
+    shard = zeros_shard()
+    for step in steps:
+        cuts = data.draw(st.sampled_from([(), (4,), (3, 9)]))
+        result = push(shard, step, 2.0 ** (step % 20), cuts=cuts, attempt=data.draw(st.integers(0, 3))).result
+        assert result in (PushResult.APPLIED, PushResult.DUPLICATE)
+    assert shard.updates.applied == IntervalSet((step, step + 1) for step in set(steps))
+    assert pull(shard)[1].tolist() == [float(sum(2 ** (step % 20) for step in set(steps)))] * 4
+    assert shard.record.duplicate_pushes == len(steps) - len(set(steps))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [
+        ({"run_id": "run-2"}, WrongRun),  # P2
+        ({"run_id": ""}, WrongRun),
+        ({"job_digest": "e" * 64}, WrongRun),
+        ({"shard": 1}, WrongRun),
+        ({"plan_version": 6}, StalePlan),
+        ({"incarnation": 0}, StaleIncarnation),  # P3: an earlier life, or a later one
+        ({"incarnation": 2}, StaleIncarnation),
+    ],
+)
+def test_a_request_for_another_life_is_refused(changed: dict[str, object], error: type[Exception]) -> None:
+    shard = shard_of(PLAN, compensation=0.5)
+    push(shard, 0, 1.0)
+    before, target = state_of(shard), dataclasses.replace(shard.identity, **changed)
+    for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong life
+        with pytest.raises(error):
+            shard.push(chunks_of(shard, step, np.ones(ELEMENTS), target=target)[0], 0.0)
+    with pytest.raises(error):
+        shard.pull(PullRun(target, None, 1, 0, 4))
+    assert state_of(shard) == before
+    assert (shard.record.refused_pushes, shard.record.duplicate_pushes, shard.record.push_bytes) == (2, 0, 56)
+
+
+def test_the_right_error_comes_first() -> (
+    None
+):  # who is of another run stops; to look at plan and life would mislead it
+    shard = shard_of(PLAN)
+    target = dataclasses.replace(shard.identity, run_id="run-2", plan_version=9, incarnation=9)
+    with pytest.raises(WrongRun, match=r"shard 0 of run run-2 .* this is shard 0 of run run-1"):
+        shard.pull(PullRun(target, None, None, 0, 4))
+
+
+# --- staleness and lag ---
+
+
+def test_staleness_is_what_was_applied_between_pull_and_push() -> None:
+    shard = zeros_shard()
+    version, _ = pull(shard)
+    for step, staleness in ((0, 0), (1, 1), (2, 2)):
+        assert push(shard, step, 1.0, pulled_version=version).staleness == staleness
+    push(shard, 3, 1.0, pulled_version=2)
+    assert shard.record.staleness == {0: 1, 1: 2, 2: 1}
+
+
+def test_unknown_staleness_is_counted_as_unknown() -> None:  # P16
+    shard = zeros_shard(damping=lambda staleness: 1.0 / (1.0 + staleness))
+    push(shard, 0, 1.0)
+    push(shard, 1, 1.0)
+    assert (shard.record.unknown_staleness, shard.record.staleness) == (2, {})
+    assert pull(shard)[1].tolist() == [2.0] * 4  # and damps nothing
+    push(shard, 2, 1.0, pulled_version=1)
+    assert pull(shard)[1].tolist() == [2.5] * 4
+
+
+def test_great_staleness_is_counted_at_the_bound() -> None:
+    shard = zeros_shard()
+    shard.updates.applied.add_range(0, STALENESS_MAX + 9)
+    shard.steps_total = STALENESS_MAX + 20
+    push(shard, STALENESS_MAX + 9, 1.0, pulled_version=0)
+    assert shard.record.staleness == {STALENESS_MAX: 1}
+
+
+def test_step_lag_is_measured_against_the_lowest_step_missing_here() -> None:
+    shard, lags = zeros_shard(), []
+    for step in (0, 3, 1, 2, 5):
+        push(shard, step, 1.0)
+        lags.append(shard.record.step_lag_max)
+    assert lags == [0, 2, 2, 2, 2]
+
+
+def test_a_duplicate_has_neither_staleness_nor_lag() -> None:
+    shard = zeros_shard()
+    for step in (0, 1):
+        push(shard, step, 1.0, pulled_version=0)
+    push(shard, 0, 1.0, pulled_version=0)
+    assert shard.record.staleness == {0: 1, 1: 1}
+
+
+# --- placement, empty pushes ---
+
+
+@pytest.mark.parametrize("spec", [Momentum(learning_rate=0.5), Adam(learning_rate=0.5), SGD(learning_rate=0.5)])
+def test_an_empty_push_is_a_gradient_of_zeros(spec: SGD) -> None:  # P15
+    empty, explicit = (shard_of(PLAN, spec=spec.model_copy(update={"weight_decay": 0.1})) for _ in range(2))
+    for shard in (empty, explicit):
+        push(shard, 0, 1.0)
+    before = state_of(empty)
+    receipt = empty.push(chunks_of(empty, 1, [], slices=())[0], 0.0)
+    push(explicit, 1, 0.0)
+    assert receipt == Receipt(PushResult.APPLIED, 2, None)
+    assert state_of(empty) == state_of(explicit)
+    assert state_of(empty)[0] != before[0]  # moments and weight decay move
+
+
+def test_a_skipped_step_is_counted() -> None:  # P6
+    shard = zeros_shard()
+    shard.push(chunks_of(shard, 0, [], slices=(), skipped=True)[0], 0.0)
+    assert (shard.record.skipped_steps, shard.updates.applied) == (1, IntervalSet([(0, 1)]))
+
+
+# --- several chunks ---
+
+
+def test_chunks_are_pending_until_the_last() -> None:  # P4
+    shard = zeros_shard()
+    receipts = [shard.push(chunk, 0.0) for chunk in chunks_of(shard, 0, np.arange(4), cuts=(4, 8))]
+    assert [r.result for r in receipts] == [PushResult.PENDING, PushResult.PENDING, PushResult.APPLIED]
+    assert pull(shard)[1].tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_first_whole_attempt_wins_and_drops_the_others() -> None:  # P4
+    shard = zeros_shard()
+    first, second = (chunks_of(shard, 0, np.full(4, float(a)), attempt=a, cuts=(8,)) for a in (1, 2))
+    shard.push(first[0], 0.0)
+    shard.push(second[0], 0.0)
+    assert shard.push(second[1], 0.0).result is PushResult.APPLIED
+    assert len(shard.assemblies) == 0
+    assert shard.push(first[1], 0.0).result is PushResult.DUPLICATE
+    assert pull(shard)[1].tolist() == [2.0] * 4
+
+
+# --- pulls ---
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "round_"),
+    [(0, 20, None), (16, 4, None), (2, 2, None), (0, 6, None), (0, 4, 0)],
+)
+def test_pulls_that_are_refused(offset: int, length: int, round_: int | None) -> None:
+    shard = zeros_shard()
+    with pytest.raises(MalformedFrame):
+        shard.pull(PullRun(shard.identity, round_, None, offset, length))
+    assert shard.record.pull_bytes == 0
+
+
+def test_a_run_of_the_vector_is_pulled() -> None:
+    shard = zeros_shard()
+    push(shard, 0, [1.0, 2.0, 3.0, 4.0])
+    weights = shard.pull(PullRun(shard.identity, None, None, 4, 8))
+    (run,) = weights.runs
+    assert (weights.version, run.offset_bytes, np.frombuffer(run.values, "<f4").tolist()) == (1, 4, [2.0, 3.0])
+    assert shard.pull(PullRun(shard.identity, None, None, 16, 0)).runs == ()
+
+
+def test_a_pull_commits_the_round_before_and_names_its_own() -> None:  # P10, P11
+    shard = zeros_shard(round_steps=2)
+    for step in (1, 0):
+        assert push(shard, step, 2.0, pulled_version=0).result is PushResult.BUFFERED
+    assert pull(shard, round_=0) == (0, pytest.approx(np.zeros(4)))
+    version, weights = pull(shard, round_=1)
+    assert (version, weights.tolist()) == (1, [2.0] * 4)
+    with pytest.raises(StaleRound):
+        pull(shard, round_=0)
+    assert push(shard, 0, 7.0).result is PushResult.DUPLICATE  # a late twin of a step that is in
+    assert shard.record.buffered_pushes == 2

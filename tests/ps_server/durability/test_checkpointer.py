@@ -1,0 +1,279 @@
+"""Checkpoints beside running pushes: what they hold, and what a store that fails or another life costs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parashard.checkpoints.catalogue import CheckpointId
+from parashard.checkpoints.encoding import sha256_of
+from parashard.errors import StaleRound, StoreFailed, Superseded
+from parashard.store import open_store
+from parashard.store.base import Store
+from parashard.store.claims import claim_incarnation
+from support.in_process import push
+from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of
+from support.store_fakes import MemoryStore
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def process(store: Store, index: int = 0, *, consistency: str = "async", **checkpoint: Any) -> ShardProcess:
+    options = {"every_s": 0.0, **checkpoint}
+    return ShardProcess(store, index, optimizer=ADAM, consistency=consistency, checkpoint=options)
+
+
+def test_a_checkpoint_holds_the_state_bit_by_bit(tmp_path: Path) -> None:  # P1
+    shard = process(open_store(str(tmp_path)), 1)
+    shard.push(0, 1, 5)
+    stored = shard.checkpointer.take()
+    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)
+    assert list(stored.applied.intervals()) == [(0, 2), (5, 6)]
+    assert stored.id == CheckpointId(shard.shard.identity.plan_version, 1, 1, 1)
+    manifest = open_store(str(tmp_path)).read(stored.id.manifest_name, 1 << 20)
+    assert (stored.manifest_bytes, stored.manifest_sha256) == (len(manifest), sha256_of(manifest))
+
+
+def test_pushes_that_come_while_it_is_being_saved_are_not_in_it(store: MemoryStore) -> None:  # P1
+    shard = process(store)
+    shard.push(0, 1)
+    before = bits_of(shard.shard)
+    create, pushed = store.create, iter(range(2, 40))
+
+    def busy(name: str, content: bytes | memoryview) -> None:
+        shard.push(next(pushed))
+        create(name, content)
+
+    store.create = busy  # type: ignore[method-assign]
+    stored = shard.checkpointer.take()
+    assert next(pushed) > 4, "they came"
+    assert bits_in(shard.state_in(stored.id), shard.shard) == before
+
+
+def test_the_cadence_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
+    shard = process(store, every_steps=2)
+    shard.push(0, 1)
+    before = bits_of(shard.shard)
+    shard.push(2, 3, 4)
+    assert shard.numbers() == [], "not yet: pushes do not wait for a store"
+    shard.checkpointer.save_pending()
+    assert [bits_in(shard.state_in(shard.id_of(1)), shard.shard)] == [before]
+    shard.checkpointer.look(shard.shard)
+    shard.checkpointer.save_pending()
+    assert shard.checkpointer.record.stored == 2
+
+
+def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(store: MemoryStore) -> None:  # P1
+    shard = process(store, every_steps=2)
+    shard.push(0, 1)  # the cadence cuts
+    before = bits_of(shard.shard)
+    shard.push(2)
+    taken = shard.checkpointer.take()
+    shard.checkpointer.save_pending()
+    assert bits_in(shard.state_in(shard.id_of(1)), shard.shard) == before
+    assert bits_in(shard.state_in(taken.id), shard.shard) == bits_of(shard.shard)
+    assert (taken.id, shard.numbers()) == (shard.id_of(2), [1, 2]), "the older cut has the lower number"
+
+
+def test_a_push_that_copies_what_it_moves_is_counted_as_a_stall(store: MemoryStore) -> None:
+    shard = process(store)
+    shard.shard.cut()
+    assert shard.shard.storage.uncopied
+    shard.push(0)
+    assert shard.shard.storage.uncopied == 0
+
+
+def test_by_seconds(store: MemoryStore) -> None:
+    shard = process(store, every_s=30.0)
+    shard.push(0)
+    shard.now_s = 30.0
+    shard.push(1)
+    shard.checkpointer.save_pending()
+    assert list(shard.state_in(shard.id_of(1)).applied.intervals()) == [(0, 2)]
+
+
+def test_what_has_not_moved_is_not_stored_again(store: MemoryStore) -> None:
+    shard = process(store)
+    shard.push(0)
+    first = shard.checkpointer.take()
+    assert shard.checkpointer.take() == first
+    assert (shard.numbers(), shard.checkpointer.record.stored) == ([1], 1)
+    shard.push(1)
+    assert shard.checkpointer.take() != first
+    assert shard.numbers() == [1, 2]
+
+
+def test_one_that_was_found_damaged_is_forgotten_and_another_one_taken_once(store: MemoryStore) -> None:
+    shard = process(store, consistency="sync:2")
+    shard.push(0, 1)
+    first = shard.checkpointer.take(1)
+    second = shard.checkpointer.take(1, damaged=first.id.folder)
+    assert (second.id.number, second.applied) == (2, first.applied)
+    assert shard.checkpointer.at_round(1) == [second.id], "nor is it returned to"
+    assert shard.checkpointer.take(1, damaged=first.id.folder) == second, "the same request, sent again"
+    assert shard.checkpointer.take(1) == second
+
+
+def test_the_thread_saves_by_itself_and_ends(store: MemoryStore) -> None:
+    shard = process(store, every_steps=1)
+    shard.checkpointer.start()
+    try:
+        shard.push(0)
+    finally:
+        shard.checkpointer.stop()
+    shard.checkpointer.save_pending()
+    assert shard.checkpointer.record.stored == 1
+    assert not shard.checkpointer._thread.is_alive()
+
+
+# --- rounds ---
+
+
+def test_in_rounds_the_start_of_a_round_is_saved_before_its_steps_are_folded(store: MemoryStore) -> None:  # P12
+    shard = process(store, consistency="sync:2", every_steps=2)
+    shard.push(0, 1)
+    assert shard.checkpointer.pending is None, "the round is full, and nobody has asked for the next one (P10)"
+    shard.push(2)
+    shard.checkpointer.save_pending()
+    stored = shard.state_in(shard.id_of(1))
+    assert (stored.round, list(stored.applied.intervals())) == (1, [(0, 2)])
+    assert shard.checkpointer.rounds == [1]
+
+
+def test_in_rounds_a_full_round_is_committed_by_a_drained_checkpoint(store: MemoryStore) -> None:  # P8, P10
+    shard = process(store, consistency="sync:2")
+    shard.push(0, 1)
+    stored = shard.checkpointer.take(1)
+    assert (stored.round, list(stored.applied.intervals())) == (1, [(0, 2)])
+
+
+def test_in_rounds_another_round_than_this_shard_s_is_refused(store: MemoryStore) -> None:  # P11
+    shard = process(store, consistency="sync:2")
+    shard.push(0)
+    with pytest.raises(StaleRound):
+        shard.checkpointer.take(1)
+    assert shard.numbers() == []
+
+
+def test_a_round_that_was_named_is_saved_when_it_is_reached(store: MemoryStore) -> None:  # P12
+    shard = process(store, consistency="sync:2")
+    shard.checkpointer.name_ahead(2)
+    shard.push(0, 1, 2, 3)
+    assert shard.checkpointer.pending is None
+    shard.reach(2)
+    shard.checkpointer.save_pending()
+    assert shard.checkpointer.rounds == [2]
+
+
+def test_a_round_that_was_named_where_the_shard_stands_already_is_saved_at_once(store: MemoryStore) -> None:
+    shard = process(store, consistency="sync:2")
+    shard.checkpointer.name_ahead(0)
+    assert shard.checkpointer.pending is not None
+
+
+# --- a store that fails ---
+
+STAGES = [("create", "variables-"), ("create", "slots-"), ("create", "manifest"), ("names", "claims/shard-0")]
+
+
+@pytest.mark.parametrize(("operation", "within"), STAGES)
+def test_a_failure_is_counted_and_never_acknowledged_and_leaves_nothing_behind(
+    store: MemoryStore, operation: str, within: str
+) -> None:
+    shard = process(store)
+    shard.push(0)
+    before = dict(store.contents)
+    fault = store.fail(operation, within)
+    with pytest.raises(StoreFailed, match="no space left"):
+        shard.checkpointer.take()
+    assert fault.fired == 1
+    assert store.contents == before, "a full disk must not be filled further"
+    record = shard.checkpointer.record
+    assert (record.stored, record.failed, record.error) == (0, 1, "memory://test: no space left on device")
+    shard.push(1)
+    stored = shard.checkpointer.take()
+    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)
+    assert (record.stored, record.failed, record.error) == (1, 1, "")
+
+
+def test_a_failure_by_the_cadence_costs_that_checkpoint_and_no_push(store: MemoryStore) -> None:
+    shard = process(store, every_steps=2)
+    fault = store.fail("create", "manifest")
+    shard.push(0, 1)
+    shard.checkpointer.save_pending()
+    shard.now_s = 1.0
+    shard.push(2, 3)
+    shard.checkpointer.save_pending()
+    assert (fault.fired, shard.checkpointer.record.failed, shard.checkpointer.record.stored) == (1, 1, 1)
+    assert list(shard.state_in(shard.id_of(2)).applied.intervals()) == [(0, 3)]
+
+
+def test_files_that_cannot_be_removed_either_are_no_checkpoint(store: MemoryStore) -> None:
+    shard = process(store)
+    shard.push(0)
+    faults = [store.fail("create", "manifest"), store.fail("delete", "slots-")]
+    with pytest.raises(StoreFailed):
+        shard.checkpointer.take()
+    assert [fault.fired for fault in faults] == [1, 1]
+    assert shard.numbers() == []
+
+
+# --- lives ---
+
+
+def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P3
+    older, newer = process(store), process(store)
+    older.push(0)
+    before = dict(store.contents)
+    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
+        older.checkpointer.take()
+    assert store.contents == before
+    assert isinstance(older.lives.claims.superseded, Superseded), "it ends"  # P23
+    newer.push(0)
+    newer.checkpointer.take()
+    assert newer.stored() == ["p5/s0/i2/c1"]
+
+
+def test_a_checkpoint_that_is_dropped_for_a_newer_claim_is_counted_as_failed(store: MemoryStore) -> None:
+    shard = process(store, every_steps=1)
+    shard.push(0)
+    claim_incarnation(store, "shard-0")  # and its process dies
+    shard.checkpointer.save_pending()
+    record = shard.checkpointer.record
+    assert (record.stored, record.failed) == (0, 1)
+    assert "another process has claimed incarnation 2 of shard-0" in record.error
+
+
+def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
+    shard = process(store)
+    shard.push(0)
+    create = store.create
+
+    def overtaken(name: str, content: bytes | memoryview) -> None:
+        create(name, content)
+        if "slots-" in name:
+            claim_incarnation(store, "shard-0")
+
+    store.create = overtaken  # type: ignore[method-assign]
+    with pytest.raises(Superseded):
+        shard.checkpointer.take()
+    assert shard.numbers() == []
+
+
+def test_after_a_return_what_was_saved_before_it_is_not_handed_out(store: MemoryStore) -> None:  # P7, P12
+    """The same steps, and other weights: gradients need not have equal bits."""
+    shard = process(store, consistency="sync:2")
+    shard.push(0, 1)
+    before = shard.checkpointer.take(1)
+    shard.lives.roll_back(0, incarnation=1)
+    for step in (0, 1):
+        push(shard.shard, step, gradient_of(shard.shard, step + 1000))
+    stored = shard.checkpointer.take(1)
+    assert stored.applied == before.applied
+    assert (stored.id.incarnation, before.id.incarnation) == (2, 1)
+    assert bits_in(shard.state_in(stored.id), shard.shard) == bits_of(shard.shard)

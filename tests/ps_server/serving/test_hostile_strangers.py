@@ -1,0 +1,234 @@
+"""Peers without a certificate, in numbers: they keep nobody out, are gone after a deadline, and cost little memory."""
+
+from __future__ import annotations
+
+import resource
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parashard.errors import QueueFull, Unreachable
+from parashard.protocol import rpc
+from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.security.identity import Role
+from parashard.security.roles import PULL, PUSH
+from parashard.transports.base import ShardAddress
+from parashard.transports.stream import Stream, greet
+from parashard.transports.tcp import TcpTransport
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.stream_server import StreamServer
+from parashard_server.serving.tcp_service import TcpService
+from support.certificates import Certificates
+from support.fake_plane import TARGET, FakePlane
+from support.stream_cases import DEADLINE_S, echo, serving, soon
+from support.tcp_cases import GREETING, push_of
+from support.waiting import eventually
+
+IDLE = 1000
+IDLE_BYTES_MAX = 96 << 20
+"""What 1,000 silent connections may cost, as SECURITY.md says. Seen: 17 to 21 MiB over gRPC, 45 to 60 over streams."""
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@contextmanager
+def strangers(address: str, count: int) -> Iterator[list[socket.socket]]:
+    """Connect and say nothing."""
+    host, _, port = address.rpartition(":")
+    silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(count)]
+    try:
+        yield silent
+    finally:
+        for connection in silent:
+            connection.close()
+
+
+@pytest.fixture(autouse=True)
+def many_descriptors() -> Iterator[None]:
+    """Allow this process both ends of a thousand connections."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < 3 * IDLE:
+        pytest.skip(f"this process may have only {hard} files: HOSTILE PEERS ARE NOT TESTED")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 3 * IDLE), hard))
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def worker_at(address: str, certificates: Certificates) -> TcpTransport:
+    where = ShardAddress("", 7, data_address=address)
+    return TcpTransport(where, GREETING, tls=certificates.of(Role.WORKER).client_context)
+
+
+class TestStreams:
+    """Of the port for tensors."""
+
+    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, monkeypatch, certificates):
+        monkeypatch.setattr(
+            "parashard_server.serving.stream_server.HELLO_DEADLINE_S", DEADLINE_S
+        )  # all are there at once
+        plane, tls = FakePlane(1000), certificates.of(Role.SHARD).server_context
+        service = TcpService(plane, ReceiveBuffers(PushMemory(1 << 20)))
+        with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
+            early, late = worker_at(server.address, certificates), worker_at(server.address, certificates)
+            push = push_of(np.ones(1000, np.float32), TARGET)
+            assert early.push(push, DEADLINE_S).result().version == 1
+            before = resident_bytes()
+            with strangers(server.address, IDLE):
+                assert early.push(push, DEADLINE_S).result().version == 2
+                assert late.push(push, DEADLINE_S).result().version == 3, "there was no room, and it was let in"
+                assert server.connections >= IDLE // 2
+                assert resident_bytes() - before < IDLE_BYTES_MAX
+            early.close()
+            late.close()
+
+    def test_the_oldest_stranger_leaves_and_whoever_has_shown_a_certificate_stays(self, certificates):
+        tls, context = certificates.of(Role.SHARD).server_context, certificates.of(Role.WORKER).client_context()
+
+        def worker(connect: Callable[[], Stream]) -> Stream:
+            connection = context.wrap_socket(
+                connect()._connection, server_hostname="127.0.0.1", do_handshake_on_connect=False
+            )
+            stream = Stream(connection, "shard:1")
+            greet(stream, GREETING, deadline_s=soon())
+            return stream
+
+        with serving(echo, connections_max=3, tls=tls, calls=(PUSH, PULL)) as (server, connect):
+            first = worker(connect)
+            with strangers(server.address, 1) as (oldest,):
+                second = worker(connect)
+                assert oldest.recv(1) == b""
+            all_but(server, 2)
+            with pytest.raises(QueueFull, match="worker/worker-0 has 2 connections here, of 2; 3 may be"):
+                worker(connect)  # the third place is for others, whoever they are
+            all_but(server, 2)
+            assert server.turned_away == 2
+            first.close()
+            second.close()
+
+
+def all_but(server: StreamServer, connections: int) -> None:
+    """Wait until so many are left."""
+    eventually(lambda: server.connections == connections, f"{connections} are left", told=lambda: server.connections)
+
+
+class TestHosts:
+    """Without TLS a peer is a host, and who has said no right HELLO is a stranger."""
+
+    def connected(self, address: str, host: str) -> Stream:
+        name, _, port = address.rpartition(":")
+        connection = socket.create_connection((name, int(port)), DEADLINE_S, source_address=(host, 0))
+        return Stream(connection, "shard:1")
+
+    def worker(self, address: str, host: str) -> Stream:
+        stream = self.connected(address, host)
+        greet(stream, GREETING, deadline_s=soon())
+        return stream
+
+    def test_one_host_leaves_room_for_others(self):
+        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
+            server,
+            _,
+        ):
+            hogs = [self.worker(server.address, "127.0.0.2") for _ in range(6)]
+            with pytest.raises(QueueFull, match=r"127\.0\.0\.2 has 6 connections here, of 6; 8 may be"):
+                self.worker(server.address, "127.0.0.2")
+            others = [self.worker(server.address, f"127.0.0.{host}") for host in (1, 3)]
+            assert server.turned_away == 1
+            for stream in hogs + others:
+                stream.close()
+
+    def test_a_host_that_has_said_nothing_makes_room_for_its_own_next(self):
+        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
+            server,
+            _,
+        ):
+            silent = [self.connected(server.address, "127.0.0.2") for _ in range(6)]
+            late = self.worker(server.address, "127.0.0.2")
+            with pytest.raises(Unreachable):
+                silent[0].receive(deadline_s=soon())
+            assert server.turned_away == 1
+            for stream in [*silent, late]:
+                stream.close()
+
+    def test_where_nobody_has_room_the_host_with_most_strangers_gives_way(self):
+        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=4) as (
+            server,
+            _,
+        ):
+            few = self.connected(server.address, "127.0.0.3")
+            many = [self.connected(server.address, "127.0.0.2") for _ in range(2)]
+            other = self.connected(server.address, "127.0.0.4")
+            late = self.worker(server.address, "127.0.0.1")
+            with pytest.raises(Unreachable):
+                many[0].receive(deadline_s=soon())
+            for stream in (few, *many, other, late):
+                stream.close()
+
+
+class TestGrpc:
+    """Of the port for everything else."""
+
+    @pytest.fixture
+    def address(self, certificates) -> Iterator[str]:
+        server = rpc.Server("127.0.0.1:0", certificates.of(Role.SHARD))
+        handlers = raw_handlers("parashard.v1.ShardData", {"Push": lambda frame, context: frame})
+        server.grpc.add_generic_rpc_handlers((handlers,))
+        server.start()
+        yield server.address
+        server.stop(0.0)
+
+    def pushed(self, address: str, certificates: Certificates) -> bytes:
+        channel = rpc.connect(address, certificates.of(Role.WORKER))
+        try:
+            with our_errors(address):
+                frame: bytes = channel.unary_unary(PUSH)(b"gradient", timeout=DEADLINE_S)
+                return frame
+        finally:
+            channel.close()
+
+    def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, certificates, address):
+        assert self.pushed(address, certificates) == b"gradient"
+        before = resident_bytes()
+        with strangers(address, IDLE):
+            assert self.pushed(address, certificates) == b"gradient"
+            assert resident_bytes() - before < IDLE_BYTES_MAX
+
+    @pytest.mark.parametrize("first_bytes", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])
+    def test_a_handshake_that_does_not_end_is_ended(self, monkeypatch, certificates, first_bytes):
+        options = [(k, 50 if k == "grpc.server_handshake_timeout_ms" else v) for k, v in rpc._SERVER_OPTIONS]
+        assert options != rpc._SERVER_OPTIONS
+        monkeypatch.setattr(rpc, "_SERVER_OPTIONS", options)
+        server = rpc.Server("127.0.0.1:0", certificates.of(Role.SHARD))
+        server.start()
+        with strangers(server.address, 1) as (stranger,):
+            stranger.sendall(first_bytes)
+            began_s = time.monotonic()
+            while stranger.recv(4096):  # what the server says first, an alert perhaps, and then the end
+                pass
+            assert time.monotonic() - began_s < DEADLINE_S / 2
+        server.stop(0.0)
+
+    def test_more_connections_than_there_may_be_are_closed_and_who_is_connected_goes_on(
+        self, monkeypatch, certificates
+    ):
+        options = [(k, 8 if k == "grpc.max_allowed_incoming_connections" else v) for k, v in rpc._SERVER_OPTIONS]
+        assert options != rpc._SERVER_OPTIONS
+        monkeypatch.setattr(rpc, "_SERVER_OPTIONS", options)
+        server = rpc.Server("127.0.0.1:0", certificates.of(Role.SHARD))
+        server.start()
+        channel = rpc.connect(server.address, certificates.of(Role.WORKER))
+        check = channel.unary_unary("/grpc.health.v1.Health/Check")
+        check(b"", timeout=DEADLINE_S)
+        with strangers(server.address, 16) as silent:
+            assert silent[-1].recv(1) == b""
+            assert check(b"", timeout=DEADLINE_S)
+        channel.close()
+        server.stop(0.0)

@@ -1,0 +1,179 @@
+"""RequestHandler: what requests of every transport have in common: their target, the lock, their time and the log."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.errors import NonFiniteGradient, NotReady, QueueFull, StaleIncarnation, StalePlan, WrongRun
+from parashard.plan.variables import Variable
+from parashard.protocol.messages import PullRun, PushResult
+from parashard_server.core.shard import Shard
+from parashard_server.serving.request_handler import RequestHandler
+from parashard_server.serving.served import Served
+from support.in_process import chunks_of, plan_of, shard_of, variables_of
+
+PLAN = plan_of(variables_of(Variable("w", (4,))))
+
+
+class Doubles:
+    """A plane among fakes: an owner who takes time to come, a log that tells how long it was waited for."""
+
+    def __init__(self, **of_shard: Any) -> None:
+        self.now_s = 100.0
+        self.shard = shard_of(PLAN, **of_shard)
+        self.alone = False
+        self.turn_s = self.look_s = 0.0
+        self.timeouts_s: list[float] = []
+        self.looked = 0
+        self.stalls_s: list[float] = []
+        self.log_position = 7
+        self.waited: list[tuple[int, float]] = []
+        self.served = Served(self.shard, self, "")  # type: ignore[arg-type]
+        self.plane = RequestHandler(self.served, self, self, lambda: self.now_s)  # type: ignore[arg-type]
+
+    def run(self, call: Callable[[], Any], timeout_s: float) -> Any:  # the owner's
+        self.timeouts_s.append(timeout_s)
+        self.now_s += self.turn_s
+        self.alone = True
+        try:
+            return call()
+        finally:
+            self.alone = False
+
+    def look(self, shard: Shard) -> None:  # the checkpointer's
+        assert self.alone
+        self.looked += 1
+        self.now_s += self.look_s
+
+    def stalled(self, seconds: float) -> None:
+        self.stalls_s.append(seconds)
+
+    def wait_durable(self, position: int, timeout_s: float) -> None:  # the lives'
+        assert not self.alone, "whoever waits for the disk holds up nobody"
+        self.waited.append((position, timeout_s))
+
+    def push(self, step: int = 0, value: float = 1.0, timeout_s: float = 10.0) -> PushResult:
+        return self.plane.push(chunks_of(self.shard, step, np.full(4, value))[0], timeout_s).result
+
+    def pull(self, timeout_s: float = 10.0) -> bytes:
+        run = PullRun(self.shard.identity, None, None, 0, 16)
+        return self.plane.pull(run, timeout_s, lambda weights: b"".join(run.values for run in weights.runs))
+
+
+def test_a_push_and_a_pull_take_their_turn() -> None:
+    it = Doubles()
+    assert it.push(value=2.0) is PushResult.APPLIED
+    assert np.frombuffer(it.pull(timeout_s=3.0), "<f4").tolist() == [2.0] * 4
+    assert (it.timeouts_s, it.looked) == ([10.0, 3.0], 2)
+
+
+def test_only_what_moves_the_weights_counts_as_an_apply() -> None:
+    it = Doubles()
+    it.push(step=0)
+    it.push(step=0)
+    it.pull()
+    assert sum(it.shard.record.applies) == 1
+
+
+def test_in_sync_mode_the_request_that_begins_a_round_is_the_apply() -> None:
+    it = Doubles(round_steps=1)
+    it.push(step=0)
+    assert sum(it.shard.record.applies) == 0
+    it.plane.pull(PullRun(it.shard.identity, 1, 1, 0, 16), 1.0, lambda weights: None)
+    assert sum(it.shard.record.applies) == 1
+
+
+def test_weights_are_read_while_nobody_moves_them() -> None:
+    it = Doubles()
+    assert it.plane.pull(PullRun(it.shard.identity, None, None, 0, 0), 1.0, lambda weights: it.alone)
+
+
+@pytest.mark.parametrize(
+    ("turn_s", "look_s", "left_s"), [(0.0, 0.0, 10.0), (2.0, 0.0, 8.0), (2.0, 3.0, 5.0), (9.0, 9.0, 0.0)]
+)
+def test_the_log_is_waited_for_in_what_is_left_of_the_deadline(turn_s: float, look_s: float, left_s: float) -> None:
+    it = Doubles()
+    it.turn_s, it.look_s = turn_s, look_s
+    it.push()
+    assert it.waited == [(7, left_s)]
+
+
+def test_a_duplicate_waits_for_the_log_too() -> None:  # its first push may still be on its way to the disk
+    it = Doubles()
+    assert [it.push(), it.push()] == [PushResult.APPLIED, PushResult.DUPLICATE]
+    assert len(it.waited) == 2
+
+
+def test_a_chunk_after_which_more_are_to_come_waits_for_no_disk() -> None:  # the log has nothing of it
+    it = Doubles()
+    chunks = chunks_of(it.shard, 0, np.ones(4), cuts=(4, 8))
+    receipts = [it.plane.push(chunk, 10.0).result for chunk in chunks]
+    assert receipts == [PushResult.PENDING, PushResult.PENDING, PushResult.APPLIED]
+    assert len(it.waited) == 1
+
+
+def test_a_shard_that_stops_refuses_all_at_once() -> None:
+    it = Doubles()
+    it.plane.draining = True
+    for request in (it.push, it.pull, lambda: it.plane.check(it.shard.identity)):
+        with pytest.raises(NotReady, match="shard 0 is stopping"):
+            request()
+    assert (it.timeouts_s, it.shard.updates.version) == ([], 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error"),
+    [({"run_id": "run-2"}, WrongRun), ({"plan_version": 6}, StalePlan), ({"incarnation": 2}, StaleIncarnation)],
+)
+def test_a_greeting_of_another_life_is_refused(changed: dict[str, object], error: type[Exception]) -> None:  # P2, P3
+    it = Doubles()
+    it.plane.check(it.shard.identity)
+    with pytest.raises(error):
+        it.plane.check(dataclasses.replace(it.shard.identity, **changed))  # type: ignore[arg-type]
+
+
+def test_the_longest_push_is_the_whole_vector_as_float32_of_the_life_that_is_served() -> None:
+    it = Doubles()
+    assert it.plane.push_bytes_max == 16
+    it.served.shard = shard_of(plan_of(variables_of(Variable("w", (9,)))), incarnation=2)
+    assert it.plane.push_bytes_max == 36
+
+
+def test_time_in_the_shard_is_counted_whatever_comes_of_it() -> None:
+    it = Doubles()
+    it.turn_s, it.look_s = 100.0, 0.25  # the line does not count
+    it.push()
+    it.pull()
+    it.pull()
+    assert (it.shard.record.push_s, it.shard.record.pull_s) == (0.25, 0.5)
+    with pytest.raises(NonFiniteGradient):
+        it.push(1, np.nan)
+    assert (it.looked, len(it.waited), it.shard.record.refused_pushes) == (3, 1, 1)
+
+
+def test_a_push_that_copies_for_a_checkpoint_tells_how_long_it_was_held_up() -> None:
+    it = Doubles()
+    it.push()
+    assert it.stalls_s == []
+    it.shard.storage.snapshot()
+    it.push(1)
+    it.push(2)
+    assert len(it.stalls_s) == 1
+
+
+def test_a_line_that_is_too_long_reaches_the_caller() -> None:
+    it = Doubles()
+
+    def full(call: object, timeout_s: float) -> None:
+        raise QueueFull("64 requests are waiting")
+
+    it.run = full  # type: ignore[method-assign, assignment]
+    for request in (it.push, it.pull):
+        with pytest.raises(QueueFull):
+            request()
+    assert it.waited == []

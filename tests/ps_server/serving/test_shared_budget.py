@@ -1,0 +1,168 @@
+"""gRPC, TCP and shared memory at once, over their real ports: one budget for all; what is refused comes again."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from prometheus_client import CollectorRegistry
+
+from parashard.errors import QueueFull, RetryLater
+from parashard.job.tables import QUEUE_GRAIN_BYTES
+from parashard.plan.partition import Partition
+from parashard.plan.variables import Variable
+from parashard.protocol import rpc, wire
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Push, PushResult, Receipt, Slice
+from parashard.protocol.proto_conversion import plan_message
+from parashard.transports.base import Greeting, ShardAddress
+from parashard.transports.grpc import SERVICE, GrpcTransport
+from parashard.transports.shared_weights import can_share
+from parashard.transports.shm import ShmTransport
+from parashard.transports.stream import Kind, Stream
+from parashard.transports.stream_transport import WHOLE_ATTEMPT, receipt_from
+from parashard.transports.tcp import TcpTransport
+from parashard_server.core.assembly import IDLE_ASSEMBLY_S
+from parashard_server.durability.checkpointer import CheckpointRecord
+from parashard_server.metrics import ShardCollector
+from parashard_server.serving.listeners import Listeners
+from support.in_process import plan_of, use_small_chunks, variables_of
+from support.shard_process import ShardProcess
+from support.store_fakes import MemoryStore
+from support.waiting import eventually
+
+PUSH_BYTES = 2 * QUEUE_GRAIN_BYTES
+DEADLINE_S = 60.0  # of what hangs
+PLAN = plan_of(variables_of(Variable("w", (PUSH_BYTES // 4,))))
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="this machine shares no memory between processes")
+
+
+class Ports:
+    """A shard behind all of its ports."""
+
+    def __init__(self, pushes: int, stack: ExitStack) -> None:
+        """Serve a shard whose budget holds so many pushes."""
+        self._stack = stack
+        process = ShardProcess(MemoryStore(), queue_bytes=pushes * PUSH_BYTES, plan=plan_message(PLAN))
+        self.shard, self.memory = process.shard, process.builder.push_memory
+        job = SimpleNamespace(
+            cluster=SimpleNamespace(transport="auto", workers=1), optimizer=SimpleNamespace(delay_compensation=0.0)
+        )
+        self.ports = Listeners(process.plane, process.served, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
+        server = rpc.Server("127.0.0.1:0")
+        process.service.add_to(server)
+        server.start()
+        stack.callback(server.stop, grace_s=0.0)
+        self.ports.start()
+        stack.callback(self.ports.stop)
+        self.where = ShardAddress(server.address, 1, data_address=self.ports.address, local_path=self.ports.local_path)
+        self.greeting = Greeting(self.shard.identity, "worker-0")
+        channel = stack.enter_context(rpc.connect(server.address))
+        self._message = channel.unary_unary(f"/{SERVICE}/Push")
+        self._registry = CollectorRegistry()
+        self._registry.register(ShardCollector(process.served, CheckpointRecord()))
+
+    def transport(self, kind: type[GrpcTransport] | type[TcpTransport] | type[ShmTransport]) -> Any:
+        transport = kind(self.where, self.greeting)
+        self._stack.callback(transport.close)
+        return transport
+
+    def push(self, step: int) -> Push:
+        whole = Slice(Partition("w", 0, PUSH_BYTES // 4), 1)
+        ones = Buffers([np.ones(PUSH_BYTES // 4, np.float32)])
+        return Push(self.shard.identity, "worker-0", step, (whole,), False, None, ones)
+
+    def grpc_part(self, step: int, part: int) -> Receipt:
+        """Send one of the two messages of a push."""
+        frame = wire.encode_push(self.push(step), 7, part * QUEUE_GRAIN_BYTES)
+        with rpc.our_errors(self.where.address):
+            return wire.decode_receipt(self._message(frame, timeout=DEADLINE_S))
+
+    def metric(self, name: str) -> float | None:
+        return self._registry.get_sample_value(f"parashard_shard_{name}", {"shard": "0"})
+
+
+@pytest.fixture
+def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
+    use_small_chunks(monkeypatch, QUEUE_GRAIN_BYTES)  # a push over gRPC has two messages
+    monkeypatch.setattr("support.shard_process.RUN", f"budgets-{os.getpid()}")  # its local socket is no other process's
+    with ExitStack() as stack:
+        yield stack
+
+
+def begin_over_tcp(ports: Ports, step: int) -> Stream:
+    """Return a connection whose push has sent half of its payload."""
+    stream: Stream = ports.transport(TcpTransport)._connections.take(time.monotonic() + DEADLINE_S)
+    header = wire.push_header(ports.push(step), WHOLE_ATTEMPT).SerializeToString()
+    prefix = struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", len(header), PUSH_BYTES)
+    half = ports.push(step).payload.pieces[0][: PUSH_BYTES // 2]
+    stream._connection.sendall(prefix + header + bytes(half))
+    return stream
+
+
+def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
+    ports = Ports(4, stack)
+    shm, tcp, grpc = (ports.transport(kind) for kind in (ShmTransport, TcpTransport, GrpcTransport))
+    shm.greet(DEADLINE_S)
+    halfway = begin_over_tcp(ports, 0)
+    eventually(lambda: ports.ports.rooms.held_bytes == PUSH_BYTES, "the push is being received")
+    assert ports.grpc_part(1, 0).result is PushResult.PENDING
+    second = ports.transport(ShmTransport)
+    second.greet(DEADLINE_S)
+    assert ports.ports.slots.held_bytes == 2 * PUSH_BYTES
+    assert ports.shard.assemblies.held_bytes == PUSH_BYTES
+    for refused in (
+        lambda: ports.grpc_part(2, 0),
+        lambda: tcp.push(ports.push(2), DEADLINE_S).result(),
+        lambda: ports.transport(ShmTransport).greet(DEADLINE_S),
+    ):
+        with pytest.raises(RetryLater) as told:
+            refused()
+        assert isinstance(told.value, QueueFull)
+    assert ports.metric("queue_bytes") == ports.metric("queue_budget_bytes") == 4 * PUSH_BYTES
+    assert ports.metric("queue_refusals_total") == 3
+    assert shm.push(ports.push(3), DEADLINE_S).result().result is PushResult.APPLIED, "it has its slot"
+
+    half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
+    halfway._connection.sendall(bytes(half))
+    assert receipt_from(halfway, deadline_s=time.monotonic() + DEADLINE_S).result is PushResult.APPLIED
+    assert ports.grpc_part(1, 1).result is PushResult.APPLIED
+    assert tcp.push(ports.push(2), DEADLINE_S).result().result is PushResult.APPLIED, "what was refused came again"
+    assert grpc.push(ports.push(4), DEADLINE_S).result().result is PushResult.APPLIED
+    shm.close()
+    second.close()
+    eventually(lambda: ports.memory.held_bytes == 0, "nothing is held")
+    assert ports.memory.held_bytes_max == 4 * PUSH_BYTES
+    assert ports.shard.storage.weights[0] == 5.0
+
+
+def test_where_the_budget_is_one_push_all_get_their_turn(stack: ExitStack) -> None:  # P19
+    ports = Ports(1, stack)
+    with pytest.raises(QueueFull, match="would pass 0, what others leave them"):
+        ports.transport(ShmTransport).greet(DEADLINE_S)  # it would be held for good: no push could come another way
+    halfway = begin_over_tcp(ports, 0)
+    eventually(lambda: ports.memory.free_bytes == 0, "the push is being received")
+    with pytest.raises(QueueFull):
+        ports.grpc_part(1, 0)
+    halfway.close()
+    eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
+    for step, kind in enumerate((GrpcTransport, TcpTransport, GrpcTransport)):
+        assert ports.transport(kind).push(ports.push(step), DEADLINE_S).result().result is PushResult.APPLIED
+
+
+def test_a_push_that_was_given_up_half_way_keeps_no_other_transport_out(stack: ExitStack) -> None:  # P19
+    ports = Ports(1, stack)
+    tcp = ports.transport(TcpTransport)
+    assert ports.grpc_part(0, 0).result is PushResult.PENDING
+    with pytest.raises(QueueFull):
+        tcp.push(ports.push(1), DEADLINE_S).result()
+    ports.memory.clock = lambda: time.monotonic() + IDLE_ASSEMBLY_S + 1
+    assert tcp.push(ports.push(1), DEADLINE_S).result().result is PushResult.APPLIED

@@ -1,0 +1,281 @@
+"""The shard's end of shared memory: what it refuses, and what it holds for whom."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+from google.protobuf.message import Message
+
+from parashard._proto import stream_pb2, tensor_pb2
+from parashard.errors import (
+    LimitExceeded,
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    PeerFailed,
+    QueueFull,
+    Unreachable,
+    WrongRun,
+)
+from parashard.protocol import wire
+from parashard.transports import memory
+from parashard.transports.memory import Bytes
+from parashard.transports.shared_weights import SharedWeights, can_share
+from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.shm_service import Slots
+from support.shared_shard import (
+    DEADLINE_S,
+    ELEMENTS,
+    GREETING,
+    OFFSETS,
+    TARGET,
+    SharedShard,
+    mapped_bytes,
+    pull_of,
+    push_of,
+)
+
+pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
+
+
+HEADER = wire.push_header(push_of(np.ones(8, np.float32)), 0)
+
+
+def soon() -> float:
+    return time.monotonic() + DEADLINE_S
+
+
+@pytest.fixture
+def shard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedShard]:
+    shard = SharedShard(tmp_path_factory.mktemp("s"))
+    yield shard
+    shard.stop()
+
+
+@pytest.fixture
+def dial(shard: SharedShard, request: pytest.FixtureRequest) -> Callable[[], Stream]:
+    """Return a function that connects to the shard and says nothing."""
+
+    def connect() -> Stream:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.connect(shard.socket.path)
+        stream = Stream(connection, shard.socket.path)
+        request.addfinalizer(stream.close)
+        return stream
+
+    return connect
+
+
+@pytest.fixture
+def stream(dial: Callable[[], Stream]) -> Stream:
+    """Return a connection that was welcomed; its memory is not mapped."""
+    stream = dial()
+    _, descriptors = greet(stream, GREETING, deadline_s=soon(), descriptors_max=2)
+    for descriptor in descriptors:
+        os.close(descriptor)
+    return stream
+
+
+def error_of(head: Head) -> ParashardError:
+    assert head.kind is Kind.REFUSAL, head
+    return refused(head.header, "shard")
+
+
+def ask(stream: Stream, kind: Kind, header: Message, payload: tuple[memoryview, ...] = ()) -> Head:
+    stream.send(kind, header, payload, deadline_s=soon())
+    return stream.receive(deadline_s=soon())
+
+
+def is_closed(stream: Stream) -> bool:
+    try:
+        stream.receive(deadline_s=soon())
+    except Unreachable:
+        return True
+    return False
+
+
+class TestHello:
+    """What a worker gets, and when it gets nothing."""
+
+    def test_the_welcome_says_all_that_the_worker_must_check(self, shard, dial) -> None:
+        welcome, (weights, slot) = greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
+        assert shard.plane.greeted == [TARGET]
+        assert (welcome.elements, welcome.partitions, welcome.direct) == (ELEMENTS, len(OFFSETS) - 1, True)
+        assert (welcome.slot_bytes, welcome.push_bytes_max) == (4 * ELEMENTS, 4 * ELEMENTS)
+        assert os.fstat(slot).st_size == 4 * ELEMENTS
+        assert [os.fstat(d).st_mode & 0o777 for d in (weights, slot)] == [0o600, 0o600]
+        memory.check(slot, 4 * ELEMENTS, "a slot")
+        with pytest.raises(PermissionError):
+            memory.mapped(weights, writable=True)
+        for descriptor in (weights, slot):
+            os.close(descriptor)
+
+    @pytest.mark.parametrize("error", [WrongRun, NotReady])  # P2
+    def test_a_worker_that_means_something_else_gets_no_memory(self, shard, dial, error) -> None:
+        def refuse(target: object) -> None:
+            raise error("not here")
+
+        shard.plane.check = refuse
+        with pytest.raises(error, match="not here"):
+            greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
+        assert shard.memory.held_bytes_max == 0
+
+    def test_a_life_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
+        shard.shared = False
+        with pytest.raises(QueueFull, match="no shared memory"):
+            greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
+
+    def test_a_connection_does_not_keep_the_memory_of_a_life_that_is_over(self, shard, stream) -> None:
+        before = mapped_bytes("parashard-weights")
+        shard.plane.memory = SharedWeights(OFFSETS)
+        assert mapped_bytes("parashard-weights") == before, "one life came, one went"
+
+    def test_anything_else_is_no_beginning(self, dial) -> None:
+        stream = dial()
+        error = error_of(ask(stream, Kind.PULL, wire.pull_header(pull_of())))
+        assert isinstance(error, MalformedFrame)
+        assert "begins with HELLO, found PULL" in error.message
+        assert is_closed(stream)
+
+
+class TestRequests:
+    """One request, one answer; what breaks the protocol ends the connection."""
+
+    def test_an_error_of_the_shard_is_an_answer(self, shard, stream) -> None:
+        def refuse(chunk: object) -> None:
+            raise QueueFull("later")
+
+        shard.plane.before_push = refuse
+        for _ in range(2):
+            assert isinstance(error_of(ask(stream, Kind.PUSH, HEADER)), QueueFull)
+
+    def test_a_pull_may_ask_for_the_version_alone(self, shard, stream) -> None:
+        shard.plane.move(1)
+        stream.send(Kind.PULL, wire.pull_header(pull_of()), deadline_s=soon())
+        reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
+        assert (reply.version, list(reply.run_offsets)) == (1, [])
+
+    def test_or_for_the_runs_in_the_slot(self, shard, stream) -> None:
+        shard.plane.move(1)
+        shard.plane.move(1, 2)
+        stream.send(Kind.PULL, wire.pull_header(pull_of(known=1), in_slot=True), deadline_s=soon())
+        reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
+        assert (list(reply.run_offsets), list(reply.run_lengths)) == ([4 * 6], [4 * 994])
+
+    @pytest.mark.parametrize(
+        ("offset", "total", "found"), [(0, 12_004, "a push of 12004 bytes from 0 on"), (4, 8, "of 8 bytes from 4 on")]
+    )
+    def test_a_push_lies_in_the_slot_from_its_start_on(self, shard, stream, offset, total, found) -> None:
+        header = tensor_pb2.PushHeader(offset_bytes=offset, total_bytes=total)
+        error = error_of(ask(stream, Kind.PUSH, header))
+        assert isinstance(error, LimitExceeded)
+        assert found in error.message
+        assert is_closed(stream)
+        assert shard.plane.version == 0
+
+    def test_a_payload_beside_the_slot_is_refused(self, shard, stream) -> None:
+        error = error_of(
+            ask(stream, Kind.PUSH, wire.push_header(push_of(np.ones(8, np.float32)), 0), (memoryview(b"12345678"),))
+        )
+        assert isinstance(error, MalformedFrame)
+        assert "no payload, found 8 bytes" in error.message
+        assert is_closed(stream)
+
+    @pytest.mark.parametrize("kind", [Kind.HELLO, Kind.WELCOME, Kind.RECEIPT, Kind.WEIGHTS, Kind.REFUSAL])
+    def test_what_is_no_request_is_refused(self, stream, kind) -> None:
+        error = error_of(ask(stream, kind, stream_pb2.Refusal()))
+        assert f"requests are PUSH and PULL, found {kind.name}" in error.message
+        assert is_closed(stream)
+
+    def test_what_breaks_in_the_shard_ends_this_connection_only(self, shard, stream, dial) -> None:
+        def break_down(chunk: object) -> None:
+            raise ZeroDivisionError
+
+        shard.plane.before_push = break_down
+        assert isinstance(error_of(ask(stream, Kind.PUSH, HEADER)), PeerFailed)
+        assert is_closed(stream)
+        assert shard.slots.ended.acquire(timeout=DEADLINE_S)
+        _, descriptors = greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+
+class TestSlots:
+    """Memory for connections has a bound in bytes (P19)."""
+
+    def test_slots_are_counted_while_they_are_there(self) -> None:
+        budget = PushMemory(100)
+        slots = Slots(budget)
+        with slots.take(60, "a"), slots.take(40, "a"):
+            assert slots.held_bytes == budget.held_bytes == 100
+        assert (slots.held_bytes, budget.held_bytes, budget.held_bytes_max) == (0, 0, 100)
+
+    def test_one_more_than_there_is_room_for_is_refused_and_reserves_nothing(self) -> None:
+        slots = Slots(PushMemory(100))
+        with slots.take(60, "a"):
+            with pytest.raises(QueueFull, match="hold 60 bytes; another 41 would pass 100"), slots.take(41, "a"):
+                pass
+            with slots.take(40, "a"):
+                pass
+
+    def test_slots_leave_room_for_a_push_that_comes_another_way(self) -> None:
+        budget = PushMemory(100)
+        slots = Slots(budget, left_bytes=40)
+        with slots.take(60, "a"):
+            with pytest.raises(QueueFull, match="hold 60 bytes; another 1 would pass 60"), slots.take(1, "b"):
+                pass
+            budget.take("elsewhere", 40)
+        budget.take("elsewhere", 10)
+        with pytest.raises(QueueFull, match="hold 50 bytes; another 60 would pass 100"), slots.take(60, "a"):
+            pass
+        assert (slots.held_bytes, budget.held_bytes) == (0, 50)
+
+    def test_a_second_slot_leaves_room_for_the_first_of_the_workers_to_come(self) -> None:
+        slots = Slots(PushMemory(100), workers=2)
+        with slots.take(40, "a"):
+            with pytest.raises(QueueFull, match="hold 40 bytes; another 40 would pass 60"), slots.take(40, "a"):
+                pass
+            with slots.take(40, "b"), pytest.raises(QueueFull), slots.take(40, "c"):
+                pass  # one more than the job has, and nothing left
+        with slots.take(25, "a"), slots.take(25, "a"), slots.take(25, "b"), slots.take(25, "b"):
+            pass
+
+    def test_a_shard_without_elements_has_slots_too(self) -> None:
+        with Slots(PushMemory(0)).take(0, "a") as (descriptor, slot):
+            memory.check(descriptor, 0, "a slot")
+            assert slot.nbytes == 1, "nothing cannot be mapped"
+
+    def test_room_comes_back_where_the_system_gives_no_memory(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(name: str, flags: int) -> int:
+            raise OSError(24, "too many open files")
+
+        slots = Slots(PushMemory(100))
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "memfd_create", refuse)
+            with pytest.raises(QueueFull, match="too many open files"), slots.take(60, "a"):
+                pass
+        assert slots.held_bytes == 0
+
+    def test_room_comes_back_where_a_slot_cannot_be_mapped(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refuse(descriptor: int, *, writable: bool) -> Bytes:
+            raise OSError(12, "cannot allocate memory")
+
+        slots, before = Slots(PushMemory(100)), len(os.listdir("/proc/self/fd"))
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "mapped", refuse)
+            with pytest.raises(QueueFull, match="cannot allocate memory"), slots.take(60, "a"):
+                pass
+        assert slots.held_bytes == 0
+        assert len(os.listdir("/proc/self/fd")) == before
+
+    def test_nobody_can_change_the_length_of_a_slot(self) -> None:
+        with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):
+            for length in (10, 100):
+                with pytest.raises(PermissionError):
+                    os.ftruncate(descriptor, length)

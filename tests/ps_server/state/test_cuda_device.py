@@ -1,0 +1,132 @@
+"""CudaDevice: what it asks of CuPy, in which order. What CuPy makes of it takes a card: see test_cuda_kernels.py."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.errors import ConfigurationError
+from parashard_server.state.cuda_device import CudaDevice, open_card
+
+
+class Recorded:
+    """A CuPy that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+        self.registers = True
+        self.room_elements = 100
+        runtime = SimpleNamespace(
+            getDeviceCount=lambda: 2,
+            getDeviceProperties=lambda index: {"name": b"Recorded Card"},
+            hostRegister=self._register,
+            hostUnregister=lambda address: self.asked.append("unregister"),
+            CUDARuntimeError=OSError,
+        )
+        self.cuda = SimpleNamespace(
+            runtime=runtime,
+            Device=lambda index: SimpleNamespace(use=lambda: self.asked.append(f"device {index}")),
+            Stream=lambda non_blocking: SimpleNamespace(
+                use=lambda: self.asked.append("stream"), synchronize=lambda: self.asked.append("synchronize")
+            ),
+            alloc_pinned_memory=bytearray,
+            memory=SimpleNamespace(OutOfMemoryError=MemoryError),
+        )
+
+    def full(self, elements: int, value: float, dtype: Any) -> Vector:
+        self.asked.append("full")
+        if elements > self.room_elements:
+            raise MemoryError("Out of memory allocating 404 bytes")
+        return Vector(np.full(elements, value, dtype), self.asked)
+
+    def _register(self, address: int, size_bytes: int, flags: int) -> None:
+        self.asked.append(f"register {size_bytes}")
+        if not self.registers:
+            raise OSError("cudaErrorHostMemoryAlreadyRegistered")
+
+
+class Vector:
+    """On the card."""
+
+    def __init__(self, values: np.ndarray, asked: list[str]) -> None:
+        self.values, self._asked = values, asked
+
+    def set(self, host: np.ndarray, stream: Any) -> None:
+        self._asked.append("set")
+        self.values[:] = host
+
+    def get(self, stream: Any, out: np.ndarray) -> None:
+        self._asked.append("get")
+        out[:] = self.values
+
+
+@pytest.fixture
+def cupy(monkeypatch: pytest.MonkeyPatch) -> Recorded:
+    cupy = Recorded()
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    return cupy
+
+
+def test_a_shard_takes_the_card_that_it_is_told_or_one_in_turn(cupy: Recorded) -> None:
+    assert [card.name for card in (open_card("cuda:0", 1), open_card("cuda", 3)) if card] == [
+        "cuda:0 Recorded Card",
+        "cuda:1 Recorded Card",
+    ]
+    assert open_card("cpu", 0) is None
+    with pytest.raises(ConfigurationError, match="'auto' is unknown; allowed: cpu, cuda, cuda:N"):
+        open_card("auto", 0)
+
+
+def test_a_card_that_is_too_small_is_told(cupy: Recorded) -> None:
+    with pytest.raises(ConfigurationError, match=r"cuda:1 Recorded Card has no room for 404 bytes of this shard"):
+        CudaDevice(1).full(101, 0.0)
+
+
+def test_copies_go_by_the_shards_stream_and_are_done_when_they_return(cupy: Recorded) -> None:
+    card = CudaDevice(1)
+    vector = card.full(3, 0.0)
+    cupy.asked.clear()
+    card.copy_in(vector, np.arange(3, dtype=np.float32))
+    host = np.zeros(3, np.float32)
+    card.copy_out(host, vector)
+    used = ["device 1", "stream"]
+    assert cupy.asked == [*used, "set", "synchronize", *used, "get", "synchronize"]
+    assert host.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_nothing_is_copied_of_nothing(cupy: Recorded) -> None:
+    card = CudaDevice(0)
+    empty, vector = np.empty(0, np.float32), card.full(0, 0.0)
+    cupy.asked.clear()
+    card.copy_in(vector, empty)
+    card.copy_out(empty, vector)
+    card.lock_pages(empty)
+    assert cupy.asked == []
+
+
+def test_pages_are_locked_as_long_as_the_memory_is_there(cupy: Recorded) -> None:
+    host = np.zeros(5, np.float32)
+    CudaDevice(0).lock_pages(host)
+    assert cupy.asked[-1] == "register 20"
+    del host
+    gc.collect()
+    assert cupy.asked[-1] == "unregister"
+
+
+def test_memory_that_cannot_be_locked_is_used_as_it_is(cupy: Recorded) -> None:
+    cupy.registers = False
+    host = np.zeros(5, np.float32)
+    CudaDevice(0).lock_pages(host)
+    del host
+    gc.collect()
+    assert cupy.asked[-1] == "register 20"
+
+
+def test_gradients_are_staged_in_memory_of_their_length(cupy: Recorded) -> None:
+    staging = CudaDevice(0).staging(7)
+    assert (staging.shape, staging.dtype, staging.flags.writeable) == ((7,), np.float32, True)

@@ -1,0 +1,108 @@
+"""The CUDA kernels have the bits of the reference: their sources compiled for this CPU, and, with a card, on it."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from test_kernels import KERNELS, assert_same_bits, run
+
+from parashard.plan.optimizers import LAMB, SGD, Adam, OptimizerSpec
+from parashard.plan.variables import Initializer, Variable
+from parashard.transports.shared_weights import weight_memory
+from parashard_server.state.cuda_device import CudaDevice
+from parashard_server.state.cuda_storage import CudaStorage, warm_up
+from parashard_server.state.kernels import cuda, reference
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
+from support.compiled_cupy import CompiledCupy, Resident
+from support.in_process import SEED, plan_of, variables_of
+
+SIZES = (0, 1, 1000, 40_000)
+"""The last has more than two of the blocks by which norms are added."""
+
+
+class Hosted:
+    """CUDA kernels with the host's vectors as arguments: copied to the card, and back after every call."""
+
+    def __init__(self, to_card: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
+        self._to_card, self._to_host = to_card, to_host
+
+    def __getattr__(self, rule: str) -> Callable[..., None]:
+        def update(*vectors: np.ndarray, **settings: Any) -> None:
+            on_card = [self._to_card(vector) for vector in vectors]
+            getattr(cuda, rule)(*on_card, **settings)
+            for vector, moved in zip(vectors, on_card, strict=True):
+                vector[:] = self._to_host(moved)
+
+        return update
+
+
+@pytest.fixture(scope="module")
+def compiled_cupy(tmp_path_factory: pytest.TempPathFactory) -> CompiledCupy:
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    return CompiledCupy(compiler, tmp_path_factory.mktemp("kernels"))
+
+
+@pytest.fixture
+def on_this_cpu(compiled_cupy: CompiledCupy, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hosted]:
+    monkeypatch.setitem(sys.modules, "cupy", compiled_cupy)
+    cuda._compiled.cache_clear()
+    yield Hosted(lambda vector: vector.copy().view(Resident), Resident.get)
+    cuda._compiled.cache_clear()
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_the_sources_say_what_the_reference_says(on_this_cpu: Hosted, kind: str, size: int) -> None:
+    assert_same_bits(run(on_this_cpu, kind, size), run(reference, kind, size))
+
+
+def test_ftrl_at_a_vanishing_rate_launches_nothing(on_this_cpu: Hosted) -> None:
+    before = run(reference, "ftrl", 20, learning_rate=0.0)
+    assert_same_bits(run(on_this_cpu, "ftrl", 20, learning_rate=0.0), before)
+
+
+# --- a real card ---
+
+
+@pytest.fixture
+def on_a_card(xp_gpu: Any) -> Hosted:
+    return Hosted(xp_gpu.asarray, xp_gpu.asnumpy)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("kind", KERNELS)
+def test_a_card_gives_the_bits_of_the_reference(on_a_card: Hosted, kind: str, size: int) -> None:  # P13
+    assert_same_bits(run(on_a_card, kind, size), run(reference, kind, size))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("spec", [SGD(learning_rate=0.1), Adam(learning_rate=0.1), LAMB(learning_rate=0.1)])
+@pytest.mark.parametrize("shared", [False, True])
+def test_a_shard_on_a_card_gives_the_bits_of_one_on_the_host(xp_gpu: Any, spec: OptimizerSpec, shared: bool) -> None:
+    plan = plan_of(variables_of(Variable("bias", (3,)), Variable("weight", (257, 129), Initializer("normal", 1.0))))
+    card = CudaDevice(0)
+    optimizer = Optimizer(spec, card.kernels)
+    warm_up(card, optimizer)
+    offsets = [0, *(placed.stop for placed in plan.layouts[0])]
+    memory = weight_memory(offsets, shared=shared)
+    gpu = CudaStorage(plan, 0, optimizer, drawn_from(SEED), card=card, memory=memory)
+    host = Storage(plan, 0, Optimizer(spec), drawn_from(SEED))
+    for t in range(1, 6):
+        gradient = np.random.default_rng(t).normal(size=host.elements).astype(np.float32)
+        for storage in (gpu, host):
+            storage.apply(gradient, t=t)
+        gpu.moved(0, host.weights.nbytes, None)
+        assert_same_bits([gpu.weights], [host.weights])
+    snapshot = gpu.snapshot()
+    while snapshot.save_next():
+        pass
+    assert_same_bits([snapshot.weights, *snapshot.slots.values()], [host.weights, *host.slots.values()])

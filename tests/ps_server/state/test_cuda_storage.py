@@ -1,0 +1,349 @@
+"""CudaStorage on a card of NumPy: the bits of Storage on every path, and a mirror that readers can trust."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard.checkpoints.state import ShardState
+from parashard.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch, StaleRound, UnknownVariable
+from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, OptimizerSpec, RMSProp
+from parashard.plan.partition import Partition
+from parashard.plan.variables import Float32s, Initializer, Variable
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import DType, PullRun, PushResult, Slice, Weights
+from parashard.transports.shared_weights import SharedWeights, WeightsReader, can_share
+from parashard_server.build import ShardBuilder
+from parashard_server.core.shard import Shard
+from parashard_server.state.cuda_storage import CudaStorage, warm_up
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
+from support.in_process import SEED, plan_of, push, variables_of
+from support.late_card import LateCard
+from support.shard_process import ADAM, job_reply
+
+VARIABLES = variables_of(
+    Variable("bias", (3,)),
+    Variable("still", (2, 2), Initializer("constant", 1.0), frozen=True),
+    Variable("table", (5, 2), Initializer("normal", 1.0), decay=False),
+    Variable("weight", (4, 3), Initializer("uniform", 0.5), learning_rate_factor=0.5),
+)
+PLAN = plan_of(VARIABLES)
+OFFSETS = [0, *(placed.stop for placed in PLAN.layouts[0])]
+ELEMENTS, BYTES = OFFSETS[-1], 4 * OFFSETS[-1]
+STILL = [placed.partition.variable for placed in PLAN.layouts[0]].index("still")
+EVERY = (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB)
+
+
+def on_host(spec: OptimizerSpec | None = None) -> Storage:
+    return Storage(PLAN, 0, Optimizer(spec or Adam(learning_rate=0.1)), drawn_from(SEED))
+
+
+def on_card(card: LateCard, spec: OptimizerSpec | None = None, memory: Any = None) -> CudaStorage:
+    optimizer = Optimizer(spec or Adam(learning_rate=0.1), card.kernels)
+    return CudaStorage(PLAN, 0, optimizer, drawn_from(SEED), card=card, memory=memory)
+
+
+def gradient(t: int) -> Float32s:
+    return np.random.default_rng(t).normal(size=ELEMENTS).astype(np.float32)
+
+
+def read(storage: Storage, begin: int = 0, end: int = BYTES, since: int | None = None) -> list[tuple[int, bytes]]:
+    return [(run.offset_bytes, bytes(run.values)) for run in storage.moved(begin, end, since)]
+
+
+def slots_of(storage: Storage) -> dict[str, bytes]:
+    return {name: slot.tobytes() for name, slot in storage.slots.items()}
+
+
+# --- the same numbers as on the host ---
+
+
+@pytest.mark.parametrize("kind", EVERY)
+def test_pushes_give_the_bits_that_they_give_on_the_host(kind: type[OptimizerSpec]) -> None:
+    spec = kind(learning_rate=0.1, **({"initial_accumulator": 0.5} if kind is Adagrad else {}))
+    host, gpu = on_host(spec), on_card(LateCard(), spec)
+    assert read(gpu) == read(host)
+    for t in range(1, 5):
+        for storage in (host, gpu):
+            storage.apply(gradient(t), t=t, scale=0.5, damping=0.25)
+        assert read(gpu) == read(host)
+        assert slots_of(gpu) == slots_of(host)
+    assert gpu.slot_bytes == host.slot_bytes
+
+
+EVENTS = st.one_of(
+    st.just(("push",)),
+    st.tuples(st.just("pull"), st.integers(0, ELEMENTS), st.integers(0, ELEMENTS), st.none() | st.integers(0, 6)),
+    st.just(("cut",)),
+    st.just(("copy",)),
+)
+
+
+@given(st.lists(EVENTS, max_size=16))
+@settings(deadline=None, max_examples=80)
+def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Sequence[Any]) -> None:
+    storages: list[Storage] = [on_host(), on_card(LateCard())]
+    pushed, snapshots = 0, []
+    for event, *more in events:
+        if event == "push":
+            pushed += 1
+            for storage in storages:
+                storage.apply(gradient(pushed), t=pushed)
+        elif event == "pull":
+            begin, end = sorted(more[:2])
+            host, gpu = (read(storage, 4 * begin, 4 * end, more[2]) for storage in storages)
+            assert gpu == host
+        elif event == "cut":
+            snapshots.append([storage.snapshot() for storage in storages])
+        elif snapshots:
+            assert len({snapshot.save_next() for snapshot in snapshots[-1]}) == 1
+        assert len({storage.uncopied for storage in storages}) == 1
+    for host, gpu in snapshots:
+        while host.save_next() or gpu.save_next():
+            pass
+        assert gpu.weights.tobytes() == host.weights.tobytes()
+        assert {n: s.tobytes() for n, s in gpu.slots.items()} == {n: s.tobytes() for n, s in host.slots.items()}
+
+
+def test_it_goes_on_from_a_checkpoint() -> None:
+    before = on_card(LateCard())
+    before.apply(gradient(1), t=1)
+    snapshot = before.snapshot()
+    while snapshot.save_next():
+        pass
+    places = {placed.partition: slice(placed.offset, placed.stop) for placed in before.layout}
+    values = {p: snapshot.weights[run].reshape(p.rows, -1) for p, run in places.items()}
+    after = CudaStorage(
+        PLAN,
+        0,
+        Optimizer(Adam(learning_rate=0.1), (card := LateCard()).kernels),
+        lambda variable, start, stop: values[Partition(variable.name, start, stop)],
+        card=card,
+    )
+    after.restore_slots({name: {p: slot[run] for p, run in places.items()} for name, slot in snapshot.slots.items()})
+    after.begin_at(1)
+    assert read(after, since=1) == []
+    for storage in (before, after):
+        storage.apply(gradient(2), t=2)
+    assert (read(after), slots_of(after)) == (read(before), slots_of(before))
+
+
+def test_a_shard_without_partitions_has_nothing_to_move() -> None:
+    card = LateCard()
+    plan = plan_of(variables_of(Variable("a", (1,))), shards=2)
+    storage = CudaStorage(plan, 1, Optimizer(SGD(learning_rate=1.0), card.kernels), drawn_from(SEED), card=card)
+    storage.apply(np.empty(0, np.float32), t=1)
+    assert storage.moved(0, 0, None) == ()
+
+
+# --- pushes ---
+
+
+def test_a_push_is_acknowledged_when_the_card_has_moved_the_weights() -> None:  # P14
+    card = LateCard()
+    storage = on_card(card)
+    storage.apply(gradient(1), t=1)
+    assert not card.asked
+
+
+def test_a_kernel_that_fails_late_fails_its_push() -> None:  # P14
+    card = LateCard()
+    storage = on_card(card)
+
+    def broken(*vectors: Any, **settings: Any) -> None:
+        card.asked.append(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+
+    storage._optimizer._kernel = broken
+    with pytest.raises(ZeroDivisionError):
+        storage.apply(gradient(1), t=1)
+
+
+def test_a_gradient_goes_by_page_locked_memory_and_is_only_read() -> None:
+    card = LateCard()
+    storage = on_card(card)
+    card.copied_in.clear()
+    pushed = gradient(1)
+    pushed.flags.writeable = False
+    storage.apply(pushed, t=1)
+    assert len(card.copied_in) == len(card.staged) == 1
+    assert card.copied_in[0] is card.staged[0]
+    assert card.staged[0].tobytes() == pushed.tobytes()
+
+
+def test_a_gradient_that_had_to_be_laid_out_is_there_already() -> None:
+    card = LateCard()
+    storage = on_card(card, SGD(learning_rate=-1.0))
+    before = storage.weights.copy()
+    laid = storage.decode_gradient(
+        (Slice(Partition("bias", 0, 3), 1, DType.FLOAT16),), memoryview(np.ones(3, "<f2")).cast("B")
+    )
+    assert laid is card.staged[0]
+    storage.apply(laid, t=1)
+    read(storage)
+    assert (storage.weights - before).sum() == pytest.approx(3.0, abs=1e-5)
+
+
+def test_weights_are_read_by_page_locked_memory() -> None:
+    card = LateCard()
+    storage = on_card(card)
+    assert card.locked[0] is storage.weights
+
+
+def test_a_kernel_is_compiled_before_the_first_push() -> None:
+    card, called = LateCard(), []
+    optimizer = Optimizer(Adam(), card.kernels)
+    kernel = optimizer._kernel
+    optimizer._kernel = lambda *vectors, **settings: called.append(kernel(*vectors, **settings))
+    warm_up(card, optimizer)
+    assert called == [None]
+    assert not card.asked
+
+
+@pytest.mark.parametrize(
+    ("slices", "error"),
+    [
+        ((Slice(Partition("none", 0, 1), 1),), UnknownVariable),
+        ((Slice(Partition("still", 0, 2), 2),), UnknownVariable),
+        ((Slice(Partition("bias", 0, 3), 2),), ShapeMismatch),
+    ],
+)
+def test_slices_are_checked_as_on_the_host(slices: tuple[Slice, ...], error: type[Exception]) -> None:
+    with pytest.raises(error):
+        on_card(LateCard()).check_slices(slices)
+
+
+# --- the mirror ---
+
+
+def test_weights_come_to_the_host_when_they_are_asked_for_and_once() -> None:
+    card = LateCard()
+    storage = on_card(card)
+    first = storage.weights.copy()
+    for t in (1, 2):
+        storage.apply(gradient(t), t=t)
+    assert card.copied_out == []
+    assert storage.weights.tobytes() == first.tobytes()
+    read(storage, 0, 4)  # the first partition's first element
+    assert [host.size for host in card.copied_out] == [OFFSETS[1]]
+    read(storage)
+    assert len(card.copied_out) == len(OFFSETS) - 2  # every partition once, but for the frozen one
+    read(storage)
+    assert len(card.copied_out) == len(OFFSETS) - 2
+
+
+def test_versions_tell_what_is_being_copied() -> None:
+    card = LateCard()
+    storage = on_card(card)
+    storage.begin_at(4)
+    seen: list[tuple[list[int], list[int]]] = []
+    card.while_copying_out = lambda: seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
+    storage.apply(gradient(5), t=5)
+    storage.apply(gradient(6), t=6)
+    assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [4] * (len(OFFSETS) - 1)
+    read(storage)
+    moving = [index for index in range(len(OFFSETS) - 1) if index != STILL]
+    for index, (begun, done) in zip(moving, seen, strict=True):
+        assert (begun[index], done[index]) == (6, 4)
+        assert [i for i, (b, d) in enumerate(zip(begun, done, strict=True)) if b != d] == [index]
+    expected = [4 if index == STILL else 6 for index in range(len(OFFSETS) - 1)]
+    assert storage.memory.begun.tolist() == storage.memory.done.tolist() == expected
+
+
+@pytest.mark.skipif(not can_share(), reason="this machine cannot share memory")
+def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
+    card, memory = LateCard(), SharedWeights(OFFSETS)
+    storage = on_card(card, memory=memory)
+    reader = WeightsReader.mapped(memory.read_descriptor, ELEMENTS, len(OFFSETS) - 1)
+
+    def by_reader(known: int | None, version: int, *, exact: bool = False) -> tuple[int, bytes]:
+        into = np.zeros(ELEMENTS, np.float32)
+        stop = reader.read(0, BYTES, Buffers([into]), known=known, version=version, exact=exact)
+        return stop, into.tobytes()
+
+    storage.apply(gradient(1), t=1)
+    read(storage)  # as the shard does before it answers that it is at version 1
+    old = storage.weights.tobytes()
+    assert by_reader(None, 1) == (BYTES, old)
+    storage.apply(gradient(2), t=2)
+    assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: nobody has asked for version 2
+    stops: list[int] = []
+    card.while_copying_out = lambda: stops.append(by_reader(None, 1)[0])
+    read(storage)
+    moving = [start for index, start in enumerate(OFFSETS[:-1]) if index != STILL]
+    assert stops == [4 * start for start in moving]  # up to the partition that is being copied
+    assert by_reader(None, 2) == (BYTES, storage.weights.tobytes())
+    with pytest.raises(StaleRound):
+        by_reader(None, 1, exact=True)
+
+
+# --- a whole shard ---
+
+
+def built(card: LateCard, state: ShardState | None = None, **of_job: Any) -> Shard:
+    reply = job_reply(**{"steps_total": 12, **of_job})
+    return ShardBuilder(reply, 0, device="cuda:0", open_card=lambda asked, shard: card).build(4, state)
+
+
+def pulled(shard: Shard, known: int | None = None, round_: int | None = None) -> tuple[int, list[bytes]]:
+    length = shard.storage.weights.nbytes
+    weights: Weights = shard.pull(PullRun(shard.identity, round_, None, 0, length, known_version=known))
+    return weights.version, [bytes(run.values) for run in weights.runs]
+
+
+@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
+def test_a_flag_or_the_job_puts_a_shard_on_a_card(device: str) -> None:
+    opened: list[tuple[str, int]] = []
+
+    def open_card(asked: str, shard: int) -> LateCard:
+        opened.append((asked, shard))
+        return LateCard()
+
+    assert isinstance(
+        ShardBuilder(job_reply(), 1, device=device, open_card=open_card).build(1, None).storage, CudaStorage
+    )
+    assert opened == [(device, 1)]
+
+
+def test_without_either_it_is_on_the_host() -> None:
+    assert type(ShardBuilder(job_reply(), 0).build(1, None).storage) is Storage
+
+
+def test_delay_compensation_needs_the_host() -> None:
+    with pytest.raises(ConfigurationError, match=r"cluster\.shard_device"):
+        ShardBuilder(job_reply(optimizer={"delay_compensation": 0.1}), 0, device="cuda:0")
+
+
+def test_pushes_and_pulls_of_a_shard_on_a_card() -> None:
+    host = ShardBuilder(job_reply(optimizer=ADAM, steps_total=12), 0).build(4, None)
+    gpu = built(LateCard(), optimizer=ADAM)
+    known = None
+    for step in (3, 0, 7):
+        for shard in (host, gpu):
+            assert push(shard, step, float(step + 1)).result is PushResult.APPLIED
+        assert pulled(gpu, known) == pulled(host, known)
+        known = gpu.updates.version
+        assert pulled(gpu, known) == (known, [])
+    assert push(gpu, 3, 1.0).result is PushResult.DUPLICATE  # P1
+    with pytest.raises(NonFiniteGradient):
+        push(gpu, 4, np.nan)
+    assert pulled(gpu) == pulled(host)
+
+
+def test_rounds_of_a_shard_on_a_card() -> None:  # P10, P11
+    host = ShardBuilder(job_reply(optimizer=ADAM, consistency="sync:3", steps_total=12), 0).build(4, None)
+    gpu = built(LateCard(), optimizer=ADAM, consistency="sync:3")
+    for round_ in range(3):
+        for step in (3 * round_ + 2, 3 * round_, 3 * round_ + 1):
+            for shard in (host, gpu):
+                assert push(shard, step, float(step + 1)).result is PushResult.BUFFERED
+        before = pulled(gpu, round_=round_)
+        assert before == pulled(host, round_=round_)  # the round is full, and not committed
+        assert pulled(gpu, round_=round_ + 1) == pulled(host, round_=round_ + 1)
+        with pytest.raises(StaleRound):
+            pulled(gpu, round_=round_)

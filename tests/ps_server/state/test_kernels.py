@@ -1,0 +1,180 @@
+"""The fused kernels have the bits of the reference, however the vector is cut; and the folds beside the updates."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from parashard_server.state.kernels import fused, reference
+
+COMMON: dict[str, Any] = {"learning_rate": 0.05, "weight_decay": 0.01, "clip": 1.5, "scale": 0.25}
+ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+KERNELS: dict[str, tuple[int, dict[str, Any]]] = {  # kind: (number of slots, settings of its own)
+    "sgd": (0, {}),
+    "momentum": (1, {"momentum": 0.9}),
+    "nesterov": (1, {"momentum": 0.9}),
+    "adagrad": (1, {"epsilon": 1e-10}),
+    "rmsprop": (1, {"rho": 0.9, "epsilon": 1e-8}),
+    "adam": (2, ADAM),
+    "adamw": (2, ADAM),
+    "ftrl": (2, {"beta": 1.0, "l1": 0.05, "l2": 0.1}),
+    "lamb": (2, ADAM),
+}
+COUNTING = ("adam", "adamw", "lamb")
+STEPS = 4
+
+
+def drawn(seed: int, size: int) -> np.ndarray:
+    """Return numbers of many magnitudes, with zeros of both signs among them."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 3, size)).astype(np.float32)
+    values[rng.random(size) < 0.1] = 0.0
+    values[rng.random(size) < 0.05] = -0.0
+    return values
+
+
+def run(kernels: Any, kind: str, size: int, cuts: tuple[int, ...] = (), **changed: float) -> list[np.ndarray]:
+    """Return [weights, *slots] after some steps, each step applied piece by piece between the cuts."""
+    slots, own = KERNELS[kind]
+    arrays = [drawn(0, size), *(np.zeros(size, np.float32) for _ in range(slots))]
+    bounds = [0, *cuts, size]
+    for t in range(1, STEPS + 1):
+        gradient = drawn(t, size)
+        counter = {"t": t} if kind in COUNTING else {}
+        for i in range(len(bounds) - 1):
+            run_of = slice(bounds[i], bounds[i + 1])
+            pieces = [a[run_of] for a in arrays]
+            getattr(kernels, kind)(pieces[0], gradient[run_of], *pieces[1:], **COMMON | own | counter | changed)
+    return arrays
+
+
+def assert_same_bits(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000, 4099])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_fused_and_reference_give_the_same_bits(kind: str, size: int) -> None:
+    expected = run(reference, kind, size)
+    assert all(np.isfinite(a).all() for a in expected)
+    assert_same_bits(run(fused, kind, size), expected)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("kind", [k for k in KERNELS if k != "lamb"])
+@given(cuts=st.lists(st.integers(0, 1003), max_size=6).map(lambda cuts: tuple(sorted(cuts))))
+@settings(deadline=None, max_examples=15)
+def test_a_cut_changes_no_bit(kind: str, kernels: Any, cuts: tuple[int, ...]) -> None:
+    assert_same_bits(run(kernels, kind, 1003, cuts), run(kernels, kind, 1003))
+
+
+def test_lamb_sees_the_whole_variable() -> None:
+    assert not np.array_equal(run(fused, "lamb", 1000, (300,))[0], run(fused, "lamb", 1000)[0])
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("kind", KERNELS)
+def test_the_gradient_is_scaled_then_clipped_and_only_read(kernels: Any, kind: str) -> None:
+    slots, own = KERNELS[kind]
+    counter = {"t": 1} if kind in COUNTING else {}
+    results = []
+    for gradient, clip, scale in (([8.0, -8.0, 1.0], 0.5, 0.25), ([0.5, -0.5, 0.25], math.inf, 1.0)):
+        arrays = [np.array([1.0, -2.0, 3.0], np.float32), *(np.zeros(3, np.float32) for _ in range(slots))]
+        pushed = np.array(gradient, np.float32)
+        pushed.flags.writeable = False
+        getattr(kernels, kind)(
+            arrays[0], pushed, *arrays[1:], **COMMON | own | counter | {"clip": clip, "scale": scale}
+        )
+        results.append(arrays)
+    assert_same_bits(*results)
+    assert not np.array_equal(results[0][0], [1.0, -2.0, 3.0])
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_sgd_at_minus_one_counts_exactly(kernels: Any) -> None:
+    weights = np.zeros(5, np.float32)
+    for i in (0, 3, 3, 4):
+        kernels.sgd(
+            weights, np.eye(5, dtype=np.float32)[i], learning_rate=-1.0, weight_decay=0.0, clip=math.inf, scale=1.0
+        )
+    assert weights.tolist() == [1.0, 0.0, 0.0, 2.0, 1.0]
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("kind", [k for k in KERNELS if k != "ftrl"])
+def test_a_zero_gradient_without_decay_leaves_fresh_weights(kernels: Any, kind: str) -> None:
+    slots, own = KERNELS[kind]
+    counter = {"t": 1} if kind in COUNTING else {}
+    weights, zeros = drawn(0, 50), np.zeros(50, np.float32)
+    state = [np.zeros(50, np.float32) for _ in range(slots)]
+    getattr(kernels, kind)(weights, zeros, *state, **COMMON | own | counter | {"weight_decay": 0.0})
+    assert_same_bits([weights], [drawn(0, 50)])  # and no 0 / 0
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_ftrl_at_a_vanishing_rate_changes_nothing(kernels: Any) -> None:
+    for array, before in zip(
+        run(kernels, "ftrl", 20, learning_rate=0.0),
+        [drawn(0, 20), np.zeros(20, np.float32), np.zeros(20, np.float32)],
+        strict=True,
+    ):
+        assert_same_bits([array], [before])
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_ftrl_sets_small_coordinates_to_zero(kernels: Any) -> None:
+    weights, z, n = np.zeros((3, 2), np.float32)
+    own = KERNELS["ftrl"][1] | {"l1": 0.3}
+    kernels.ftrl(weights, np.array([0.2, 0.4], np.float32), z, n, **COMMON | own | {"scale": 1.0})
+    assert weights[0] == 0.0
+    assert weights[1] < 0.0
+
+
+@pytest.mark.parametrize("size", [0, 1, 7, 1000, 4099])
+def test_accumulate_and_delay_compensation_have_the_same_bits(size: int) -> None:
+    totals, compensated = [], []
+    for kernels in (fused, reference):
+        total, gradient = drawn(1, size), drawn(2, size)
+        kernels.accumulate(total, gradient)
+        kernels.delay_compensated(gradient, drawn(3, size), drawn(4, size), 0.04)
+        totals.append(total)
+        compensated.append(gradient)
+    assert_same_bits([totals[0], compensated[0]], [totals[1], compensated[1]])
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_accumulate_adds(kernels: Any) -> None:
+    total = np.array([1.0, 2.0], np.float32)
+    kernels.accumulate(total, np.array([0.5, -2.0], np.float32))
+    assert total.tolist() == [1.5, 0.0]
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_delay_compensation_follows_its_equation(kernels: Any) -> None:
+    gradient = np.array([2.0, -3.0, 1.0], np.float32)
+    weights, pulled = np.array([1.5, 1.0, 7.0], np.float32), np.array([1.0, 2.0, 7.0], np.float32)
+    kernels.delay_compensated(gradient, weights, pulled, 0.5)
+    assert gradient.tolist() == [2.0 + 0.5 * 4.0 * 0.5, -3.0 + 0.5 * 9.0 * -1.0, 1.0]
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("size", [1, 7, 1 << 14, (1 << 14) + 1, 40_000])
+def test_is_finite_sees_every_place(kernels: Any, size: int) -> None:
+    largest = np.finfo(np.float32).max
+    array = np.resize(np.array([0.0, -0.0, largest, -largest, 1e-45], np.float32), size)
+    assert kernels.is_finite(array)
+    for place in {0, size // 2, size - 1}:
+        for bad in (np.nan, -np.nan, np.inf, -np.inf):
+            damaged = array.copy()
+            damaged[place] = bad
+            damaged.flags.writeable = False
+            assert not kernels.is_finite(damaged), (place, bad)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_nothing_at_all_is_finite(kernels: Any) -> None:
+    assert kernels.is_finite(np.empty(0, np.float32))

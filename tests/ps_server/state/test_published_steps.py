@@ -1,0 +1,123 @@
+"""The kernels follow others' programs (PyTorch's numbers, as constants) and the papers' equations (FTRL, LAMB)."""
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard_server.state.kernels import fused, reference
+
+START = [0.5, -1.25, 2.0, 0.0, -0.75]
+STEPS = 4
+
+
+def gradient(t: int) -> np.ndarray:
+    """Return the t-th gradient of all tests here: eighths, exact in float32."""
+    return np.array([((7 * i + 5 * t) % 11 - 5) / 8 for i in range(len(START))], np.float32)
+
+
+# Made with PyTorch 2.13.0 (CPU): p = torch.tensor(START), p.grad = gradient(t) for t = 1..4, with the optimizer named
+# in each comment, always lr=0.1 and weight_decay=0.01; printed with 9 digits.
+PYTORCH: dict[
+    str, tuple[list[float], dict[str, Any], list[float]]
+] = {  # kind: (slots' initial values, settings, weights)
+    # SGD()
+    "sgd": ([], {}, [0.398115456, -1.14519489, 2.01707435, -0.0499625131, -0.734629273]),
+    # SGD(momentum=0.9)
+    "momentum": (
+        [0.0],
+        {"momentum": 0.9},
+        [0.300082356, -0.98234731, 1.95731318, -0.0824603438, -0.635037661],
+    ),
+    # SGD(momentum=0.9, nesterov=True)
+    "nesterov": (
+        [0.0],
+        {"momentum": 0.9},
+        [0.218480662, -0.904836297, 1.97889519, -0.12409173, -0.631647229],
+    ),
+    # Adagrad(initial_accumulator_value=0.1, eps=1e-10)
+    "adagrad": (
+        [0.1],
+        {"epsilon": 1e-10},
+        [0.368331283, -1.11007881, 1.99748456, -0.05738746, -0.711508989],
+    ),
+    # RMSprop(alpha=0.9, eps=1e-8)
+    "rmsprop": (
+        [0.0],
+        {"rho": 0.9, "epsilon": 1e-8},
+        [-0.273720026, -0.75038904, 1.9629916, -0.03293854, -0.613127947],
+    ),
+    # Adam(betas=(0.9, 0.999), eps=1e-8)
+    "adam": (
+        [0.0, 0.0],
+        {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+        [0.215614706, -0.966175675, 1.88945317, -0.00662903115, -0.586925864],
+    ),
+    # AdamW(betas=(0.9, 0.999), eps=1e-8)
+    "adamw": (
+        [0.0, 0.0],
+        {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+        [0.315759242, -0.966858149, 1.89705718, -0.00654353201, -0.587829471],
+    ),
+}
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("kind", PYTORCH)
+def test_four_steps_end_where_pytorch_does(kernels: Any, kind: str) -> None:
+    initial, own, expected = PYTORCH[kind]
+    weights = np.array(START, np.float32)
+    slots = [np.full(len(START), value, np.float32) for value in initial]
+    for t in range(1, STEPS + 1):
+        counter = {"t": t} if kind.startswith("adam") else {}
+        getattr(kernels, kind)(
+            weights, gradient(t), *slots,
+            learning_rate=0.1, weight_decay=0.01, clip=math.inf, scale=1.0, **own, **counter,
+        )  # fmt: skip
+    np.testing.assert_allclose(weights, expected, rtol=2e-6, atol=2e-7)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+def test_ftrl_follows_algorithm_1(kernels: Any) -> None:
+    alpha, beta, l1, l2 = 0.1, 1.0, 0.2, 0.5
+    w = [0.0] * len(START)
+    z, n = [0.0] * len(START), [0.0] * len(START)
+    weights, z32, n32 = np.zeros((3, len(START)), np.float32)
+    for t in range(1, STEPS + 1):
+        for i, g in enumerate(gradient(t).tolist()):
+            sigma = (math.sqrt(n[i] + g * g) - math.sqrt(n[i])) / alpha
+            z[i] += g - sigma * w[i]
+            n[i] += g * g
+            solution = -(z[i] - math.copysign(l1, z[i])) / ((beta + math.sqrt(n[i])) / alpha + l2)
+            w[i] = solution if abs(z[i]) > l1 else 0.0
+        kernels.ftrl(
+            weights, gradient(t), z32, n32,
+            learning_rate=alpha, beta=beta, l1=l1, l2=l2, weight_decay=0.0, clip=math.inf, scale=1.0,
+        )  # fmt: skip
+        np.testing.assert_allclose(weights, w, rtol=2e-6, atol=2e-7)
+    assert 0.0 in w  # both branches were taken
+    assert any(w)
+
+
+@pytest.mark.parametrize("kernels", [fused, reference])
+@pytest.mark.parametrize("start", [START, [0.0] * len(START)], ids=["drawn", "zeros"])
+def test_lamb_follows_algorithm_2(kernels: Any, start: list[float]) -> None:
+    eta, beta1, beta2, epsilon, decay = 0.1, 0.9, 0.999, 1e-6, 0.01
+    w, m, v = np.array(start), np.zeros(len(start)), np.zeros(len(start))
+    weights = np.array(start, np.float32)
+    m32, v32 = np.zeros((2, len(start)), np.float32)
+    for t in range(1, STEPS + 1):
+        g = gradient(t).astype(np.float64)
+        m = beta1 * m + (1 - beta1) * g
+        v = beta2 * v + (1 - beta2) * g**2
+        r = m / (1 - beta1**t) / (np.sqrt(v / (1 - beta2**t)) + epsilon)
+        direction = r + decay * w
+        norms = np.linalg.norm(w), np.linalg.norm(direction)
+        w = w - eta * (norms[0] / norms[1] if all(norms) else 1.0) * direction
+        kernels.lamb(
+            weights, gradient(t), m32, v32,
+            learning_rate=eta, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=decay,
+            clip=math.inf, scale=1.0, t=t,
+        )  # fmt: skip
+        np.testing.assert_allclose(weights, w, rtol=3e-6, atol=3e-7)

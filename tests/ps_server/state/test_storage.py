@@ -1,0 +1,182 @@
+"""Storage: a shard's rows start alike wherever they lie, slices are checked, and what no slice covers is zero."""
+
+import numpy as np
+import pytest
+
+from parashard.errors import ShapeMismatch, UnknownVariable
+from parashard.plan.optimizers import Adagrad, Adam
+from parashard.plan.partition import Partition, fixed_shards
+from parashard.plan.variables import Initializer, Variable, initial_rows
+from parashard.protocol.messages import Slice
+from parashard_server.state.optimizer import Optimizer
+from parashard_server.state.storage import Storage, drawn_from
+from support.in_process import COUNTING, SEED, plan_of, variables_of
+
+VARIABLES = variables_of(
+    Variable("a", (5, 2), Initializer("normal", 1.0)),
+    Variable("b", (3,), Initializer("constant", 4.0)),
+    Variable("c", (2, 1, 2), Initializer("uniform", 1.0), frozen=True),
+)
+PLAN = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
+A_LOW, A_HIGH = Partition("a", 0, 2), Partition("a", 2, 5)
+
+
+def storages(optimizer: Optimizer | None = None) -> list[Storage]:
+    return [Storage(PLAN, shard, optimizer or Optimizer(COUNTING), drawn_from(SEED)) for shard in range(2)]
+
+
+def holder_of(partition: Partition) -> Storage:
+    return next(s for s in storages() if partition in [placed.partition for placed in s.layout])
+
+
+def test_each_partition_starts_with_its_rows_of_the_variable() -> None:
+    for storage in storages():
+        for placed in storage.layout:
+            p = placed.partition
+            rows = initial_rows(VARIABLES[p.variable], SEED, p.row_start, p.row_stop)
+            assert storage.weights[placed.offset : placed.stop].tolist() == rows.ravel().tolist()
+
+
+def test_the_shards_hold_every_element_once() -> None:
+    assert sum(s.elements for s in storages()) == sum(v.elements for v in VARIABLES.values())
+
+
+def test_slots_lie_beside_the_weights() -> None:
+    (adam, _), (adagrad, _) = (
+        storages(Optimizer(Adam())),
+        storages(Optimizer(Adagrad(learning_rate=1.0, initial_accumulator=0.5))),
+    )
+    assert {name: slot.tolist() for name, slot in adam.slots.items()} == dict.fromkeys("mv", [0.0] * adam.elements)
+    assert adam.slot_bytes == 2 * adam.weights.nbytes
+    assert adagrad.slots["accumulator"].tolist() == [0.5] * adagrad.elements
+
+
+def test_a_shard_without_partitions_has_no_element() -> None:
+    storage = Storage(plan_of(variables_of(Variable("a", (1,))), shards=2), 1, Optimizer(COUNTING), drawn_from(SEED))
+    assert storage.elements == 0
+    storage.apply(np.empty(0, np.float32), t=1)
+
+
+def test_the_size_of_slices_in_bytes() -> None:
+    assert holder_of(A_HIGH).check_slices((Slice(A_HIGH, 2),)) == 24
+    assert holder_of(A_HIGH).check_slices(()) == 0
+
+
+@pytest.mark.parametrize(
+    ("slices", "error", "message"),
+    [
+        ((Slice(Partition("d", 0, 1), 2),), UnknownVariable, "variable 'd': is not on this shard"),
+        ((Slice(Partition("a", 1, 5), 2),), UnknownVariable, r"rows \[1, 5\) of variable 'a': is not on this shard"),
+        ((Slice(A_HIGH, 2), Slice(A_HIGH, 2)), UnknownVariable, "comes twice"),
+        ((Slice(A_HIGH, 3),), ShapeMismatch, "'a': rows have 2 elements, found 3"),
+    ],
+)
+def test_slices_that_are_refused(slices: tuple[Slice, ...], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        holder_of(A_HIGH).check_slices(slices)
+
+
+def test_a_frozen_variable_takes_no_slice() -> None:
+    frozen = Partition("c", 0, 1)
+    with pytest.raises(UnknownVariable, match="'c' is frozen"):
+        holder_of(frozen).check_slices((Slice(frozen, 2),))
+
+
+def test_another_shards_partition_is_refused() -> None:
+    here = holder_of(A_LOW)
+    elsewhere = next(s for s in storages() if s.layout != here.layout)
+    with pytest.raises(UnknownVariable, match="is not on this shard"):
+        elsewhere.check_slices((Slice(A_LOW, 2),))
+
+
+def test_a_gradient_in_the_shards_own_order_is_not_copied() -> None:
+    plan = plan_of(variables_of(Variable("a", (2, 2)), Variable("b", (3,))))
+    storage = Storage(plan, 0, Optimizer(COUNTING), drawn_from(SEED))
+    content = np.arange(7, dtype=np.float32)
+    slices = (Slice(Partition("a", 0, 2), 2), Slice(Partition("b", 0, 3), 1))
+    assert np.shares_memory(storage.decode_gradient(slices, content.data), content)
+    swapped = storage.decode_gradient(slices[::-1], content.data.cast("B"))
+    assert not np.shares_memory(swapped, content)
+    assert swapped.tolist() == [3.0, 4.0, 5.0, 6.0, 0.0, 1.0, 2.0]
+
+
+def test_what_no_slice_covers_is_zero() -> None:  # P15
+    plan = plan_of(variables_of(Variable("a", (2, 2)), Variable("b", (3,))))
+    storage = Storage(plan, 0, Optimizer(COUNTING), drawn_from(SEED))
+    laid = storage.decode_gradient((Slice(Partition("b", 0, 3), 1),), np.ones(3, np.float32).data.cast("B"))
+    assert laid.tolist() == [0.0] * 4 + [1.0] * 3
+    assert not storage.decode_gradient((), memoryview(b"")).any()
+
+
+def test_apply_moves_weights_and_leaves_frozen_ones_and_the_gradient() -> None:
+    for storage in storages():
+        before, gradient = storage.weights.copy(), np.ones(storage.elements, np.float32)
+        gradient.flags.writeable = False
+        storage.apply(gradient, t=1, scale=0.5, damping=0.5)
+        for placed in storage.layout:
+            run = slice(placed.offset, placed.stop)
+            moved = 0.0 if placed.partition.variable == "c" else 0.25
+            np.testing.assert_allclose(storage.weights[run] - before[run], moved, atol=1e-6)
+
+
+# --- what has moved ---
+
+MOVING = plan_of(variables_of(*(Variable(name, (2,)) for name in "abcd")))  # 8 bytes each, in the order of their names
+
+
+def runs_moved(done: list[int], since: int | None, begin: int = 0, end: int = 32) -> list[tuple[int, int]]:
+    storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
+    storage.weights[:] = np.arange(8)
+    storage.memory.done[:] = done
+    runs = storage.moved(begin, end, since)
+    content = storage.weights.tobytes()
+    assert all(bytes(run.values) == content[run.offset_bytes : run.offset_bytes + run.values.nbytes] for run in runs)
+    assert all(np.shares_memory(np.frombuffer(run.values, np.uint8), storage.weights) for run in runs)
+    return [(run.offset_bytes, run.offset_bytes + run.values.nbytes) for run in runs]
+
+
+@pytest.mark.parametrize(
+    ("done", "since", "runs"),
+    [
+        ([1, 1, 1, 1], None, [(0, 32)]),
+        ([0, 0, 0, 0], None, [(0, 32)]),
+        ([1, 1, 1, 1], 1, []),
+        ([2, 2, 2, 2], 1, [(0, 32)]),  # neighbours are one run
+        ([2, 1, 2, 2], 1, [(0, 8), (16, 32)]),
+        ([1, 2, 2, 0], 1, [(8, 24)]),
+        ([5, 1, 1, 3], 2, [(0, 8), (24, 32)]),
+    ],
+)
+def test_what_has_moved_since_a_version(done: list[int], since: int | None, runs: list[tuple[int, int]]) -> None:
+    assert runs_moved(done, since) == runs
+
+
+@pytest.mark.parametrize(
+    ("begin", "end", "runs"),
+    [(4, 20, [(4, 8), (16, 20)]), (8, 16, []), (12, 32, [(16, 32)]), (0, 0, []), (32, 32, []), (4, 4, [])],
+)
+def test_what_has_moved_within_a_part_of_the_vector(begin: int, end: int, runs: list[tuple[int, int]]) -> None:
+    assert runs_moved([2, 1, 2, 2], 1, begin, end) == runs
+    assert runs_moved([2, 1, 2, 2], None, begin, end) == ([(begin, end)] if end > begin else [])
+
+
+def test_apply_says_what_it_moves_and_to_which_version() -> None:
+    for storage in storages():
+        storage.begin_at(6)
+        storage.apply(np.ones(storage.elements, np.float32), t=7)
+        frozen = [placed.partition.variable == "c" for placed in storage.layout]
+        assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [6 if still else 7 for still in frozen]
+
+
+def test_a_reader_who_takes_no_turn_sees_that_a_partition_is_being_moved() -> None:
+    storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
+    seen: list[tuple[list[int], list[int]]] = []
+
+    class Watched(Optimizer):
+        def update(self, *arrays: object, **more: object) -> None:
+            seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
+
+    storage._optimizer = Watched(COUNTING)
+    storage.apply(np.ones(8, np.float32), t=1)
+    assert seen[0] == ([1, 0, 0, 0], [0, 0, 0, 0])
+    assert seen[-1] == ([1, 1, 1, 1], [1, 1, 1, 0])

@@ -1,0 +1,99 @@
+"""A CuPy of a few lines that compiles elementwise kernels for the CPU: their arithmetic can be seen without a card.
+
+Says nothing of launches, streams and CUDA's own arithmetic; those take a card.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HEAD = """
+extern "C" { float fminf(float, float); float fmaxf(float, float); float sqrtf(float); }
+#define __device__ static inline
+"""
+C_TYPES = {"float32": ("float", ctypes.c_float), "float64": ("double", None), "int64": ("long long", ctypes.c_longlong)}
+STRICT = ("-O1", "-ffp-contract=off", "-shared", "-fPIC", "-x", "c++")
+
+
+class Resident(np.ndarray):
+    """A vector that only kernels and `get` may look into, by convention."""
+
+    def get(self) -> np.ndarray:
+        return np.array(self)
+
+
+class CompiledCupy:
+    """What `parashard_server.state.kernels.cuda` uses of the module `cupy`.
+
+    Parameters
+    ----------
+    compiler : str
+        A C++ compiler.
+    folder : Path
+        For what it makes.
+    """
+
+    def __init__(self, compiler: str, folder: Path) -> None:
+        self._compiler = compiler
+        self._folder = folder
+        self._compiled: dict[str, ctypes.CDLL] = {}
+
+    def empty_like(self, array: np.ndarray) -> np.ndarray:
+        return np.full_like(array, np.nan)
+
+    def empty(self, shape: tuple[int, ...], dtype: Any) -> np.ndarray:
+        return np.full(shape, np.nan, dtype).view(Resident)
+
+    def ElementwiseKernel(
+        self,
+        inputs: str,
+        outputs: str,
+        operation: str,
+        name: str,
+        *,
+        preamble: str,
+        options: Sequence[str],
+        no_return: bool,
+    ) -> Callable[..., None]:
+        """Return what runs the operation on each element; compiled at the first call, which shows what is a vector."""
+        assert "--fmad=false" in options
+        assert no_return
+        parameters = [parameter.split() for parameter in f"{inputs}, {outputs}".split(", ")]
+
+        def call(*arguments: Any) -> None:
+            vectors = [argument for argument in arguments if isinstance(argument, np.ndarray)]
+            assert all(vector.flags.c_contiguous for vector in vectors)
+            if name not in self._compiled:
+                self._compiled[name] = self._compile(parameters, arguments, operation, name, preamble)
+            words = []
+            for (*_, kind, _), argument in zip(parameters, arguments, strict=True):
+                if isinstance(argument, np.ndarray):
+                    assert argument.dtype == kind
+                    words.append(ctypes.c_void_p(argument.ctypes.data))
+                else:
+                    words.append(C_TYPES[kind][1](argument))
+            self._compiled[name].kernel(ctypes.c_longlong(vectors[-1].size), *words)
+
+        return call
+
+    def _compile(
+        self, parameters: list[list[str]], arguments: Sequence[Any], operation: str, name: str, preamble: str
+    ) -> ctypes.CDLL:
+        declared, bound = [], []
+        for (*raw, kind, word), argument in zip(parameters, arguments, strict=True):
+            c_type = C_TYPES[kind][0]
+            vector = isinstance(argument, np.ndarray)
+            declared.append(f"{c_type} *{word}{'' if raw else '_'}" if vector else f"{c_type} {word}")
+            if vector and not raw:
+                bound.append(f"{c_type} &{word} = {word}_[i];")
+        body = f"for (long long i = 0; i < n; ++i) {{ {' '.join(bound)} {operation} }}"
+        source = f'{HEAD}{preamble}\nextern "C" void kernel(long long n, {", ".join(declared)}) {{ {body} }}'
+        library = self._folder / f"{name}.so"
+        subprocess.run([self._compiler, *STRICT, "-", "-o", library, "-lm"], input=source, text=True, check=True)
+        return ctypes.CDLL(str(library))

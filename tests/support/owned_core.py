@@ -1,0 +1,31 @@
+"""A core that may be touched by the thread alone that has its lock; whoever touches it without is noted."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from support.coordinator_cases import core_of
+
+
+class OwnedCore(Core):
+    """Notes in `trespasses` where its attributes were read or written without the lock."""
+
+    def __getattribute__(self, name: str) -> Any:
+        attributes = object.__getattribute__(self, "__dict__")
+        lock = attributes.get("lock")
+        if lock is not None and not lock._is_owned() and not name.startswith("__"):
+            attributes["trespasses"].append(f"{name}: {''.join(traceback.format_stack(limit=6))}")
+        return object.__getattribute__(self, name)
+
+
+def owned_core(**options: Any) -> tuple[ExclusiveCore, list[str]]:
+    """Return what has such a core, at a job's start, and the list of who touched it without the lock."""
+    core = core_of(**options)
+    core.__class__ = OwnedCore
+    trespasses: list[str] = []
+    exclusive = ExclusiveCore(core)
+    core.__dict__.update(trespasses=trespasses, lock=exclusive._changed)
+    return exclusive, trespasses

@@ -1,0 +1,288 @@
+"""The other ends of all transports: the real services of a shard around a small fake plane.
+
+Run as a program (KIND FOLDER) it is a peer that takes every request and answers none, to be killed.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import numpy as np
+
+from parashard.errors import StaleIncarnation
+from parashard.protocol import rpc
+from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.rpc import Server
+from parashard.security.certs import issue, make_authority
+from parashard.security.credentials import Credentials
+from parashard.security.identity import Identity, Role
+from parashard.security.roles import PULL, PUSH
+from parashard.transports.base import Connect, Greeting, ShardAddress
+from parashard.transports.grpc import GrpcTransport
+from parashard.transports.shared_weights import SharedWeights
+from parashard.transports.shm import ShmTransport
+from parashard.transports.tcp import TcpTransport
+from parashard.transports.weight_memory import PrivateWeights
+from parashard_server.core.assembly import Assemblies
+from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.local_socket import LocalSocket
+from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.receive_buffers import ReceiveBuffers
+from parashard_server.serving.shm_service import ShmService, Slots
+from parashard_server.serving.stream_server import StreamServer
+from parashard_server.serving.tcp_service import TcpService
+
+TARGET = Target("run", "digest", 1, 0, 7)
+GREETING = Greeting(TARGET, "worker-0")
+BUDGET_BYTES = 1 << 30
+
+_Result = TypeVar("_Result")
+
+
+class FakePlane:
+    """A `RequestHandler` that moves nothing by itself.
+
+    Attributes
+    ----------
+    before : callable
+        Called with each request, by whichever thread brings it; may raise or wait.
+    taken : callable
+        Called with each whole push and its content, which is only borrowed.
+    answered : callable
+        From the true answer to a pull to the one that is given.
+    pushes : list of (PushChunk, bytes)
+        What `taken` was called with, unless a test replaces it.
+    """
+
+    def __init__(self, offsets: Sequence[int], *, shared: bool) -> None:
+        self.memory = SharedWeights(offsets) if shared else PrivateWeights(offsets)
+        self.offsets = offsets
+        self.version = 0
+        self.before: Callable[[PushChunk | PullRun], None] = lambda request: None
+        self.taken: Callable[[PushChunk, memoryview], None] = lambda chunk, content: self.pushes.append(
+            (chunk, bytes(content))
+        )
+        self.answered: Callable[[Weights], Weights] = lambda weights: weights
+        self.pushes: list[tuple[PushChunk, bytes]] = []
+        self._turn = threading.Lock()
+        self._assemblies = Assemblies(PushMemory(BUDGET_BYTES))
+        self._heads: dict[tuple[int, int], PushChunk] = {}
+
+    @property
+    def push_bytes_max(self) -> int:
+        return self.memory.weights.nbytes
+
+    def check(self, target: Target) -> None:
+        if target != TARGET:
+            raise StaleIncarnation(f"for {target}, this is {TARGET}")
+
+    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+        assert timeout_s > 0
+        self.check(chunk.target)
+        self.before(chunk)
+        with self._turn:
+            head = self._heads.setdefault((chunk.step, chunk.attempt), chunk)
+            content = memoryview(chunk.payload)
+            if len(content) != chunk.total_bytes:
+                whole = self._assemblies.add(chunk, 0.0)
+                if whole is None:
+                    return Receipt(PushResult.PENDING, self.version, None)
+                content = memoryview(whole.content)
+                self._assemblies.drop_step(chunk.step)
+            self.taken(head, content)
+            del self._heads[chunk.step, chunk.attempt]
+            return Receipt(PushResult.APPLIED, self.version + chunk.step, chunk.pulled_version)
+
+    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
+        assert timeout_s > 0
+        self.check(run.target)
+        self.before(run)
+        with self._turn:
+            return read(self.answered(Weights(self.version, self._moved(run))))
+
+    def move(self, partition: int, values: Any) -> None:
+        """Move a partition, as a shard does: to a version of its own."""
+        with self._turn:
+            memory, self.version = self.memory, self.version + 1
+            memory.begun[partition] = self.version
+            memory.weights[self.offsets[partition] : self.offsets[partition + 1]] = values
+            memory.done[partition] = self.version
+
+    def _moved(self, run: PullRun) -> tuple[Run, ...]:
+        content, runs = self.memory.weights.data.cast("B"), []
+        for index, done in enumerate(self.memory.done.tolist()):
+            begin = max(run.offset_bytes, 4 * self.offsets[index])
+            end = min(run.offset_bytes + run.length_bytes, 4 * self.offsets[index + 1])
+            if begin < end and (run.known_version is None or done > run.known_version):
+                runs.append(Run(begin, content[begin:end]))
+        return tuple(runs)
+
+
+class Peer(Protocol):
+    """One end of a transport: a plane, and where it is served."""
+
+    plane: FakePlane
+    where: ShardAddress
+    address: str  # which errors name
+    connect: Connect
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        """Return what makes transports to a peer that has this folder."""
+
+    def stop(self) -> None: ...
+
+
+class GrpcPeer:
+    """A shard's gRPC server."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
+        self.connect = self.connecting(folder)
+        self.plane = FakePlane(offsets, shared=False)
+        self._server = Server("127.0.0.1:0", credentials)
+        nobody: Any = None  # who serves commands
+        ShardService(self.plane, nobody, nobody, nobody, PushMemory(BUDGET_BYTES)).add_to(self._server)  # type: ignore[arg-type]
+        self._server.start()
+        self.address = self._server.address
+        self.where = ShardAddress(self.address, TARGET.incarnation)
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return GrpcTransport
+
+    def stop(self) -> None:
+        self._server.stop(0.0)
+
+
+class TcpPeer:
+    """A shard's stream server on TCP."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
+        self.connect = self.connecting(folder)
+        self.plane = FakePlane(offsets, shared=False)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{listening.getsockname()[1]}"
+        self.where = ShardAddress("nobody:1", TARGET.incarnation, data_address=self.address)
+        service = TcpService(self.plane, ReceiveBuffers(PushMemory(BUDGET_BYTES)))
+        self._server = StreamServer(
+            listening,
+            service.serve,
+            connections_max=64,
+            name="tcp-peer",
+            tls=credentials.server_context if credentials else None,
+            calls=(PUSH, PULL),
+        )
+        self._server.start()
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return TcpTransport
+
+    def stop(self) -> None:
+        self._server.stop()
+
+
+class GrpcTlsPeer(GrpcPeer):
+    """The same inside TLS: both sides show certificates, and only a worker's may call."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        super().__init__(offsets, folder, credentials_in(folder, Role.SHARD))
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        worker = credentials_in(folder, Role.WORKER)
+        return partial(GrpcTransport, connect=partial(rpc.connect, credentials=worker))
+
+
+class TcpTlsPeer(TcpPeer):
+    """The same inside TLS."""
+
+    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        super().__init__(offsets, folder, credentials_in(folder, Role.SHARD))
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return partial(TcpTransport, tls=credentials_in(folder, Role.WORKER).client_context)
+
+
+def credentials_in(folder: Path, role: Role) -> Credentials:
+    """Return a role's credentials in a folder, which gets an authority and them unless they are there."""
+    authority, mine = folder / "authority", folder / role
+    if not authority.exists():
+        make_authority(authority, valid_days=1)
+    if not mine.exists():
+        issue(authority, mine, [Identity(role, f"{role}-0")], valid_days=1)
+    return Credentials(mine)
+
+
+class ShmPeer:
+    """A shard's stream server on a Unix socket, with shared memory."""
+
+    direct = True
+
+    def __init__(self, offsets: Sequence[int], folder: Path) -> None:
+        self.connect = self.connecting(folder)
+        self.plane = FakePlane(offsets, shared=True)
+        self._socket = LocalSocket("r", 0, TARGET.incarnation, root=folder)
+        self.address = self._socket.path
+        self.where = ShardAddress("nobody:1", TARGET.incarnation, local_path=self.address)
+        weights = self.plane.memory
+        assert isinstance(weights, SharedWeights)
+        service = ShmService(self.plane, lambda: weights, Slots(PushMemory(BUDGET_BYTES)), direct=self.direct)
+        self._server = StreamServer(self._socket.listening, service.serve, connections_max=64, name="shm-peer")
+        self._server.start()
+
+    @staticmethod
+    def connecting(folder: Path) -> Connect:
+        return ShmTransport
+
+    def stop(self) -> None:
+        self._socket.close()
+        self._server.stop()
+
+
+class SlotPeer(ShmPeer):
+    """The same, of a shard that must know what is pulled: weights are copied into slots."""
+
+    direct = False
+
+
+PEERS: dict[str, Any] = {  # class of Peer, from the offsets of its partitions and a folder
+    "grpc": GrpcPeer,
+    "grpc-tls": GrpcTlsPeer,
+    "tcp": TcpPeer,
+    "tcp-tls": TcpTlsPeer,
+    "shm": ShmPeer,
+    "shm-in-slot": SlotPeer,
+}
+
+
+def main() -> None:
+    """Take requests, say so, and never answer."""
+    peer = PEERS[sys.argv[1]]([0, 1024], Path(sys.argv[2]))
+    peer.plane.memory.weights[:] = np.arange(1024)
+
+    def hang(request: PushChunk | PullRun) -> None:
+        say("called")
+        threading.Event().wait()
+
+    peer.plane.before = hang
+    say(json.dumps([peer.where.address, peer.where.data_address, peer.where.local_path]))
+    threading.Event().wait()
+
+
+def say(line: str) -> None:
+    """Tell the process that has started this one."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,237 @@
+"""Task: a step's gradient and an evaluation's metrics, by the job's model on the worker's device.
+
+Owns the way of a batch and of variables to the device and of gradients back, and every check of what a model returns
+(P6). Knows neither leases nor shards. Called by `parashard_worker.loop`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array, Batch, DataSource, Indices
+from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
+from parashard.models.base import Model
+from parashard.models.blame import place_of
+from parashard.plan.partition import Plan
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Float32s
+from parashard_worker.device import Device
+
+EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
+NOT_FLOATING_POINT = "biucOSUmM"  # kinds of dtypes: a cast to float32 would lose what they say, or have no meaning
+UNCONVERTIBLE = (TypeError, ValueError, OverflowError)  # what a conversion to a float or an array raises
+
+
+class WrongResult(ConfigurationError):
+    """The model returned what is no loss, gradient or metric of its variables: no step would go better."""
+
+
+class BadExample(ParashardError):
+    """An example has a value that is not finite: whatever a model makes of it, it is not the model's fault."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What a worker computes: the model over the data, on a device."""
+
+    model: Model
+    source: DataSource
+    steps: StepPlan
+    plan: Plan
+    device: Device
+    clip_norm: float | None
+    round_steps: int | None  # sync mode: N
+
+    def gradients(self, step: int, values: Mapping[str, Float32s]) -> tuple[float, int, dict[str, Float32s]]:
+        """Compute a step.
+
+        Parameters
+        ----------
+        step : int
+            Names the examples.
+        values : mapping of str to ndarray of float32
+            Every variable, as pulled; only read.
+
+        Returns
+        -------
+        loss : float
+        examples : int
+            How many the step has.
+        gradients : dict of str to ndarray of float32
+            Finite, of every variable that is not frozen; clipped to `clip_norm` together. On a CPU they may be views of
+            `values`, if the model made them so.
+
+        Raises
+        ------
+        WrongResult
+            If the model returns no loss, or not one gradient of each variable.
+        NonFiniteGradient
+            If the loss's gradient has a value that is not finite, though the examples have none (P6).
+        BadExample
+            If it has one since an example does.
+        """
+        indices = self.steps.indices(step)
+        inputs, targets = self.source.examples(indices)
+        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, inputs, targets))
+        variables = self.device.variables_from_host(values)
+        raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
+        trainable = self._trainable(raw)
+        try:
+            loss, gradients = self.device.to_host(raw_loss, trainable)
+        except UNCONVERTIBLE as error:
+            raise self._wrong(f"returned what cannot be made float32: {error}") from error
+        norm = _global_norm(gradients) if self.clip_norm is not None else 0.0
+        # P6: before the first shard is sent anything.
+        bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
+        if bad:
+            _check_examples(indices, inputs, targets)
+            raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
+        if self.clip_norm is not None and norm > self.clip_norm:
+            factor = np.float32(self.clip_norm / norm)
+            gradients = {name: gradient * factor for name, gradient in gradients.items()}
+        return loss, len(indices), gradients
+
+    def metrics(
+        self, values: Mapping[str, Float32s], computing: Callable[[], AbstractContextManager[None]]
+    ) -> dict[str, float]:
+        """Judge values of the variables by all held-out examples.
+
+        Parameters
+        ----------
+        values : mapping of str to ndarray of float32
+            Every variable, as pulled; only read.
+        computing : callable
+            Entered around each of the model's computations.
+
+        Returns
+        -------
+        dict of str to float
+            Means over the examples.
+
+        Raises
+        ------
+        WrongResult
+            If the model returns what is no mapping of names to numbers.
+        """
+        totals: dict[str, float] = {}
+        examples = self.source.spec.held_out
+        variables = self.device.variables_from_host(values)
+        for start in range(0, examples, EVALUATION_EXAMPLES):
+            stop = min(examples, start + EVALUATION_EXAMPLES)
+            inputs, targets = self.source.held_out(start, stop)
+            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), inputs, targets))
+            with computing():
+                metrics = self.model.evaluate(variables, batch, self.device.xp)
+            for name, value in self._judged(metrics).items():
+                totals[name] = totals.get(name, 0.0) + value * (stop - start)
+        return {name: total / examples for name, total in totals.items()}
+
+    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None]]:
+        """Return a model's loss and gradients if that is what it returned."""
+        due = "due is a loss and a mapping of gradients by variable"
+        if not isinstance(result, tuple | list) or len(result) != 2:
+            raise self._wrong(f"returned {_in_words(result)}; {due}")
+        loss, gradients = result
+        if not isinstance(gradients, Mapping):
+            raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
+        if not _is_number(loss):
+            raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
+        return _scalar(loss), gradients
+
+    def _judged(self, metrics: object) -> dict[str, float]:
+        """Return a model's metrics as floats if that is what it returned."""
+        due = "due is a mapping of names to numbers, which are means over the batch"
+        if not isinstance(metrics, Mapping):
+            raise self._wrong(f"returned {_in_words(metrics)}; {due}", "evaluate")
+        judged: dict[str, float] = {}
+        for name, value in metrics.items():
+            if not isinstance(name, str) or name != name.encode("utf-8", "replace").decode():
+                raise self._wrong(f"returned {name!a} as a metric's name; due is text", "evaluate")
+            if not _is_number(value):
+                raise self._wrong(f"returned {_in_words(value)} for {name!r}; {due}", "evaluate")
+            try:
+                judged[name] = float(_scalar(value))
+            except UNCONVERTIBLE as error:
+                raise self._wrong(f"returned no float for {name!r}: {error}; {due}", "evaluate") from error
+        return judged
+
+    def _trainable(self, gradients: Mapping[str, Array | None]) -> dict[str, Array]:
+        """Check a model's gradients against its variables, and leave out None and those of frozen ones."""
+        variables = self.plan.variables
+        for name, gradient in gradients.items():
+            if name not in variables:
+                known = ", ".join(sorted(variables))
+                raise self._wrong(f"returned a gradient for {name!r}, which is none of its variables: {known}")
+            if gradient is None:
+                continue
+            if not hasattr(gradient, "shape"):
+                raise self._wrong(f"returned {_in_words(gradient)} for {name!r}; due is an array, or None for zeros")
+            if tuple(gradient.shape) != variables[name].shape:
+                raise self._wrong(
+                    f"returned a gradient for {name!r} of shape {tuple(gradient.shape)}; the variable has "
+                    f"{variables[name].shape}"
+                )
+            if not variables[name].frozen and not _is_floating(gradient):
+                dtype = getattr(gradient, "dtype", None)
+                raise self._wrong(f"returned a gradient for {name!r} of {dtype}; gradients are floating point")
+        missing = [name for name in sorted(variables) if name not in gradients and not variables[name].frozen]
+        if missing:
+            raise self._wrong(
+                f"returned no gradient for {missing[0]!r}; due is one for each variable: None where it "
+                "does not count in this step, or frozen = true for a variable that is not trained"
+            )
+        return {name: g for name, g in gradients.items() if g is not None and not variables[name].frozen}
+
+    def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
+        return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
+
+
+def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:
+    for index, example, target in zip(indices, inputs, targets, strict=True):
+        if any(values.dtype.kind == "f" and not np.isfinite(values).all() for values in (example, target)):
+            raise BadExample(f"example {index} of the data has a value that is not finite")
+
+
+def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> str:
+    if not math.isfinite(loss):
+        return f"loss became {'NaN' if math.isnan(loss) else 'infinite'} at step {step}"
+    what = "NaN" if np.isnan(gradient).any() else "infinite"
+    return f"the gradient of {variable!r} became {what} at step {step}, with a loss of {loss:.3g}"
+
+
+def _is_number(value: object) -> bool:
+    """Tell whether a value has one real number; an array on a card stays there."""
+    kind = getattr(getattr(value, "dtype", None), "kind", "f")  # NumPy's and CuPy's dtypes have one
+    return hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1 and kind not in "cOSUmM"
+
+
+def _scalar(number: Any) -> Any:
+    """Return an array of one number as one of shape (), which alone NumPy makes a float of."""
+    return number.reshape(()) if getattr(number, "shape", ()) else number
+
+
+def _is_floating(array: object) -> bool:
+    dtype = getattr(array, "dtype", None)
+    return getattr(dtype, "kind", "f") not in NOT_FLOATING_POINT and getattr(dtype, "is_floating_point", True)
+
+
+def _in_words(value: object) -> str:
+    """Return what a value is, such as "a list", "None" or "an array of int64 of shape (3,)"."""
+    if value is None:
+        return "None"
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"an array of {value.dtype} of shape {tuple(value.shape)}"
+    noun = type(value).__name__
+    return f"{'an' if noun[0].lower() in 'aeiou' else 'a'} {noun}"
+
+
+def _global_norm(gradients: Mapping[str, Float32s]) -> float:
+    """Return the Euclidean norm of all gradients together, in float64, in name order."""
+    squares = (np.square(gradients[name], dtype=np.float64).sum() for name in sorted(gradients))
+    return float(np.sqrt(sum(squares)))

@@ -1,0 +1,198 @@
+"""Device: where gradients are computed, on the CPU or one CUDA card; models get the array namespace `xp`.
+
+On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
+and gradients together. Knows no model and no shard. Called by `parashard_worker.computing`, in the thread of the loop's
+steps.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import threadpoolctl
+
+from parashard.data.base import Array, Batch
+from parashard.errors import ConfigurationError, Unavailable
+from parashard.plan.variables import Float32s
+from parashard.process import cuda
+
+
+class Device(Protocol):
+    """Arrays in, arrays out, and the namespace in between."""
+
+    xp: Any
+    name: str
+
+    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
+        """Return the variables as arrays of `xp`, ready for computing."""
+
+    def batch_from_host(self, batch: Batch) -> Batch:
+        """Return the batch with inputs and targets as arrays of `xp`."""
+
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Return a loss and gradients as a number and NumPy arrays of float32; the step's one synchronisation.
+
+        Parameters
+        ----------
+        loss : float, or array of shape ()
+            As the model returned it.
+        gradients : mapping of str to array
+            Of `xp`; the arrays returned for them are valid until the caller drops them.
+        """
+
+    def fingerprint(self) -> str:
+        """Describe all that decides the bits of a gradient here (P13)."""
+
+
+class Cpu:
+    """NumPy on the host."""
+
+    def __init__(self) -> None:
+        self.xp: Any = np
+        self.name = "cpu"
+
+    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
+        """Return them as they are."""
+        return variables
+
+    def batch_from_host(self, batch: Batch) -> Batch:
+        """Return it as it is."""
+        return batch
+
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Return them as a float and as float32."""
+        return float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
+
+    def fingerprint(self) -> str:
+        """Name the processor, NumPy and BLAS with its kernel and threads."""
+        pools = [
+            f"{pool['internal_api']} {pool.get('version')} {pool.get('architecture', '')} x{pool['num_threads']}"
+            for pool in threadpoolctl.threadpool_info()
+            if pool["user_api"] == "blas"
+        ]
+        return "; ".join([f"{_processor()}", f"numpy {np.__version__}", *sorted(set(pools))])
+
+
+class Gpu:
+    """CuPy on one CUDA device.
+
+    Parameters
+    ----------
+    index : int
+        CUDA device number.
+
+    Raises
+    ------
+    ConfigurationError
+        If CuPy or the device is not there.
+    """
+
+    def __init__(self, index: int) -> None:
+        self._device = cuda.card(index)
+        self._cupy = self.xp = cuda.namespace()
+        self._copies = self._cupy.cuda.Stream(non_blocking=True)
+        self._staged: deque[tuple[Any, Any]] = deque()  # (event after the copy, pinned buffer that it reads)
+        self.name = cuda.card_name(index)
+
+    def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
+        """Copy from pinned memory on the copy stream; the compute stream waits for it on the device, not the host."""
+        self._device.use()  # the current device belongs to the thread
+        arrays = {name: self._copied_in(values) for name, values in variables.items()}
+        self._join(self._copies, self._cupy.cuda.get_current_stream())
+        return arrays
+
+    def batch_from_host(self, batch: Batch) -> Batch:
+        """Copy inputs and targets likewise."""
+        self._device.use()
+        inputs, targets = self._copied_in(batch.inputs), self._copied_in(batch.targets)
+        self._join(self._copies, self._cupy.cuda.get_current_stream())
+        return Batch(batch.step, batch.epoch, batch.indices, inputs, targets)
+
+    def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
+        """Copy into pinned memory on the copy stream, and wait for all of it at once."""
+        self._device.use()
+        float32 = self._cupy.float32
+        compact = {name: self._cupy.ascontiguousarray(g, dtype=float32) for name, g in gradients.items()}
+        on_card = not isinstance(loss, float | int | np.generic | np.ndarray)
+        self._join(self._cupy.cuda.get_current_stream(), self._copies)  # after the last kernel that writes them
+        host = {name: self._copying_out(gradient) for name, gradient in compact.items()}
+        host_loss = self._copying_out(loss) if on_card else loss
+        self._copies.synchronize()
+        return float(host_loss), host
+
+    def fingerprint(self) -> str:
+        """Name the card, CuPy and the CUDA runtime, which brings cuBLAS."""
+        runtime = self._cupy.cuda.runtime.runtimeGetVersion()
+        return f"{self.name.partition(' ')[2]}; cupy {self._cupy.__version__}; cuda {runtime}"
+
+    def _copied_in(self, values: Any) -> Array:
+        staged = cuda.page_locked(values.shape, values.dtype)
+        np.copyto(staged, values)
+        array = self._cupy.empty(values.shape, values.dtype)
+        self._join(self._cupy.cuda.get_current_stream(), self._copies)  # the pool may reuse memory still being read
+        array.set(staged, stream=self._copies)
+        self._keep(staged)
+        return array
+
+    def _copying_out(self, array: Array) -> Any:
+        host = cuda.page_locked(array.shape, array.dtype)
+        array.get(stream=self._copies, out=host, blocking=False)
+        return host
+
+    def _keep(self, staged: Any) -> None:
+        """Hold a pinned buffer until its copy is done: the pool would hand it out while the device still reads it."""
+        while self._staged and self._staged[0][0].done:
+            self._staged.popleft()
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(self._copies)
+        self._staged.append((event, staged))
+
+    def _join(self, first: Any, then: Any) -> None:
+        event = self._cupy.cuda.Event(disable_timing=True)
+        event.record(first)
+        then.wait_event(event)
+
+
+def open_device(asked: str, worker: str = "") -> Device:
+    """Return the device that a job file or a flag names.
+
+    Parameters
+    ----------
+    asked : str
+        "cpu", "cuda:N", "cuda" (one of the cards: workers of a machine are spread over them by their numbers), or
+        "auto": as "cuda" where that can be, else the CPU.
+    worker : str
+        Name of the worker, such as "worker-3".
+
+    Raises
+    ------
+    ConfigurationError
+        If a GPU is asked for and there is none, or the name is not one of these.
+    Unavailable
+        If a GPU that is asked for, or its driver, is at fault.
+    """
+    if asked == "cpu":
+        return Cpu()
+    if asked == "auto":
+        try:
+            return Gpu(cuda.spread(worker, cuda.cards()))
+        except (ConfigurationError, Unavailable):
+            return Cpu()
+    index = cuda.index_of(asked, worker)
+    if index is None:
+        raise ConfigurationError(f"device {asked!r} is unknown; allowed: auto, cpu, cuda, cuda:N")
+    return Gpu(index)
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as lines:
+            models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    except OSError:
+        models = []
+    return f"{platform.machine()} {models[0] if models else os.uname().release}"

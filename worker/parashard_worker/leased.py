@@ -1,0 +1,299 @@
+"""LeasedWork: what a worker holds, what it has to report, and when it must call the coordinator.
+
+Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is under way at a time; it reports what is
+complete, renews what is held (P5) and asks for more when few steps are left. A call whose answer is lost is made again
+with everything in it: all of it is safe to say twice. Called by `parashard_worker.leasing` alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.errors import Fenced, ParashardError, RetryLater, Unacquainted
+
+IDLE_WAIT_S = 1.0  # how long the coordinator may hold a call of an idle worker
+RETRY_PAUSE_S = 0.1
+BATCH_TARGET_S = 0.25  # lease about as many steps as this long takes, so that a slow worker hoards none
+SMOOTHING = 0.2
+
+Work = pb.Grant | pb.EvaluationGrant
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A worker's membership: its name, its life, and the time it may be silent."""
+
+    run_id: str
+    name: str
+    incarnation: int
+    lease_ttl_s: float
+
+
+class LeasedWork:
+    """The state of a worker's leases.
+
+    Invariant: a step is in the queue, in the works, or in one of the lists of reports, never in two of them.
+
+    Parameters
+    ----------
+    joined : Joined
+        Who asks.
+    batch : int
+        Most steps to hold at once.
+    ahead : int
+        Ask for more when no more than so many steps wait in the queue.
+    step_timeout_s : float
+        A step or an evaluation that the model is at for longer is taken for hung: it is reported as failed, the worker
+        leaves, and `hung` says why; the step loop itself will not notice.
+    now_s : float
+        When the worker joined.
+    patience_s : float
+        How long the coordinator may be away before the worker gives up.
+    """
+
+    def __init__(
+        self,
+        joined: Joined,
+        *,
+        batch: int,
+        ahead: int,
+        step_timeout_s: float,
+        now_s: float,
+        patience_s: float = 60.0,
+    ) -> None:
+        self._joined = joined
+        self._batch = batch
+        self._ahead = ahead
+        self._step_timeout_s = step_timeout_s
+        self._patience_s = patience_s
+        self._queue: deque[Work] = deque()
+        self._working: dict[int, float] = {}  # step -> when it was taken from the queue
+        self._evaluating: set[int] = set()
+        self._computing: tuple[Work, float] | None = None  # what the model is at, and since when
+        self._announcing: int | None = None  # a step that the coordinator is to know of before it is computed (P26)
+        self.announced = False
+        """It knows."""
+        self.retracting = False
+        """It has not answered yet a call that says that the model has returned."""
+        self._completed: list[pb.CompletedStep] = []
+        self._failed: list[pb.FailedStep] = []
+        self._evaluated: list[pb.EvaluationResult] = []
+        self._ask_again = True
+        self._unanswered = False
+        self._leaving = False
+        self._left = False
+        self._sequence = 0
+        self._step_s = 0.0  # smoothed time per step
+        self._last_done_s = now_s
+        self._called_s = now_s
+        self._silent_since_s = now_s  # the first call since the last answer
+        self._not_before_s = now_s  # of a call that only asks
+        self.view = 0
+        self.state = pb.JOB_STATE_STARTING
+        self.reason = ""
+        self.failure: ParashardError | None = None
+        self.hung = ""
+        self.stranger = False
+        """The coordinator does not know this worker: it has to join again before the next call."""
+
+    @property
+    def over(self) -> bool:
+        """There will be no more work for this worker."""
+        return self._leaving or self.ended
+
+    @property
+    def ended(self) -> bool:
+        """There will be no more calls."""
+        return self._left or self.failure is not None or self.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED)
+
+    @property
+    def waiting(self) -> int:
+        """Pieces of work in the queue."""
+        return len(self._queue)
+
+    # --- the step loop's side ---
+
+    def take(self, now_s: float) -> Work | None:
+        """Return the next piece of work; None if there is none now."""
+        if self.over or not self._queue:
+            return None
+        work = self._queue.popleft()
+        if isinstance(work, pb.Grant):
+            self._working[work.step] = now_s
+        else:
+            self._evaluating.add(work.evaluation)
+        return work
+
+    def announce(self, step: int) -> None:
+        """Tell of a step that is computed next, in the calls from now until the model has returned."""
+        self._announcing, self.announced = step, False
+
+    def computing(self, work: Work | None, now_s: float) -> None:
+        """Note what the model is at from now on; None: it has returned."""
+        self._computing = None if work is None else (work, now_s)
+        if work is None and self._announcing is not None:
+            self._announcing, self.retracting = None, self.announced
+
+    def completed(self, step: pb.CompletedStep, now_s: float) -> None:
+        """Report a step that every shard acknowledged."""
+        self._end_work(step.step, now_s)
+        self._completed.append(step)
+
+    def failed(self, step: int, reason: str, now_s: float, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
+        """Report a step that could not be computed."""
+        self._end_work(step, now_s)
+        self._failed.append(pb.FailedStep(step=step, reason=reason[:500], kind=kind))
+
+    def dropped(self, step: int, now_s: float) -> None:
+        """Give a step back: it is in already, or must be leased again."""
+        self._end_work(step, now_s)
+
+    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+        """Report the outcome of an evaluation of the weights that its grant names."""
+        number, judged = grant.evaluation, grant.incarnations
+        self._evaluating.discard(number)
+        self._evaluated.append(
+            pb.EvaluationResult(evaluation=number, incarnations=judged, metrics=dict(metrics), error=error[:500])
+        )
+        self._ask_again = True
+
+    def evaluation_dropped(self, number: int) -> None:
+        """Give an evaluation back."""
+        self._evaluating.discard(number)
+
+    def leave(self) -> None:
+        """Take nothing more; the next call reports what is done and gives back what is held."""
+        self._leaving = True
+
+    # --- the calls ---
+
+    def due_in_s(self, now_s: float) -> float:
+        """Return how long the next call may wait; 0: make it now."""
+        if self.ended:
+            return 0.0
+        due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal (P5)
+        if self._unanswered:
+            due_s = self._called_s + RETRY_PAUSE_S
+        elif self._leaving or self._failed or self._evaluated or self._must_announce:
+            due_s = now_s
+        elif len(self._queue) <= self._ahead:
+            if self._completed or self._ask_again:
+                due_s = now_s
+            elif self._idle:
+                due_s = min(due_s, self._not_before_s)
+        return max(0.0, due_s - now_s)
+
+    def request(self, now_s: float, phases_s: Mapping[str, float]) -> pb.LeaseRequest | None:
+        """Return the call to make now, with everything in it; None: there is none to make any more."""
+        self._check_hung(now_s)
+        self._free_what_waits(now_s)
+        if self.ended:
+            return None
+        if not self._unanswered:
+            self._silent_since_s = now_s
+        self._called_s = now_s
+        self._sequence += 1
+        held = [work.step for work in self._queue if isinstance(work, pb.Grant)] + list(self._working)
+        waiting = [work.evaluation for work in self._queue if isinstance(work, pb.EvaluationGrant)]
+        return pb.LeaseRequest(
+            run_id=self._joined.run_id,
+            worker=self._joined.name,
+            incarnation=self._joined.incarnation,
+            sequence=self._sequence,
+            held=[] if self._leaving else held,
+            held_evaluations=[] if self._leaving else [*waiting, *self._evaluating],
+            completed=self._completed,
+            failed=self._failed,
+            evaluated=self._evaluated,
+            want=0 if self._leaving else max(0, self._wanted() - len(self._queue)),
+            wait_s=min(IDLE_WAIT_S, self._joined.lease_ttl_s / 4) if self._idle and not self._leaving else 0.0,
+            leaving=self._leaving,
+            computing=[] if self._leaving or self._announcing is None else [self._announcing],
+            phases=pb.PhaseSeconds(**phases_s),
+        )
+
+    def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:
+        """Take the answer to a call: what it reported is known, what it granted is ours."""
+        self._unanswered = False
+        self._called_s = now_s
+        del self._completed[: len(request.completed)]
+        del self._failed[: len(request.failed)]
+        del self._evaluated[: len(request.evaluated)]
+        self.announced |= self._announcing in request.computing
+        self.retracting &= bool(request.computing)
+        if reply.revoked:
+            gone = set(reply.revoked)
+            self._queue = deque(w for w in self._queue if isinstance(w, pb.EvaluationGrant) or w.step not in gone)
+        self._queue.extend(reply.evaluations)
+        self._queue.extend(reply.granted)
+        self._ask_again = bool(reply.granted or reply.evaluations)
+        self._not_before_s = now_s if self._ask_again else now_s + reply.retry_after_s
+        self._left = request.leaving
+        self.state, self.view, self.reason = reply.state, reply.view, reply.reason
+
+    def lost(self, error: ParashardError, now_s: float) -> None:
+        """Take note of a call without an answer, or of one that was refused.
+
+        One that found nobody is made again after a pause, within the patience; whoever leaves waits for nobody. A
+        coordinator that does not know the worker is a new one: it is joined again. Any other error is the worker's end.
+        """
+        stranger = isinstance(error, Unacquainted)
+        self.stranger = stranger and not self._leaving
+        patient = now_s - self._silent_since_s <= self._patience_s
+        if (isinstance(error, RetryLater) or stranger) and not self._leaving and patient:
+            self._unanswered = True
+            self._called_s = now_s
+        elif self._leaving and not isinstance(error, Fenced):
+            self._left = True
+        else:
+            self.failure = error
+
+    def joined_again(self, joined: Joined) -> None:
+        """Go on as a member of a coordinator that is new; what is held and what is to be reported stays."""
+        self._joined = joined
+        self.stranger = False
+
+    @property
+    def _idle(self) -> bool:
+        return not self._queue and not self._working and not self._evaluating
+
+    @property
+    def _must_announce(self) -> bool:
+        return self.retracting or (self._announcing is not None and not self.announced)
+
+    def _wanted(self) -> int:
+        if self._step_s <= 0:
+            return min(self._batch, self._ahead + 1)
+        return max(self._ahead + 1, min(self._batch, round(BATCH_TARGET_S / self._step_s)))
+
+    def _end_work(self, step: int, now_s: float) -> None:
+        if self._announcing == step:
+            self._announcing = None
+        began_s = max(self._working.pop(step, now_s), self._last_done_s)  # what lay idle before is not the step's time
+        took_s = now_s - began_s
+        self._step_s = took_s if not self._step_s else self._step_s + SMOOTHING * (took_s - self._step_s)
+        self._last_done_s = now_s
+
+    def _free_what_waits(self, now_s: float) -> None:
+        """Hold no queue behind a computation that takes longer than a lease: others may have those steps (P5)."""
+        if self._computing is not None and now_s - self._computing[1] > self._joined.lease_ttl_s:
+            self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
+
+    def _check_hung(self, now_s: float) -> None:
+        """Report a step in the works for too long as failed (P6) and leave: its loop will not come back for more."""
+        if self._computing is None or self.hung:
+            return
+        work, since_s = self._computing
+        if now_s - since_s <= self._step_timeout_s:
+            return
+        too_long = f"has taken over {self._step_timeout_s:.0f} s"
+        if isinstance(work, pb.Grant):
+            self.hung = f"step {work.step} {too_long}"
+            self.failed(work.step, self.hung, now_s)
+        else:
+            self.hung = f"an evaluation {too_long}"
+            self.evaluated(work, {}, self.hung)
+        self._leaving = True

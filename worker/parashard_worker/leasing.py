@@ -1,0 +1,228 @@
+"""Leasing: keeps a worker supplied with leased steps and tells the coordinator what became of them.
+
+One thread makes every call, one at a time; the step loop only takes from a queue and puts into lists. What to say and
+when is decided by `parashard_worker.leased`; this is the lock, the clock and the thread around it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.errors import ParashardError
+from parashard.process import failpoints
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard_worker.leased import Joined, LeasedWork, Work
+
+__all__ = ["Joined", "Leasing", "Work"]
+
+REPLY_DEADLINE_MIN_S = 1.0
+
+log = structlog.get_logger("worker")
+
+
+def end_process(reason: str) -> None:
+    """End this process, whose step loop is stuck in a model, so that it can be started again."""
+    try:
+        log.critical("hung", reason=reason)
+    finally:
+        os._exit(ExitCode.RETRY)  # P21
+
+
+class Leasing:
+    """The worker's side of leases.
+
+    Parameters
+    ----------
+    client : CoordinatorClient
+        Whom to ask.
+    joined : Joined
+        Who asks.
+    batch, ahead, step_timeout_s
+        See `LeasedWork`.
+    join : callable
+        Joins the job again, at a coordinator that was started anew.
+    patience_s : float
+        See `LeasedWork`.
+    on_hung : callable, optional
+        Called with the reason once a hung step has been reported; by default it ends the process.
+
+    Attributes
+    ----------
+    phases_s : dict of str to float
+        Where the step loop's time went; the loop replaces it, every call reports it.
+    """
+
+    def __init__(
+        self,
+        client: CoordinatorClient,
+        joined: Joined,
+        *,
+        batch: int,
+        ahead: int,
+        step_timeout_s: float,
+        join: Callable[[], Joined],
+        patience_s: float = 60.0,
+        on_hung: Callable[[str], None] | None = None,
+    ) -> None:
+        self._client = client
+        self._join = join
+        self._on_hung = on_hung or end_process
+        self._patience_s = patience_s
+        self._changed = threading.Condition()
+        self._work = LeasedWork(
+            joined,
+            batch=batch,
+            ahead=ahead,
+            step_timeout_s=step_timeout_s,
+            now_s=time.monotonic(),
+            patience_s=patience_s,
+        )
+        self.phases_s: dict[str, float] = {}
+        self._reply_deadline_s = max(
+            REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
+        )  # a lost reply costs less than a lease
+        self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
+
+    def start(self) -> None:
+        """Begin to ask."""
+        self._thread.start()
+
+    @property
+    def over(self) -> bool:
+        """There will be no more work for this worker."""
+        return self._work.over
+
+    @property
+    def failure(self) -> ParashardError | None:
+        """What ended this worker, if something did."""
+        return self._work.failure
+
+    @property
+    def state(self) -> pb.JobState:
+        """How the job stands, as of the last answer."""
+        return self._work.state
+
+    @property
+    def view(self) -> int:
+        """Number of the shards' view, as of the last answer."""
+        return self._work.view
+
+    @property
+    def reason(self) -> str:
+        """What the coordinator said of it."""
+        return self._work.reason
+
+    def take(self, timeout_s: float) -> Work | None:
+        """Return the next piece of work, waiting for it at most so long; None if there is none."""
+        with self._changed:
+            work = self._work.take(time.monotonic())
+            if work is None and timeout_s > 0 and not self._work.over:
+                self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
+                work = self._work.take(time.monotonic())
+            self._changed.notify_all()
+            return work
+
+    @contextmanager
+    def computing(self, work: Work) -> Iterator[None]:
+        """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called.
+
+        If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
+        death is not the step's (P26).
+        """
+        with self._changed:
+            self._work.computing(work, time.monotonic())
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._work.computing(None, time.monotonic())
+                self._changed.notify_all()
+                self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._patience_s)
+
+    def announce(self, step: int) -> bool:
+        """Tell the coordinator that a step is computed now, and wait until it knows (P26); False: there is no work.
+
+        From here until `computing` is left, this process's death counts as a failed attempt at the step.
+        """
+        with self._changed:
+            self._work.announce(step)
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._work.announced or self._work.over, self._patience_s)
+            return self._work.announced and not self._work.over
+
+    def completed(self, step: pb.CompletedStep) -> None:
+        """Report a step that every shard acknowledged."""
+        with self._changed:
+            self._work.completed(step, time.monotonic())
+            self._changed.notify_all()
+
+    def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
+        """Report a step that could not be computed."""
+        with self._changed:
+            self._work.failed(step, reason, time.monotonic(), kind)
+            self._changed.notify_all()
+
+    def dropped(self, step: int) -> None:
+        """Give a step back: it is in already, or must be leased again."""
+        with self._changed:
+            self._work.dropped(step, time.monotonic())
+            self._changed.notify_all()
+
+    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+        """Report the outcome of an evaluation of the weights that its grant names."""
+        with self._changed:
+            self._work.evaluated(grant, metrics, error)
+            self._changed.notify_all()
+
+    def evaluation_dropped(self, number: int) -> None:
+        """Give an evaluation back."""
+        with self._changed:
+            self._work.evaluation_dropped(number)
+            self._changed.notify_all()
+
+    def leave(self, timeout_s: float) -> None:
+        """Report what is done, give back what is held, and end the thread, within `timeout_s`."""
+        with self._changed:
+            self._work.leave()
+            self._changed.notify_all()
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while (pause_s := self._work.due_in_s(time.monotonic())) > 0:
+                    self._changed.wait(pause_s)
+                request = self._work.request(time.monotonic(), self.phases_s)
+                self._changed.notify_all()
+            if request is None:
+                if self._work.hung:
+                    self._on_hung(self._work.hung)
+                return
+            failpoints.hit("worker.lease.reporting")
+            try:
+                if self._work.stranger:
+                    joined = self._join()
+                    log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
+                    with self._changed:
+                        self._work.joined_again(joined)
+                    continue  # the request named who this was before
+                reply = self._client.lease(request, self._reply_deadline_s)
+            except ParashardError as error:
+                log.warning("no-lease-reply", error=str(error))
+                with self._changed:
+                    self._work.lost(error, time.monotonic())
+                    self._changed.notify_all()
+            else:
+                if reply.granted:
+                    failpoints.hit("worker.lease.granted")
+                with self._changed:
+                    self._work.accept(request, reply, time.monotonic())
+                    self._changed.notify_all()

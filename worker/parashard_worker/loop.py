@@ -1,0 +1,329 @@
+"""The step loop: take a leased step, pull, compute its gradient, push, report.
+
+With a pipeline depth of d, the weights of up to d following steps are pulled, and up to d pushes settle, while a
+gradient is computed; with 0 everything happens strictly one after the other. Knows no policy: what it holds a lease for
+it does; nor arithmetic, which is `parashard_worker.computing`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+import structlog
+import tenacity
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import Pulled, ShardClient
+from parashard.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    NonFiniteGradient,
+    NotReady,
+    ParashardError,
+    Redo,
+    RetryLater,
+    StaleIncarnation,
+    Unreachable,
+    WrongRun,
+)
+from parashard.models.blame import described
+from parashard.plan.variables import Float32s
+from parashard.process import failpoints
+from parashard.transports.base import View
+from parashard_worker.computing import Task, WrongResult
+from parashard_worker.leasing import Leasing
+
+POLL_S = 0.2
+RIDING_PAUSE_S = 0.02
+RIDING_PAUSE_MAX_S = 0.5
+
+_Result = TypeVar("_Result")
+
+log = structlog.get_logger("worker")
+
+
+@dataclass(frozen=True)
+class _Computed:
+    """A step whose push is under way."""
+
+    step: int
+    loss: float
+    examples: int
+    skipped: bool
+    pulled: Pulled | None  # released after the push: a model may return views of its variables as gradients
+
+
+class Inline(Executor):
+    """Runs what is submitted at once, in the caller: the pipeline of depth 0."""
+
+    def submit(self, fn: Callable[..., _Result], /, *args: object, **kwargs: object) -> Future[_Result]:
+        """Run and return the outcome as a finished future."""
+        future: Future[_Result] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:  # noqa: BLE001  # the future carries it to whoever asks for the result
+            future.set_exception(error)
+        return future
+
+
+class StepLoop:
+    """One worker's work.
+
+    Parameters
+    ----------
+    task : Task
+        What to compute.
+    client : ShardClient
+        Where weights come from and gradients go.
+    leasing : Leasing
+        Where steps come from and reports go.
+    refresh : callable
+        Returns the shards' present view, or raises RetryLater.
+    depth : int
+        Steps pulled ahead, and pushes that may be under way, while a gradient is computed.
+    patience_s : float
+        How long a pull or a push waits for a shard that is away, or for its next life.
+    giving_up : Event, optional
+        Once set, nothing is waited for any more.
+
+    Attributes
+    ----------
+    phases_s : dict of str to float
+        Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
+    transfer_s : float
+        Duration of every step's pull and push, added up, waited for or not.
+    computed : int
+        Steps whose gradient was computed, whatever became of it.
+    staleness_pushes : int
+        Staleness of every push, the greatest of its shards', added up.
+    """
+
+    def __init__(
+        self,
+        task: Task,
+        client: ShardClient,
+        leasing: Leasing,
+        refresh: Callable[[], View],
+        *,
+        depth: int,
+        patience_s: float = 60.0,
+        giving_up: threading.Event | None = None,
+    ) -> None:
+        self._task = task
+        self._client = client
+        self._leasing = leasing
+        self._refresh = refresh
+        self._depth = depth
+        giving_up = giving_up or threading.Event()
+        # One for all: its state is by thread, and to make one takes 25 us, twice a step.
+        self._retrying = tenacity.Retrying(
+            # WrongRun too: another run's shard may have the port of one that was killed. Whether this worker's run is
+            # over, the coordinator says when it is asked for the view.
+            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation, WrongRun)),
+            wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
+            stop=tenacity.stop_after_delay(patience_s) | tenacity.stop_when_event_set(giving_up),
+            sleep=tenacity.sleep_using_event(giving_up),
+            before_sleep=lambda _: self._refresh_view(),
+            reraise=True,
+        )
+        # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
+        self._transfers: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
+        self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
+        self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
+        self._evaluation: pb.EvaluationGrant | None = None
+        self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
+        self.transfer_s = 0.0
+        self._adding = threading.Lock()
+        self.steps = 0
+        self.examples = 0
+        self.computed = 0
+        self.staleness_pushes = 0
+
+    def run(self, stopping: Callable[[], bool]) -> None:
+        """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
+        while not stopping():
+            self._fill()
+            if self._pulling:
+                self._compute(*self._pulling.popleft())
+            elif self._evaluation is not None:
+                self._evaluate(self._evaluation)
+                self._evaluation = None
+            elif self._pushing:
+                self._settle()
+            elif self._leasing.over:
+                break
+            self._leasing.phases_s = {**self.phases_s, "transfer": self.transfer_s}
+        while self._pushing:
+            self._settle()
+        for grant, _ in self._pulling:
+            self._leasing.dropped(grant.step)
+        self._pulling.clear()
+        self._transfers.shutdown(wait=False, cancel_futures=True)
+
+    def _fill(self) -> None:
+        """Start pulls until the pipeline is full or no step is at hand."""
+        while len(self._pulling) <= self._depth and self._evaluation is None:
+            idle = not self._pulling and not self._pushing
+            started_s = time.perf_counter()
+            work = self._leasing.take(POLL_S if idle else 0.0)
+            self.phases_s["lease"] += time.perf_counter() - started_s
+            if work is None:
+                return
+            if isinstance(work, pb.EvaluationGrant):
+                self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
+            else:
+                started_s = time.perf_counter()
+                self._pulling.append((work, self._transfers.submit(self._pull, work)))
+                self.phases_s["pull"] += time.perf_counter() - started_s
+
+    def _pull(self, grant: pb.Grant) -> Pulled | None:
+        """Pull after the lease (P9); a step to skip needs no weights."""
+        if self._leasing.view > self._client.view.number:
+            self._refresh_view()  # receipts of a shard's earlier life, which may not know that it is over, do not count
+        if grant.skip:
+            return None
+        pulled = self._timed(lambda: self._client.pull(step=grant.step, round_=self._round(grant.step)))
+        failpoints.hit("worker.pull.done")
+        return pulled
+
+    def _compute(self, grant: pb.Grant, pulling: Future[Pulled | None]) -> None:
+        started_s = time.perf_counter()
+        try:
+            pulled = pulling.result()
+        except InvalidRequest as error:  # the step is as good as before: something else answers where the shard was
+            log.warning("pull-refused", step=grant.step, error=str(error))
+            self._leasing.dropped(grant.step)
+            self._refresh_view()
+            return
+        except ParashardError as error:
+            self._gave_up(grant.step, error)
+            return
+        finally:
+            self.phases_s["pull"] += time.perf_counter() - started_s
+        if grant.announce and not self._leasing.announce(grant.step):
+            self._leasing.dropped(grant.step)
+            return
+        started_s = time.perf_counter()
+        try:
+            with self._leasing.computing(grant):
+                loss, examples, gradients = self._gradients(grant.step, pulled)
+        except ConfigurationError as error:
+            if not isinstance(error, WrongResult):
+                raise
+            self._leasing.failed(grant.step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
+            return
+        except BaseException as error:  # a model is somebody else's code: what it raises fails the step (P6)
+            log.warning("step-failed", step=grant.step, exc_info=error)
+            kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
+            self._leasing.failed(grant.step, described(error), kind)
+            return
+        finally:
+            self.phases_s["compute"] += time.perf_counter() - started_s
+        self.computed += 1
+        failpoints.hit("worker.compute.done")
+        while len(self._pushing) >= max(1, self._depth):
+            self._settle()
+        computed = _Computed(grant.step, loss, examples, grant.skip, pulled)
+        started_s = time.perf_counter()
+        self._pushing.append((computed, self._transfers.submit(self._push, grant, gradients, pulled)))
+        self.phases_s["push"] += time.perf_counter() - started_s
+        if not self._depth:
+            self._settle()
+
+    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float, int, dict[str, Float32s]]:
+        return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
+
+    def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
+        pushed = self._timed(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
+        with self._adding:
+            self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
+        failpoints.hit("worker.push.done")
+        return pushed.incarnations
+
+    def _settle(self) -> None:
+        """Wait for the oldest push and report its step."""
+        computed, push = self._pushing.popleft()
+        started_s = time.perf_counter()
+        try:
+            incarnations = push.result()
+        except ParashardError as error:
+            self._gave_up(computed.step, error)
+            return
+        finally:
+            self.phases_s["push"] += time.perf_counter() - started_s
+        if computed.pulled is not None:
+            computed.pulled.release()
+        self.steps += 1
+        self.examples += computed.examples
+        self._leasing.completed(
+            pb.CompletedStep(
+                step=computed.step,
+                incarnations=incarnations,
+                loss=computed.loss,
+                examples=computed.examples,
+                skipped=computed.skipped,
+            )
+        )
+
+    def _gave_up(self, step: int, error: ParashardError) -> None:
+        """Report a step that did not go through, by what the error asks for."""
+        if isinstance(error, InvalidRequest):
+            self._leasing.failed(step, str(error))
+        elif isinstance(error, Redo | RetryLater):
+            # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
+            log.info("step-dropped", step=step, error=str(error))
+            self._leasing.dropped(step)
+            self._refresh_view()
+        else:
+            raise error
+
+    def _timed(self, transfer: Callable[[], _Result]) -> _Result:
+        """Pull or push, over any retries, and add how long it took; called from several threads."""
+        started_s = time.perf_counter()
+        try:
+            return self._retry_across_restarts(transfer)
+        finally:
+            with self._adding:
+                self.transfer_s += time.perf_counter() - started_s
+
+    def _retry_across_restarts(self, operation: Callable[[], _Result]) -> _Result:
+        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again.
+
+        The whole operation: shards that have a push already say so, and the step is its identity (P1).
+        """
+        return self._retrying(operation)
+
+    def _refresh_view(self) -> None:
+        try:
+            self._client.use(self._refresh())
+        except RetryLater as error:
+            log.info("no-view", error=str(error))  # whoever needs one asks again
+
+    def _evaluate(self, grant: pb.EvaluationGrant) -> None:
+        round_ = grant.round if grant.for_round else None
+        try:
+            pulled = self._retry_across_restarts(lambda: self._client.pull(round_=round_))
+            if pulled.incarnations != tuple(grant.incarnations):  # P25
+                raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
+        except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
+            log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
+            self._leasing.evaluation_dropped(grant.evaluation)
+            self._refresh_view()
+            return
+        try:
+            metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
+        except BaseException as error:  # the model's code
+            log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
+            self._leasing.evaluated(grant, {}, described(error))
+            return
+        pulled.release()
+        self._leasing.evaluated(grant, metrics)
+
+    def _round(self, step: int) -> int | None:
+        return step // self._task.round_steps if self._task.round_steps else None
