@@ -123,7 +123,7 @@ class Pods:
         return found
 
     def _python(self, module: str) -> list[str]:
-        return [sys.executable, str(WITH_NAMES), str(self._hosts), module]
+        return [sys.executable, "-P", str(WITH_NAMES), str(self._hosts), module]
 
     def _address(self, role: str, index: int) -> str:
         return f"{self._network}.{10 * (list(MODULES).index(role) + 1) + index}"
