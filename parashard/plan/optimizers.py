@@ -1,4 +1,4 @@
-"""Optimizer specifications: which update rule a job uses, and with what numbers.
+"""Optimizer specifications: which update rule a job uses, and its settings.
 
 Owns names, defaults and bounds of the settings. Knows nothing of arrays: the arithmetic is in
 `parashard_server.state.kernels`, and `parashard_server.state.optimizer` binds the two. Called by the job file, the
@@ -27,7 +27,7 @@ SLOTS = {
     "ftrl": 2,
     "lamb": 2,
 }
-"""How many vectors of the weights' length a rule keeps beside them; a shard's `state.optimizer` has their names."""
+"""Number of slots of each rule: vectors of the weights' length; `parashard_server.state.optimizer` names them."""
 
 _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
@@ -52,7 +52,7 @@ NonZero = Annotated[float, _bounded(_SMALLEST, either_sign=True)]
 NonNegative = Annotated[float, _bounded(0.0)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-# Settings that several rules have, with what the job file's reference says of them.
+# Settings that several rules share, with their descriptions for the job file's reference.
 _Rate = Annotated[Positive, Field(description="Step size of an update; the schedule multiplies it.")]
 _Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
 _Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
@@ -81,8 +81,8 @@ class OptimizerSpec(BaseModel):
     clip_value : float or None
         Bound of every element of the gradient, applied by the shard; None: off.
     clip_norm : float or None
-        Bound of the norm of the whole gradient over all variables, applied by the worker before the push, which alone
-        sees all of it (P15); None: off.
+        Bound of the norm of the whole gradient over all variables; None: off. Applied by the worker before the push,
+        because no shard sees the whole gradient.
     staleness_damping : {"none", "inverse"}
         "inverse": the learning rate is divided by 1 + staleness (Zhang et al., IJCAI 2016, eq. 3, with theirs shifted
         by one so that a fresh gradient keeps the full rate).
@@ -221,4 +221,4 @@ class LAMB(OptimizerSpec):
 OptimizerOptions = Annotated[
     SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, Field(discriminator="kind")
 ]
-"""Any optimizer, told apart by its `kind`: the `[optimizer]` table of a job file."""
+"""Any optimizer, discriminated by `kind`: the `[optimizer]` table of a job file."""

@@ -1,4 +1,4 @@
-"""Partitions and plans: which rows of which variable live on which shard.
+"""Partitions and plans: which shard holds which rows of which variable.
 
 Pure functions and frozen values; no arrays are touched. A *partition* is a half-open row range of a variable, the unit
 of placement. A *plan* is a versioned map from partitions to shards. Each shard keeps its partitions end to end in one

@@ -42,7 +42,7 @@ class Permutation:
 
     with F_j a keyed mix of two multiplications by SplitMix64's constants (Steele, Lea, Flood, OOPSLA 2014). A result in
     [length, a * b) goes through the network again. Since a * b - length < a, at most one position in sqrt(length)
-    does; a binary network over the next even number of bits would repeat up to three of four, again and again.
+    does; a binary network over the next even number of bits would repeat up to three of four.
 
     It shuffles well; it is no cipher.
 

@@ -1,6 +1,6 @@
 """Learning-rate schedules: the multiplier of the learning rate as a function of the number of updates.
 
-Owns the shapes of the curves and their validation. Knows nothing of optimizers, shards or where t comes from. Called by
+Owns the curves and their validation. Knows nothing of optimizers, shards or the source of t. Called by
 the optimizer on each shard (`factor`) and by the job file, which fills in lengths given as "job" (`resolved`).
 
 All schedules share one clock. Updates are counted from 1. The first `warmup_steps` updates rise linearly to 1; the
@@ -49,7 +49,7 @@ class Schedule(BaseModel):
         Parameters
         ----------
         t : int
-            Counts from 1: the number of steps (in sync mode: rounds) in the applied set after this push (P15).
+            Counts from 1: the number of steps (in sync mode: rounds) in the applied set after this push.
 
         Returns
         -------
@@ -193,4 +193,4 @@ class CosineSchedule(_Decaying):
 ScheduleOptions = Annotated[
     ConstantSchedule | StepSchedule | ExponentialSchedule | CosineSchedule, Field(discriminator="kind")
 ]
-"""Any schedule, told apart by its `kind`: the `[optimizer.schedule]` table of a job file."""
+"""Any schedule, discriminated by `kind`: the `[optimizer.schedule]` table of a job file."""

@@ -1,6 +1,6 @@
 """StepPlan: what step s of a job is, as a pure function: its epoch and its exact examples.
 
-A step names its data completely, so any worker can compute it at any time and a second computation is the same one.
+A step determines its examples completely: any worker can compute it at any time, and recomputing it uses the same data.
 Knows nothing of leases, workers or where the examples come from. Called by the coordinator (how many steps there are)
 and by the workers (which examples a leased step has).
 """
@@ -95,7 +95,7 @@ class StepPlan:
         return _permutation(self.examples, self.seed, epoch)(np.arange(start, stop, dtype=np.int64))
 
     def examples_in_words(self, step: int) -> str:
-        """Return a step's first examples in brackets and with a space before them, to follow a message about it."""
+        """Return " (examples ...)", the first examples of a step, to append to an error message."""
         indices = self.indices(step)
         shown = ", ".join(str(i) for i in indices[:EXAMPLES_SHOWN])
         return f" (examples {shown}{', ...' if len(indices) > EXAMPLES_SHOWN else ''})"

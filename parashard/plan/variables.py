@@ -1,4 +1,4 @@
-"""Variables: named parameter arrays, and initial values that do not depend on where their rows live.
+"""Variables: named parameter arrays, and initial values that do not depend on which shard holds them.
 
 Owns the declaration of a variable and how its initial values are drawn. Knows nothing of partitions,
 shards or optimizers. Called by models (declare), the coordinator (places) and the shards (fill their rows).
