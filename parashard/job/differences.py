@@ -1,7 +1,7 @@
-"""Differences between two jobs in the words of a job file: both values of each key; what follows from others left out.
+"""Differences between two jobs, as text: both values of each changed key, without keys derived from others.
 
-Knows identities (`parashard.job.digest`) and no process. Called by the coordinator, which refuses to go on with a
-changed job, and by workers, which refuse to compute another one.
+Knows identities (`parashard.job.digest`) and no process. Called by the coordinator, which refuses to resume a changed
+job, and by workers, which refuse to join a different one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PROPERTIES = {
     "data.held_out": "number of held-out examples",
     "data.input_shape": "shape of an input",
 }
-"""Keys that no job file has: what the data are."""
+"""Keys of the identity that no job file has: properties of the data."""
 
 
 def differences(theirs: Mapping[str, Any], mine: Mapping[str, Any], there: str, here: str) -> list[str]:

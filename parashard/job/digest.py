@@ -1,4 +1,4 @@
-"""The identity of a job: all that defines its steps and their arithmetic, and nothing else (P2).
+"""The identity of a job: exactly what determines its steps and their arithmetic (P2).
 
 Owns the canonical form and its digest. Knows nothing of runs or resuming: those compare digests, and name the keys that
 changed. Called by the coordinator and by every process that joins a run.
@@ -29,8 +29,8 @@ def job_identity(
 ) -> dict[str, Any]:
     """Return the canonical mapping that `identity_digest` hashes, made of the types of JSON.
 
-    It leaves out the job's name, every path, the evaluation and the cluster: none of them changes what a step is or
-    what its push does. The data counts by its content, the variables as the model and the job's settings make them.
+    It leaves out the job's name, every path, the evaluation and the cluster: none of them changes a step or its push.
+    The data enters by its content, the variables after the job's settings are applied.
 
     Parameters
     ----------
@@ -40,7 +40,7 @@ def job_identity(
     variables : mapping of str to Variable
         After `apply_settings`.
     initial_sha256 : str
-        Of the first values, where they are not drawn from the seed (`parashard.plan.variables.values_sha256`).
+        Of the initial values, where they are not drawn from the seed (`parashard.plan.variables.values_sha256`).
     model_sha256 : str
         Of the code of a user's own model (`parashard.models.code_sha256`).
     """

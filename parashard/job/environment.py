@@ -1,6 +1,6 @@
-"""Variables named PARASHARD_* that no one reads: one that is a key but for its spelling is refused, others warned of.
+"""Unknown PARASHARD_* environment variables: refuse a misspelt job key, warn about the others.
 
-Owns the list of those that are read. Called by `load`, with the environment that it puts over the job file.
+Owns the list of the known ones. Called by `load`, with the environment that overrides the job file.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ OWN_VARIABLES = (
     "PARASHARD_FAILPOINTS_DIR",
     "PARASHARD_FAILPOINTS_SEED",
 )
-"""Those that processes and commands read."""
+"""Read by processes and commands."""
 
 COMPOSE_VARIABLES = (
     "PARASHARD_BASE_IMAGE",
@@ -39,22 +39,22 @@ COMPOSE_VARIABLES = (
     "PARASHARD_WORKERS",
     "PARASHARD_WORKER_MEMORY",
 )
-"""Those that compose files read; who exports them for these may run other commands in the same shell."""
+"""Read by compose files; exported in a shell, other commands see them too."""
 
 _OTHERS = ("PARASHARD_CONTAINERS", "PARASHARD_CONTAINER_CACHE")  # the project's own tests
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)?")
-"""How the variables end that Kubernetes sets in every pod of a namespace with a service named parashard-..."""
+"""Suffixes of the variables that Kubernetes sets in each pod of a namespace with a service named parashard-..."""
 
 _DEPTH_MAX = 3  # of keys, as in optimizer.schedule.kind
 
 
 def unread_variables(environ: Mapping[str, str], schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return a warning for each variable that seems to be meant for us and is not read.
+    """Return a warning for each variable with our prefix that nothing reads.
 
     Raises
     ------
     ConfigurationError
-        If one is a key of the job but for the two underscores.
+        If one is a key of the job apart from the two underscores.
     """
     keys = {name.replace(SEPARATOR, "_"): name for name in _variables_of(schema)}
     warnings = []
@@ -83,7 +83,7 @@ def _warning(given: str, name: str, keys: list[str]) -> str:
 
 @functools.cache
 def _variables_of(schema: type[BaseModel]) -> tuple[str, ...]:
-    """Return the variable of every key of every kind; settings of variables have none."""
+    """Return the environment variable of every key of every kind; `[variables]` tables have none."""
     return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] != "variables")
 
 

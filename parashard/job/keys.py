@@ -50,7 +50,7 @@ def key_parts(key: str) -> tuple[str, ...]:
 
 
 def toml_value(text: str) -> Any:
-    """Read a text as one TOML value; what is none (and what is a date or a time) stays text.
+    """Read a text as one TOML value; anything else, dates and times included, stays text.
 
     >>> toml_value("4"), toml_value("[64, 32]"), toml_value("sync:4")
     (4, [64, 32], 'sync:4')
@@ -66,7 +66,7 @@ def toml_value(text: str) -> Any:
 
 
 def shown(value: Any) -> str:
-    """Return a value as a message shows it: close to TOML, on one line, cut when long."""
+    """Return a value for a message: close to TOML, on one line, truncated when long."""
     text = json.dumps(value, ensure_ascii=False, default=str)
     return text if len(text) <= _SHOWN_CHARACTERS else text[: _SHOWN_CHARACTERS - 3] + "..."
 

@@ -1,4 +1,4 @@
-"""Layers: one nested table put together from the job file, the environment and the flags, and the origin of each value.
+"""Layers: one nested table merged from the job file, the environment and the flags, with the origin of each value.
 
 Owns the order flag > environment > file and the form of the environment variables. Knows nothing of the schema: a key
 that does not exist is found by the validation of the whole, which then names its origin. Called by `load`.
@@ -22,7 +22,7 @@ Override = tuple[str, Any, str]
 
 
 class Layers:
-    """A nested table, and for every value that a layer gave the name of that layer.
+    """A nested table, and for every value the name of the layer that gave it.
 
     Invariants: `origins` has exactly the leaves of `table`, and `table` has only the types of JSON.
     """
@@ -32,7 +32,7 @@ class Layers:
         self.table: dict[str, Any] = plain(table)
         self.origins: dict[tuple[str, ...], str] = {parts: self.file for parts, _ in leaves(table)}
         self.replaced: dict[tuple[str, ...], list[Any]] = {}
-        """What single keys had before, where a later `put` gave them another value; the oldest first."""
+        """Earlier values of keys that a later `put` overrode, the oldest first."""
 
     def put(self, parts: tuple[str, ...], value: Any, origin: str) -> None:
         """Set one key, in place of all that it held before; missing tables above it are made.
@@ -77,7 +77,7 @@ class Layers:
         return " and ".join(self._origins_below(parts)) or DEFAULT
 
     def origin_of_missing(self, parts: tuple[str, ...]) -> str:
-        """Return which layer should have given a key: the one that alone gave the table around it, else the file."""
+        """Return which layer should have given a missing key: the only layer of its table, else the file."""
         around = self._origins_below(parts[:-1]) if len(parts) > 1 else []
         return around[0] if len(around) == 1 else self.file
 

@@ -41,7 +41,7 @@ class LoadedJob:
     path : Path
         The job file, absolute; models of the user's own are found beside it.
     warnings : tuple of str
-        What was ignored and seems to have been meant for us.
+        Environment variables with our prefix that were ignored.
     """
 
     job: Job
@@ -53,7 +53,7 @@ class LoadedJob:
 def load_job(
     path: str | os.PathLike[str], overrides: Sequence[Override] = (), environ: Mapping[str, str] | None = None
 ) -> LoadedJob:
-    """Read a job file, put the environment over it and the flags over both, and check the whole.
+    """Read a job file, override it by the environment and both by the flags, and validate the result.
 
     A value of the environment is named `PARASHARD_<TABLE>__<KEY>`, in any case, and is read as TOML, else as text. A
     relative path is relative to the job file's folder if it stands there, else to the working directory.
@@ -70,8 +70,8 @@ def load_job(
     Raises
     ------
     ConfigurationError
-        The file cannot be read or is no TOML, or the job is not valid. All of a job's invalid keys are named at once;
-        relations between keys are looked at when each is valid by itself.
+        The file cannot be read or is not TOML, or the job is not valid. All invalid keys are named at once; relations
+        between keys are checked once each key is valid.
     """
     file = Path(path)
     environ = os.environ if environ is None else environ

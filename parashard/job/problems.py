@@ -1,4 +1,4 @@
-"""Problems: what is wrong with a job, said once for each key with its origin, what was found and what is allowed.
+"""Problems: the validation errors of a job, one for each key: its origin, what was found and what is allowed.
 
 Owns the translation of pydantic's errors into one `ConfigurationError`, the only form in which a user sees them. Knows
 the schema only through its annotations. Called by `load`.
@@ -21,7 +21,7 @@ from parashard.job.layers import Layers
 from parashard.job.relations import Contradictions
 
 DISCRIMINATORS = ("kind", "source")
-"""The keys that tell the members of a table's union apart."""
+"""The discriminators of the tables' unions."""
 
 _PHRASES = {
     "bool_type": "true or false",
@@ -39,7 +39,7 @@ _PHRASES = {
     "string_type": "text",
     "tuple_type": "a list",
 }
-"""What pydantic's commonest errors allow, in the words of a job file; the others keep pydantic's own words."""
+"""Messages for pydantic's commonest errors, in a job file's terms; the others keep pydantic's own."""
 
 
 def configuration_error(error: ValidationError, schema: type[BaseModel], layers: Layers) -> ConfigurationError:
@@ -84,7 +84,7 @@ def _phrase(kind: str, message: str, context: Mapping[str, Any]) -> str:
     if kind in _PHRASES:
         bounds = {k: int(v) if isinstance(v, float) and v.is_integer() else v for k, v in context.items()}
         return _PHRASES[kind].format_map(bounds)
-    # The line says what was found already; validators of other packages may say it again at the end.
+    # The line has what was found already; validators of other packages may repeat it at the end.
     message = re.sub(r", found .*$", "", message, flags=re.DOTALL)
     return re.sub(r"^(Value error, |Input should be )(must be )?", "", message)
 

@@ -1,4 +1,4 @@
-"""Relations: what two keys of a job file may not say together.
+"""Relations: which values of two keys of a job file exclude each other.
 
 Owns one pure check per relation and their order. Knows nothing of where the values came from; `problems` adds that.
 Called by `schema.Job` once every key is valid by itself.
@@ -25,11 +25,11 @@ class Contradiction:
     Parameters
     ----------
     keys : pair of str
-        Dotted keys: the one to change first, and the one that it is at odds with.
+        Dotted keys: the one to change, and the one that it contradicts.
     found : pair
         Their values.
     allowed : str
-        What the first one may be instead.
+        Values that the first one may have.
     """
 
     keys: tuple[str, str]

@@ -1,6 +1,6 @@
 """Settings of single variables: the `[variables."PATTERN"]` tables of a job file, and what they change in a model.
 
-Owns the table and the matching. Knows nothing of models or optimizers. Called by whoever resolves a job into variables.
+Owns the table and the matching. Knows nothing of models or optimizers. Called where a job is resolved into variables.
 """
 
 from __future__ import annotations

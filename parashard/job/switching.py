@@ -1,8 +1,8 @@
-"""Switching: what becomes of a table's keys when a flag or the environment gives it another kind than the file.
+"""Switching: drop a table's keys that do not apply after a flag or the environment changes its kind.
 
-A job file that reads a CSV has keys that the digits lack; `--set data.source=digits` means the digits, and those keys
-go with the source that they belong to. Keys that both have stay, and what came with the switch or after it is checked
-as ever. Knows the schema only through its annotations. Called by `load`, before the job is validated.
+A job file that reads a CSV has keys that the source `digits` lacks; `--set data.source=digits` drops them. Keys that
+both kinds have stay, and keys given together with the new kind or after it are validated as usual. Knows the schema
+only through its annotations. Called by `load`, before the job is validated.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def drop_keys_of_earlier_kinds(layers: Layers, schema: type[BaseModel]) -> None:
         forms = models_at(schema, tag[:-1], {})
         now = _form(forms, tag[-1], at(layers.table, tag))
         before = [form for kind in earlier if (form := _form(forms, tag[-1], kind)) is not None]
-        if now is None:  # validation says so
+        if now is None:  # reported by the validation
             continue
         for key in list(at(layers.table, tag[:-1])):
             below = (*tag[:-1], key)

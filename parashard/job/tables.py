@@ -63,7 +63,7 @@ class Table(BaseModel):
 
 
 class JobOptions(Table):
-    """`[job]`: what is trained for how long."""
+    """`[job]`: what is trained, and for how long."""
 
     name: Annotated[str, BeforeValidator(_checked_name)] = Field(
         description="Name of the job in paths, logs and metrics."
@@ -114,7 +114,7 @@ class EvaluationOptions(Table):
 
 
 class CheckpointOptions(Table):
-    """`[checkpoint]`: where and how often the shards' state is saved, and what a killed shard loses."""
+    """`[checkpoint]`: where and how often the shards' state is saved, and how durable a push is."""
 
     url: str = Field(
         default="",
@@ -187,7 +187,7 @@ PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, 
 
 
 class ClusterOptions(Table):
-    """`[cluster]`: which processes there are and how they share the work; nothing here changes what is computed."""
+    """`[cluster]`: the processes and their resources; nothing here changes the arithmetic."""
 
     shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
     workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
@@ -303,9 +303,9 @@ class ClusterOptions(Table):
     )
 
     def push_memory_bytes(self, push_bytes: int) -> int:
-        """Return what pushes on their way to a shard may hold, if its largest takes so many bytes.
+        """Return the bound on the memory of pushes in flight to a shard whose largest push has so many bytes.
 
-        Where the job does not say: a slot of shared memory for each worker, and room for a push that comes another way.
+        By default a slot of shared memory for each worker, and one more push over another transport.
         """
         here = self.transport == "shm" or (self.transport == "auto" and self.launcher == "local")
         workers = self.workers if here else min(self.workers, QUEUE_WORKERS_MAX)
