@@ -1,4 +1,4 @@
-"""Where examples come from: one source per format, each with its options, and `open_source` for any of them.
+"""Data sources: one per format, each with its options, and `open_source` for any of them.
 
 Libraries that only one source needs (scikit-learn, pyarrow) are imported when that source is opened.
 """

@@ -1,6 +1,6 @@
-"""ArraySource: a data source over arrays in memory; what most formats become once they are read.
+"""ArraySource: a data source over arrays in memory, which most formats are read into.
 
-Owns the conversion to float32, the class labels' rules and the fingerprint. Knows nothing of files. Built by the
+Owns the conversion to float32, the rules for class labels and the fingerprint. Knows nothing of files. Built by the
 sources of this folder.
 """
 
@@ -53,7 +53,7 @@ class ArraySource:
     target : ClassTarget or ValueTarget, optional
         What a target means; by default the classes are numbered, and values have the training split's scale.
     warnings : sequence of str
-        What a user may have overlooked in the data.
+        Likely mistakes in the data, for the user.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What a data source promises: a fixed number of examples, addressed by index, the same on every machine.
+"""The contract of a data source: a fixed number of examples, addressed by index, the same on every machine.
 
 Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides which indices a step has.
 """
@@ -27,13 +27,13 @@ Indices = npt.NDArray[np.int64]
 
 
 def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
-    """Return what a failure to read means: data to be fixed, or a disk that gives nothing at this moment."""
+    """Return the error class of a failed read: data to be fixed, or a disk that fails at present."""
     return Unavailable if may_pass(error) else BadData
 
 
 @dataclass(frozen=True)
 class DataSpec:
-    """What a job must know of its data before it touches an example.
+    """Properties of a data source that a job needs before it reads an example.
 
     Parameters
     ----------
@@ -44,11 +44,11 @@ class DataSpec:
     classes : int
         Number of classes; 0 where targets are real numbers.
     fingerprint : str
-        Hex digest of the content (or of what generates it): two machines whose data differ must not share a job (P2).
+        Hex digest of the content (or of what generates it): machines whose data differ must not share a job.
     preprocessing : Preprocessing, optional
         How an example of the data became inputs, and what outputs mean; None where examples are generated.
     warnings : tuple of str
-        What a user may have overlooked in the data.
+        Likely mistakes in the data, for the user.
     """
 
     examples: int

@@ -1,6 +1,6 @@
-"""Columns of a table, and which cells of text are numbers, names or missing: one set of rules for every format.
+"""Columns of a table, and which text cells are numbers, names or missing: one set of rules for every format.
 
-Owns the two kinds of columns and the rules that tell them apart. Knows nothing of files, inputs or labels: `csv` and
+Owns the two kinds of columns and the rules to distinguish them. Knows nothing of files, inputs or labels: `csv` and
 `parquet` read a table into columns, `tables` makes a data source of it.
 """
 
@@ -70,7 +70,7 @@ Column = Numbers | Words
 
 @dataclass(frozen=True)
 class Table:
-    """Columns of one length, at least 1, as a file has them: text is not yet told from numbers.
+    """Columns of equal length, at least 1, as read from a file: numbers in text are not parsed yet.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ class Table:
     lines: Sequence[int] | None = None
 
     def cell(self, name: str, row: int) -> str:
-        """Return where a cell is, for a person."""
+        """Return the place of a cell, for a message."""
         line = "" if self.lines is None else f" (line {self.lines[row]})"
         return f"{self.path}: column {shown_cell(name)}, row {row + 1}{line}"
 
@@ -116,14 +116,14 @@ def number_text(number: float, boolean: bool = False) -> str:
 def number_of(text: str) -> float | None:
     """Return the finite number that a cell holds; None if it holds none."""
     try:
-        value = math.nan if "_" in text else float(text)  # Python reads 1_000, which no table means
+        value = math.nan if "_" in text else float(text)  # Python accepts 1_000, which no table means
     except ValueError:
         return None
     return value if math.isfinite(value) else None
 
 
 def is_missing(text: str, also: str = "") -> bool:
-    """Tell whether a cell stands for a missing value: those of `MISSING` in any case, and `also`."""
+    """Return whether a cell stands for a missing value: those of `MISSING` in any case, and `also`."""
     text = text.strip()
     return text.lower() in MISSING or text == also.strip()
 
@@ -181,7 +181,7 @@ def typed(
 
 
 def _advice_on_input(name: str, found: str) -> str:
-    # Nobody writes more than is shown for a missing value.
+    # A text too long to be shown is not a marker of missing values.
     missing = f"say data.missing = {json.dumps(found)} if that is a missing value, or "
     return (
         f"{missing if len(found) <= SHOWN_CHARACTERS else 'say '}data.categorical = [{json.dumps(name)}] if all of the "
@@ -190,7 +190,7 @@ def _advice_on_input(name: str, found: str) -> str:
 
 
 def _advice_on_label(column: Words, may_be_class: bool) -> str:
-    """Return what helps with a label, which must not be missing, and names classes only where its values repeat."""
+    """Return advice about a label column: a label must not be missing, and names classes only if its values repeat."""
     counts = column.counts()
     repeat = may_be_class and 2 * np.count_nonzero(counts) <= counts.sum()
     return "leave such a row out" + (
@@ -224,7 +224,7 @@ def typed_like(training: Column, table: Table, name: str, *, also_missing: str =
 
 
 def shown_cell(text: str) -> str:
-    """Return a cell as a message shows it."""
+    """Return a cell for a message."""
     return repr(shortened(text))
 
 

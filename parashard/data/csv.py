@@ -1,6 +1,6 @@
 """Tables of separated text, with or without a header row, such as the files of the UCI repository.
 
-Owns the reading of lines into rows of text. Which columns are numeric is told by `parashard.data.columns`. The whole
+Owns the reading of lines into rows of text. `parashard.data.columns` decides which columns are numeric. The whole
 table is held as Python strings while it is read; for tables of more than some millions of rows use `parquet`. Called
 by `parashard.data.open_source`.
 """
@@ -50,7 +50,7 @@ class CsvOptions(TableOptions):
 
 
 def open_csv(options: CsvOptions) -> ArraySource:
-    """Read one or two tables; BadData names the file, the line or column, and what is wrong there."""
+    """Read one or two tables; BadData names the file, the line or column, and the error."""
     training = _read(options.path, options)
     held_out = None if options.held_out_path is None else _read(options.held_out_path, options)
     return table_source(options, training, held_out)

@@ -1,4 +1,4 @@
-"""The handwritten digits that scikit-learn bundles: 1797 images of 8 x 8, the data that needs no download.
+"""The handwritten digits that scikit-learn bundles: 1797 images of 8 x 8, without a download.
 
 Alpaydin and Kaynak, "Optical Recognition of Handwritten Digits", UCI Machine Learning Repository, 1998 (its test part).
 Called by `parashard.data.open_source`.
@@ -38,7 +38,7 @@ def open_digits(options: DigitsOptions) -> ArraySource:
 def _rows() -> np.ndarray:
     """Return pixels and labels as uint8 of shape (1797, 65).
 
-    They are read without importing scikit-learn, which would take each process that trains over a second.
+    They are read without importing scikit-learn, which would cost each process more than a second.
     """
     package = find_spec("sklearn")
     for folder in (package.submodule_search_locations or []) if package else []:

@@ -1,6 +1,6 @@
 """MNIST's own files: the four IDX files of LeCun, Cortes and Burges (1998), compressed with gzip or not.
 
-Owns the reading of IDX, which trusts nothing that a file declares. The format, big-endian: two zero bytes, the type
+Owns the reading of IDX; nothing that a file declares is trusted. The format, big-endian: two zero bytes, the type
 (8: unsigned byte), the number of dimensions, one uint32 per dimension, then the elements in row-major order. Serves
 every data set in the same files (Fashion-MNIST, KMNIST). Called by `parashard.data.open_source`.
 """
@@ -42,7 +42,7 @@ class IdxOptions(BaseModel):
 
 
 def open_idx(options: IdxOptions) -> ArraySource:
-    """Read the four files; BadData names the file that is missing or damaged and says what is wrong with it."""
+    """Read the four files; BadData names the missing or damaged file, and the error."""
     training, held_out = _read_split(options.path, "train"), _read_split(options.path, "t10k")
     if training.inputs.shape[1:] != held_out.inputs.shape[1:]:
         raise BadData(
@@ -81,8 +81,8 @@ def read_idx(path: Path, dimensions: int) -> Bytes:
     Returns
     -------
     ndarray of uint8
-        A new array with every axis at least 1. It is allocated only once the declared size is known to fit the file's
-        size: exactly, or under gzip within what that many bytes can decompress to.
+        A new array with every axis at least 1, allocated only once the declared size is known to fit the file's size:
+        exactly, or under gzip within what that many bytes can decompress to.
 
     Raises
     ------

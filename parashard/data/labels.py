@@ -1,6 +1,6 @@
-"""Labels: whether a label names a class or is a number to predict, and the targets that follow.
+"""Labels: whether a label names a class or is a number to predict, and the targets of each.
 
-Owns the rule that decides where the job file does not say, which is the same for every format, and refuses to guess.
+Owns the default where the job file does not say: one rule for every format, an error where it is ambiguous.
 Knows nothing of files. Called by `tables` and `npz`.
 """
 
@@ -25,14 +25,14 @@ TARGET_MEANING = (
     "labels where that is safe, else refused."
 )
 INFERRED_CLASSES_MAX = 20
-"""More distinct whole numbers than this may as well be amounts: the job file has to say."""
+"""With more distinct whole numbers than this the labels may be amounts: the job file must say."""
 
 Cell = Callable[[int], str]
-"""Names the place of a row's label, for messages."""
+"""Returns the place of a row's label, for messages."""
 
 
 def kind_of_labels(labels: Column, origin: str) -> TargetKind:
-    """Return what a label column means where the job file does not say.
+    """Return the default meaning of a label column.
 
     Numbers of which one has a fraction are values. Texts and booleans are classes, and so are at most
     `INFERRED_CLASSES_MAX` distinct whole numbers, each on two rows or more on average.
@@ -40,7 +40,7 @@ def kind_of_labels(labels: Column, origin: str) -> TargetKind:
     Raises
     ------
     BadData
-        Neither is safe; the message has the counts, and what to say.
+        Neither is safe; the message has the counts, and the key to set.
     """
     if isinstance(labels, Numbers):
         present = labels.present()
@@ -60,18 +60,19 @@ def kind_of_labels(labels: Column, origin: str) -> TargetKind:
 
 
 def kind_of_dtype(labels: npt.NDArray[Any]) -> TargetKind:
-    """Return what an array's dtype says: integers and booleans number classes from 0 on, floats are values."""
+    """Return the meaning of an array's dtype: integers and booleans number classes from 0 on, floats are values."""
     return "class" if labels.dtype.kind in "biu" else "value"
 
 
 def kind_of_array(labels: npt.NDArray[Any], origin: str) -> TargetKind:
-    """Return what an array of finite labels means where the job file does not say: what its dtype does.
+    """Return the default meaning of an array of finite labels: that of its dtype.
 
     Raises
     ------
     BadData
-        The values speak against the dtype: integers that leave most classes out, or whose classes have fewer than two
-        examples on average; floats that are all whole, and as few as classes are. The message has the counts.
+        The values contradict the dtype: integers that leave most classes out, or whose classes have fewer than two
+        examples on average; floats that are all whole, with as few distinct values as classes have. The message has
+        the counts.
     """
     kind, distinct, examples = kind_of_dtype(labels), len(np.unique(labels)), len(labels)
     if kind == "class":
@@ -122,7 +123,7 @@ def class_targets(labels: Column, classes: Sequence[str], cell: Cell) -> npt.NDA
     Raises
     ------
     BadData
-        A label is missing, or is none of them.
+        A label is missing, or is not among them.
     """
     text = as_words(labels)
     targets = text.places(classes)

@@ -117,7 +117,7 @@ def _read_split(
 
 
 def _read_array(archive: zipfile.ZipFile, archive_bytes: int, name: str, origin: str) -> AnyArray:
-    """Read one array after checking its header against the archive, so that no lie about a size is allocated."""
+    """Read one array after checking its header against the archive, so that no false size is allocated."""
     try:
         info = archive.getinfo(f"{name}.npy")
         if info.compress_type not in _METHODS:

@@ -26,7 +26,7 @@ class ParquetOptions(TableOptions):
 
 
 def open_parquet(options: ParquetOptions) -> ArraySource:
-    """Read one or two files; BadData names the file and what is wrong, ConfigurationError that pyarrow is missing."""
+    """Read one or two files; BadData names the file and the error; ConfigurationError: pyarrow is not installed."""
     training = _read(options.path, lambda name: name not in options.ignore)
     held_out = None
     if options.held_out_path is not None:

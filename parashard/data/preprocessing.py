@@ -1,8 +1,8 @@
 """Preprocessing: how a row of a table becomes the inputs of a model, and what the model's outputs mean.
 
-Owns standardisation, one-hot encoding, and the file that holds what they learned: `preprocessing.json`, which lies
-beside a run's weights (docs/preprocessing.md). Knows nothing of training. Used by the data sources, and by whoever
-predicts with a run's weights.
+Owns standardisation, one-hot encoding, and the file with their fitted parameters: `preprocessing.json` beside a run's
+weights (docs/preprocessing.md). Knows nothing of training. Used by the data sources, and for prediction with a run's
+weights.
 
 All sums run in a fixed order, so that the inputs' bits (and with them the data's fingerprint) are the same on every
 machine: `np.sum` adds in an order that depends on the width of the CPU's vectors.
@@ -156,7 +156,7 @@ class Preprocessing(_Part):
         Raises
         ------
         BadData
-            A row lacks a column, or has in a numeric column what is no number; or the data are no table.
+            A row lacks a column, or has a value that is not a number in a numeric column; or the data are not a table.
         """
         if self.columns is None:
             raise BadData("the data were arrays, not a table: divide them by `divide_by`, as float32")
@@ -250,12 +250,12 @@ def as_json(preprocessing: Preprocessing) -> bytes:
 
 
 def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
-    """Read the file that lies beside a run's weights.
+    """Read the `preprocessing.json` of a run.
 
     Raises
     ------
     BadData
-        It cannot be read, or is not such a file.
+        It cannot be read, or has another format.
     """
     try:
         return Preprocessing.model_validate_json(Path(path).read_bytes())

@@ -1,4 +1,4 @@
-"""The held-out split of a source that has none of its own: a seeded choice that is the same on every machine.
+"""The held-out split of a source without one of its own: a seeded choice, the same on every machine.
 
 Owns the two options and the choice of rows. Knows nothing of formats. Called by the sources.
 """

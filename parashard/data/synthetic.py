@@ -1,4 +1,4 @@
-"""Synthetic examples, made when they are asked for: one Gaussian cluster per class, of any number of examples.
+"""Synthetic examples, generated on demand: one Gaussian cluster per class, any number of examples.
 
 Owns the generator: example i is a function of (seed, i) alone, in integer mixing, additions and one rounding, so it is
 the same on every machine, and no memory grows with the number of examples. Serves benchmarks, tests and the ledger

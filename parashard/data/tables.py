@@ -1,4 +1,4 @@
-"""Tables: the data source that a table of columns becomes, whatever file it was read from.
+"""Tables: the data source over a table of columns, for every tabular format.
 
 Owns the options that the tabular formats share, the order of the checks, and the warnings. Knows nothing of files:
 `csv` and `parquet` read them and call `table_source`.
@@ -45,7 +45,7 @@ from parashard.plan.variables import Float32s
 
 WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
-WARNED_NUMERALS_MIN = 10  # fewer distinct texts may as well be names, such as 1st and 2nd
+WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
 _NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
 
 
@@ -73,13 +73,13 @@ class TableOptions(SplitOptions):
 def table_source(options: TableOptions, table: Table, held_out: Table | None) -> ArraySource:
     """Return the data source of a table, or of a training table and a held-out one.
 
-    What is learned from data (means, deviations, vocabularies) comes from the training rows alone; only the classes
-    come from the whole training table, so that a rare class that was held out is still one.
+    Means, deviations and vocabularies are fitted on the training rows alone; only the classes come from the whole
+    training table, so that a rare class that was held out is still one.
 
     Raises
     ------
     BadData
-        A column is missing or holds what it must not, a label is missing or unknown, or there is nothing to encode.
+        A column is missing or has an invalid value, a label is missing or unknown, or there is nothing to encode.
     """
     whole = _typed(options, table)
     labels = whole.pop(options.label)
@@ -173,7 +173,7 @@ def _described(
 
 
 def _warnings(columns: Mapping[str, Column], categorical: Collection[str]) -> Iterator[str]:
-    """Yield what a user may have overlooked in the inputs' columns, of which some were said to be categorical."""
+    """Yield likely mistakes in the input columns; `categorical` are those that the job file declares so."""
     for name, column in columns.items():
         what, left_out = f"column {shown_cell(name)}", f"data.ignore = [{json.dumps(name)}] leaves it out"
         found = _notation_of(column) if isinstance(column, Words) and name not in categorical else ""
