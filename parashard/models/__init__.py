@@ -34,11 +34,11 @@ __all__ = [
     "code_sha256",
 ]
 
-_USER_TAG = "module:factory"  # what an error message that lists the kinds shows
+_USER_TAG = "module:factory"  # shown in error messages that list the kinds
 
 
 def model_kind(options: Any) -> str:
-    """Return the tag of the options' kind: the name of a built-in kind, or "module:factory" for all of users'."""
+    """Return the discriminator of the options: the name of a built-in kind, or "module:factory" for a user's model."""
     kind = options.get("kind", "") if isinstance(options, dict) else getattr(options, "kind", "")
     return _USER_TAG if ":" in str(kind) else str(kind)
 
@@ -89,5 +89,5 @@ def build_model(options: ModelOptions, spec: DataSpec, seed: int, folder: Path |
 
 
 def code_sha256(options: ModelOptions, folder: Path | None) -> str:
-    """Return SHA-256 (hex) of the code of a user's own model; "" for a built-in one, which the version stands for."""
+    """Return SHA-256 (hex) of the code of a user's own model; "" for a built-in one."""
     return user_code_sha256(options, folder) if isinstance(options, UserOptions) else ""

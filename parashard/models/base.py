@@ -1,4 +1,4 @@
-"""What a model promises. A model is arithmetic only: it holds no weights and knows no shard, step plan or device."""
+"""The contract of a model: arithmetic only. A model holds no weights and knows no shard, step plan or device."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Model(Protocol):
         Parameters
         ----------
         variables : mapping of str to array of float32
-            Current values, in the namespace `xp`; not to be changed, nor kept: the memory is used again for a later
-            step. Gradients may be views of it.
+            Current values, in the namespace `xp`; not to be changed or kept: the memory is reused for a later step.
+            Gradients may be views of it.
         batch : Batch
             `batch.step` seeds what is random, so that a step computed twice gives the same gradient.
         xp : module
@@ -37,11 +37,11 @@ class Model(Protocol):
         Returns
         -------
         loss : float, or array of shape ()
-            On a GPU an array is better: it comes to the host with the gradients, and a float has waited for it alone.
+            On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
         gradients : mapping of str to array
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
-            of zeros, which is not sent. They belong to the caller: while they are pushed the next step may be computed
-            already, so a model must not write into them again.
+            of zeros, which is not sent. The caller owns them: they may still be pushed while the next step is computed,
+            so a model must not write into them again.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
@@ -50,7 +50,7 @@ class Model(Protocol):
 
 @runtime_checkable
 class Audited(Protocol):
-    """A model that can tell from the final weights whether the job kept its promise (the oracles)."""
+    """A model whose final weights show whether every step was applied exactly once (the oracles)."""
 
     def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
         """Return counts of violations by name, such as {"ledger_wrong": 0}; they go into the job's report."""

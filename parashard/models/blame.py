@@ -1,7 +1,7 @@
-"""Blame: which line of the user's own code an error came from, in words.
+"""Blame: which line of the user's own code raised an error, as text.
 
-Knows what is not the user's: this package and the services beside it, the standard library, installed libraries. Called
-by whatever calls a user's model: `parashard.models.user`, the coordinator's `resolve` and the workers.
+Not the user's are this package and the services, the standard library and installed libraries. Called where a user's
+model is called: `parashard.models.user`, the coordinator's `resolve` and the workers.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _NOT_THE_USERS = tuple(
 
 
 def described(error: BaseException) -> str:
-    """Return an error in one line, with the last line of the user's code that it went through before it.
+    """Return an error in one line, after the innermost line of the user's code in its traceback.
 
-    Such as "model.py:31: KeyError: 'w'". What parashard raises on purpose says what it is about by itself.
+    Such as "model.py:31: KeyError: 'w'". An error that parashard raised itself is returned without a line.
     """
     if isinstance(error, ParashardError):
         return _first_line(error)
@@ -39,13 +39,13 @@ def described(error: BaseException) -> str:
 
 
 def named_with_line(error: BaseException) -> str:
-    """Return an error to end a sentence with, such as "KeyError: 'w' (model.py:31)"."""
+    """Return an error for the end of a message, such as "KeyError: 'w' (model.py:31)"."""
     line = _line_of(error)
     return f"{_named(error)} ({line})" if line else _named(error)
 
 
 def place_of(method: Any) -> str:
-    """Return where a method of the user's begins, as "model.py:12: "; empty if it is not the user's."""
+    """Return where a user's method begins, as "model.py:12: "; empty for any other method."""
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
         return ""
@@ -58,7 +58,7 @@ def _named(error: BaseException) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    """Return what an error says, as text that a message can carry: file names may have bytes that are no text."""
+    """Return an error's message as valid UTF-8: file names in it may have undecodable bytes."""
     return next(iter(str(error).splitlines()), "").encode("utf-8", "replace").decode()
 
 

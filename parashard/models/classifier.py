@@ -1,4 +1,4 @@
-"""What every classifier has in common: from logits to loss, gradients and metrics.
+"""The base of all classifiers: from logits to loss, gradients and metrics.
 
 Owns the `Model` methods of classifiers; subclasses own the network from inputs to logits and its pullback. Knows no
 layer and no option.
@@ -44,7 +44,7 @@ class Classifier(ABC):
         """Return the mean cross-entropy over the batch and its gradient by every variable, in new arrays."""
         logits, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
         loss, gradient = softmax_cross_entropy(logits, batch.targets, xp)
-        return loss, pull_back(gradient)  # not float(loss): on a GPU that would wait for everything before it
+        return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return {"loss": mean cross-entropy, "accuracy": share of examples whose largest logit is the target's}."""
@@ -56,7 +56,7 @@ class Classifier(ABC):
 
 
 def need_classes(spec: DataSpec, kind: str, instead: str = 'use model.kind = "mlp", which predicts values') -> None:
-    """Raise ConfigurationError where the data has no labels that a model of this kind could tell apart."""
+    """Raise ConfigurationError where the data has no classes for a model of this kind to distinguish."""
     if spec.classes == 0:
         raise ConfigurationError(
             f"model kind {kind!r} tells classes apart, and the data's targets are values (regression): {instead}, "

@@ -45,7 +45,7 @@ class DenseStack:
     dropout : float
         Probability of dropping a hidden unit, in [0, 0.99].
     seed : int
-        The job's; with the step and the layer it names a dropout mask.
+        The job's; with the step and the layer it keys a dropout mask.
     """
 
     def __init__(self, widths: Sequence[int], activation: ActivationName, dropout: float, seed: int) -> None:

@@ -30,8 +30,8 @@ class Activation:
     Parameters
     ----------
     apply : callable (z, xp) -> (output, saved)
-        May overwrite `z`, which the caller gives up. `saved` is what `derive` needs; it may be `output` itself, so
-        neither may be changed while the gradient is still to come.
+        May overwrite `z`. `saved` is what `derive` needs; it may be `output` itself, so neither may be changed before
+        the backward pass.
     derive : callable (gradient, saved, xp) -> gradient
         From the gradient by the output to the gradient by `z`; overwrites and returns its first argument.
     """
@@ -108,7 +108,7 @@ def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
     logits : array of float32 or float64, shape (n, classes)
         Unchanged.
     targets : array of int64, shape (n,)
-        Each in [0, classes). Not checked here, where it would cost a GPU synchronisation: data sources answer for it.
+        Each in [0, classes). Not checked here, where it would cost a GPU synchronisation: data sources guarantee it.
 
     Returns
     -------
@@ -157,8 +157,7 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int],
 
     Element e (row-major) is dropped where 16-bit lane e mod 4 of the e // 4-th hash lies below round(rate * 2^16).
     The hash is a counter-based SplitMix64 under the key, in 64-bit integers: the same mask on NumPy and on CuPy, and
-    for whoever computes the step. The factor uses the rounded rate, so the mean of the mask is 1 exactly in
-    expectation.
+    on every worker. The factor uses the rounded rate, so the expectation of the mask is exactly 1.
 
     Parameters
     ----------
@@ -167,7 +166,7 @@ def dropout_mask(shape: tuple[int, ...], rate: float, key: tuple[int, int, int],
     rate : float
         Probability of dropping an element, in [0, 0.99]; 2^-16 is its resolution.
     key : (seed, step, layer)
-        What names the mask.
+        Identifies the mask.
     dtype : dtype
         float32 or float64.
     """

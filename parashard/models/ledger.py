@@ -1,4 +1,4 @@
-"""The ledger: a model whose final weights say how often every example was counted. The first exactly-once oracle.
+"""The ledger: a model whose final weights count how often every example was applied. The first exactly-once oracle.
 
 The "gradient" of example i in epoch e is row i = (1, (e + 1)^2), zero elsewhere, summed over the batch. With SGD at
 learning rate -1, and sums instead of means where gradients are folded, every row must end as (epochs, sum of

@@ -1,4 +1,4 @@
-"""What every regression has in common: from outputs to loss, gradients and metrics.
+"""The base of all regressions: from outputs to loss, gradients and metrics.
 
 Owns the `Model` methods of regressions and the scale of their outputs; subclasses own the network from inputs to
 outputs and its pullback. Knows no layer and no option.
@@ -21,7 +21,7 @@ class Regressor(ABC):
     """A model that predicts a number: y = mean + deviation * z, of its output z and the scale of the training targets.
 
     The loss is the mean of (z - (y - mean) / deviation)^2: the mean squared error as a share of the targets' variance,
-    so that a learning rate does not depend on the targets' unit. A model that always says the mean has a loss of 1 on
+    so that a learning rate does not depend on the targets' unit. A model that always predicts the mean has loss 1 on
     the training examples; 1 - loss is R^2 there.
 
     Parameters
@@ -58,7 +58,7 @@ class Regressor(ABC):
         """Return the mean squared error of the standardised targets, and its gradient by every variable."""
         outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
         loss, gradient, _ = mean_squared_error(outputs, self._standardised(batch.targets, outputs.dtype))
-        return loss, pull_back(gradient)  # not float(loss): on a GPU that would wait for everything before it
+        return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss, and in the targets' own unit "mean_squared_error" and "mean_absolute_error"."""
@@ -76,7 +76,7 @@ class Regressor(ABC):
 
 
 def need_values(spec: DataSpec, kind: str) -> None:
-    """Raise ConfigurationError where the data has classes, which no regression should take for amounts."""
+    """Raise ConfigurationError where the data has classes, whose labels are not amounts."""
     if spec.classes:
         raise ConfigurationError(
             f'model kind {kind!r} with loss "squared" predicts values, and the data has {spec.classes:,} classes; '

@@ -1,10 +1,10 @@
 """The torn test: a model whose final weights show a push that was applied in part or mixed from two attempts.
 
-Every attempt at a step pushes one random constant to every row of every variable. A shard that applies pushes whole
-keeps the values of a variable equal to each other; two attempts' chunks mixed, or half a push, make them differ. This
-is the one model with randomness that no seed names, and must be: attempts at one step that pushed the same constant
-would leave no trace when mixed. Two shards may hold two attempts of a step, so only values of one shard are compared
-(P20): there are several variables, each small enough for the partitioner to leave whole, and so on one shard.
+Every attempt at a step pushes one random constant to every row of every variable. A shard that applies pushes
+atomically keeps the values of a variable equal; chunks of two attempts mixed, or half a push, make them differ. Unlike
+all other randomness this is not seeded: attempts that pushed the same constant could be mixed undetected. Two shards
+may hold two attempts of a step, so only values of one shard are compared: there are several variables, each small
+enough for the partitioner to leave whole on one shard.
 
 Knows no shard. Built by `parashard.models.build_model`; audited by the job's report.
 """
@@ -81,7 +81,7 @@ def _constant() -> float:
     """Return k / 1024, k random in +-[1, 1024].
 
     Never zero, which would hide half a push. Sums of multiples of 1/1024 are exact in float32 in any order while they
-    stay below 2^14: for 16,384 steps whatever is drawn, and for some millions of steps as random signs have it.
+    stay below 2^14: always for 16,384 steps, and with random signs almost surely for millions.
     """
     bits = int.from_bytes(os.urandom(2), "little")
     magnitude = 1 + (bits & ((1 << _CONSTANT_BITS) - 1))

@@ -1,7 +1,7 @@
 """A user's own model: a factory that the job file names as `module:factory`.
 
-Owns finding and calling the factory, and turning each thing that goes wrong into a ConfigurationError. Knows nothing of
-what the model computes. Called by `parashard.models.build_model`.
+Owns finding and calling the factory, and raising every failure as a ConfigurationError. Knows nothing of what the
+model computes. Called by `parashard.models.build_model`.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -
     Raises
     ------
     ConfigurationError
-        The module or the factory is missing or fails, the factory does not take the options, another module of the same
-        name is in the way, or the model lacks a method.
+        The module or the factory is missing or fails, the factory does not accept the options, another module shadows
+        its name, or the model lacks a method.
     """
     module_name, _, factory_name = options.kind.partition(":")
     module = _imported(options.kind, module_name, folder)
@@ -99,7 +99,7 @@ def _imported(kind: str, name: str, folder: Path | None) -> ModuleType:
     places = _search_last(folder)
     try:
         module = importlib.import_module(name)
-    except BaseException as error:  # whatever the user's module raises while it is read, SystemExit too
+    except BaseException as error:  # anything that the user's module raises on import, SystemExit too
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             where = "".join(f"in {place}, " for place in places)
             raise ConfigurationError(f"model kind {kind!r}: no module {error.name!r} {where}or installed") from None
@@ -123,7 +123,7 @@ def _search_last(folder: Path | None) -> list[Path]:
 
 
 def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
-    """Refuse a module of another place where the user has one of that name."""
+    """Refuse an imported module that shadows the user's module of the same name."""
     module = sys.modules.get(name)
     own = next((file for place in places if (file := _file_in(place, name))), None)
     if own is not None and module is not None and not _is_of(module, own):
@@ -136,7 +136,7 @@ def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, p
         return factory(spec, **extra)
     except ConfigurationError:
         raise
-    except BaseException as error:  # the factory is the user's: whatever it raises is theirs to mend
+    except BaseException as error:  # anything that the user's factory raises is the user's to fix
         raise ConfigurationError(
             f"model kind {options.kind!r}: the factory in {place}, called with the data's spec and the options "
             f"{', '.join(extra) or '(none)'}, raised {named_with_line(error)}"
