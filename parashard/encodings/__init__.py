@@ -1,7 +1,7 @@
-"""Wire encodings of gradients: fewer bytes for a push, with error feedback where an encoding leaves something behind.
+"""Wire encodings of gradients: compression of pushes, with error feedback for the lossy ones.
 
-`encoding` is the value that a job file names, `codec` puts a slice into bytes and back, `feedback` keeps what an
-encoding left behind; `reference` is the arithmetic to be read and `compiled` the same by Numba. Called by
+`encoding` is the value that a job file names, `codec` converts a slice to bytes and back, `feedback` keeps the
+residues; `reference` is the readable arithmetic and `compiled` the same by Numba. Called by
 `parashard.client.shard_client` (encodes) and `parashard_server.state.storage` (decodes).
 """
 

@@ -1,7 +1,7 @@
 """The codec: one slice of a gradient to the bytes of a payload, and back.
 
-Owns where the parts of an encoded slice lie in its bytes, and every check of bytes that came from elsewhere. Knows
-nothing of jobs, pushes or what a residue is kept for. Called by `feedback` (encode) and
+Owns the layout of an encoded slice, and every check of received bytes. Knows nothing of jobs, pushes or the use of a
+residue. Called by `feedback` (encode) and
 `parashard_server.state.storage` (decode).
 """
 
@@ -25,14 +25,14 @@ _NONE: Float32s = np.empty(0, np.float32)
 
 
 def kernels() -> ModuleType:
-    """Return the compiled kernels; importing them loads Numba, which a job without encodings has no use for."""
+    """Return the compiled kernels; imported on first use, because Numba loads slowly and only encodings need it."""
     from parashard.encodings import compiled
 
     return compiled
 
 
 def warm_up(variables: Iterable[Variable]) -> None:
-    """Load or compile what the encodings of these variables need, so that no push has to wait for it."""
+    """Load or compile the kernels for the encodings of these variables, so that no push waits for it."""
     partition = Partition("warm-up", 0, 8)  # long enough that every encoding makes it shorter
     values = np.zeros(partition.rows, np.float32)
     for encoding in {variable.encoding for variable in variables if not variable.frozen}:
@@ -60,7 +60,7 @@ def encode(
     payload : ndarray of uint8, shape (piece.size_bytes,)
         Aligned memory, all of which is written.
     residue, left : ndarray of float32, shape (piece.elements,)
-        INT8 and TOPK: what is added to the gradient first, and what becomes what the bytes leave out.
+        INT8 and TOPK: the residue added to the gradient first, and the output for the new residue.
     """
     values = _read_only(values)
     match piece.dtype:
@@ -84,11 +84,11 @@ def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
     Parameters
     ----------
     piece : Slice
-        What the sender says the bytes are; its partition and number of elements have been compared with the plan.
+        As the sender declared it; its partition and number of elements have been checked against the plan.
     payload : memoryview
         Exactly the slice's bytes, at any address; only read.
     into : ndarray of float32, shape (piece.elements,)
-        Contiguous; every element is written. After an error it holds anything.
+        Contiguous; every element is written. Undefined after an error.
 
     Raises
     ------
@@ -121,7 +121,7 @@ def decode(piece: Slice, payload: memoryview, into: Float32s) -> None:
             kernels().from_int8(scales, codes, into)
         case DType.TOPK:
             indices, kept = (_aligned(part) for part in _topk_parts(piece, content))
-            indices = indices.copy()  # in shared memory somebody could change them once they have been checked
+            indices = indices.copy()  # in shared memory the sender could change them after the check
             if indices.size and not (np.all(indices[1:] > indices[:-1]) and int(indices[-1]) < piece.elements):
                 raise MalformedFrame(f"{name} has indices that are not ascending, or not below {piece.elements}")
             finite = bool(np.isfinite(kept).all())

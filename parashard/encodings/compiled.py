@@ -1,7 +1,7 @@
 """The arithmetic of the encodings as one pass over memory each, compiled by Numba, the GIL released.
 
-The functions have the signatures and the meaning of `parashard.encodings.reference`, which is to be read for both, and
-give the same bits. Called by `parashard.encodings.codec`, which imports this module only when something is encoded.
+The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both. Called by
+`parashard.encodings.codec`, which imports this module only when something is encoded.
 
 No fastmath: it lets results depend on where a vector is cut (P13). Compilation is at the first call per kind of array
 (one that is read-only is a kind of its own); the machine code is cached on disk, per CPU model.

@@ -1,7 +1,7 @@
-"""Encoding: how the gradients of a variable travel, parsed from its one-line form in the job file.
+"""Encoding: the wire encoding of a variable's gradients, parsed from its one-line form in the job file.
 
-Owns the text form, and what an encoded partition looks like on the wire. Knows no arithmetic. Called by the job file's
-settings, and by both ends of a push, which so agree on every length without asking each other.
+Owns the text form, and the type and length of an encoded partition. Knows no arithmetic. Called by the job file's
+settings, and by both ends of a push, which so derive the same lengths from the plan.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _TOPK_ELEMENTS_MAX = 1 << 32  # its indices are uint32
 
 @dataclass(frozen=True)
 class Encoding:
-    """How gradients travel.
+    """A wire encoding of gradients.
 
     Parameters
     ----------
@@ -83,16 +83,16 @@ class Encoding:
 
     @property
     def dtype(self) -> DType:
-        """What slices in this encoding say of themselves; see `slice_of` for the exception."""
+        """The dtype of slices in this encoding; see `slice_of` for the exception."""
         return _DTYPES[self.kind]
 
     @property
     def has_residue(self) -> bool:
-        """Whether what it leaves out is too much to lose, and joins a later push (error feedback)."""
+        """Whether the encoding error is added to a later push (error feedback)."""
         return self.kind in ("int8", "topk")
 
     def slice_of(self, partition: Partition, row_elements: int) -> Slice:
-        """Return the one slice as which a gradient of these rows travels.
+        """Return the slice that carries a gradient of these rows.
 
         It is float32 where the encoding would not make it shorter (a bias of one element), or cannot number its
         elements (`topk` beyond 2^32): so no push is longer than its gradient.
@@ -102,7 +102,7 @@ class Encoding:
         if self.kind == "topk":
             if plain.elements > _TOPK_ELEMENTS_MAX:
                 return plain
-            # Exactly as the digits say: in floats, 0.07 x 100 is a little more than 7.
+            # In decimal: in floats, 0.07 x 100 is a little more than 7.
             kept = math.ceil(Fraction(str(self)[len("topk:") :]) * plain.elements)
         encoded = Slice(partition, row_elements, self.dtype, kept)
         return encoded if encoded.size_bytes < plain.size_bytes else plain

@@ -1,16 +1,16 @@
-"""Error feedback: what an encoding leaves out of one push joins the next.
+"""Error feedback: the encoding error of one push is added to the next.
 
-Owns the residues of a worker's variables and who may have them: a push that is under way takes the residue with it, and
-its receipt decides what comes back (P17). Knows nothing of bytes or sockets. Called by `parashard.client.shard_client`,
-from every thread that pushes.
+Owns the residues of a worker's variables. A push in flight holds the residue, and its receipt decides the residue that
+is returned. Knows nothing of bytes or sockets. Called by `parashard.client.shard_client`, from every thread that
+pushes.
 
-With c = gradient + residue, a push sends Q(c). If the shard has applied it, c - Q(c) is left to be sent; if not, the
-residue is what it was, and the gradient is its step's business, which somebody computes again. So at any time
+With c = gradient + residue, a push sends Q(c). If the shard has applied it, the residue becomes c - Q(c); if not, it
+stays as it was, and the gradient is lost with its push: its step is computed again. So at any time
 
     sum of what the shard applied + residue = sum of the gradients whose pushes it applied,
 
-however many pushes were under way at once. A worker's residues die with it, and so does what is left of a push whose
-receipt was lost: the promise is per push, not per unit of gradient.
+for any number of concurrent pushes. A worker's residues are lost with its process, and so is the residue of a push
+whose receipt was lost: exactly-once holds per push, not per unit of gradient.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _Key = tuple[int, Partition]
 
 
 @dataclass
-class _Room:
-    """Memory of one encoded slice; fresh pages cost more than what is written to them, so it is used again."""
+class _Buffers:
+    """Reusable memory of one encoded slice; faulting in fresh pages costs more than writing to them."""
 
     payload: npt.NDArray[np.uint8]
-    left: Float32s | None = None  # what the encoding left out; None: it leaves nothing, or its memory is in use
+    left: Float32s | None = None  # the encoding error; None: there is none, or its memory is in use
 
 
 @dataclass(eq=False)
@@ -54,8 +54,8 @@ class Encoded:
     slice: Slice
     payload: memoryview
     _key: _Key = field(repr=False)
-    _room: _Room = field(repr=False)
-    _residue: Float32s | None = field(repr=False)  # what was taken, to be given back if the push is not applied
+    _buffers: _Buffers = field(repr=False)
+    _residue: Float32s | None = field(repr=False)  # restored if the push is not applied
     _settled: bool = field(default=False, repr=False)
 
 
@@ -72,11 +72,11 @@ class GradientEncoder:
         self._encodings = {name: Encoding.parse(variable.encoding) for name, variable in plan.variables.items()}
         self._row_elements = {name: variable.row_elements for name, variable in plan.variables.items()}
         self._lock = threading.Lock()
-        self._residues: dict[_Key, Float32s] = {}  # a key is absent: zero, or with a push that is under way
-        self._spare: dict[_Key, list[_Room]] = {}  # never more than were in use at once
+        self._residues: dict[_Key, Float32s] = {}  # absent: zero, or held by a push in flight
+        self._spare: dict[_Key, list[_Buffers]] = {}  # at most as many as were in use at once
 
     def encode(self, shard: int, placed: Placed, rows: Float32s) -> Encoded:
-        """Encode the gradient of a partition, together with what earlier pushes have left of it.
+        """Encode the gradient of a partition plus its residue.
 
         Parameters
         ----------
@@ -90,7 +90,7 @@ class GradientEncoder:
         Returns
         -------
         Encoded
-            To be settled, whatever becomes of the push.
+            To be settled whether or not the push succeeds.
         """
         name = placed.partition.variable
         encoding, key = self._encodings[name], (shard, placed.partition)
@@ -98,22 +98,22 @@ class GradientEncoder:
         has_residue = encoding.has_residue and piece.dtype is encoding.dtype
         values = np.ascontiguousarray(rows, np.float32).reshape(-1)
         with self._lock:
-            rooms = self._spare.get(key)
-            room = rooms.pop() if rooms else None
+            spare = self._spare.get(key)
+            buffers = spare.pop() if spare else None
             residue = self._residues.pop(key, None) if has_residue else None
-        if room is None:
-            room = _Room(np.empty(piece.size_bytes, np.uint8))
+        if buffers is None:
+            buffers = _Buffers(np.empty(piece.size_bytes, np.uint8))
         if has_residue:
-            if room.left is None:
-                room.left = np.empty(piece.elements, np.float32)
+            if buffers.left is None:
+                buffers.left = np.empty(piece.elements, np.float32)
             nothing = np.zeros(piece.elements, np.float32) if residue is None else residue
-            codec.encode(piece, values, room.payload, nothing, room.left)
+            codec.encode(piece, values, buffers.payload, nothing, buffers.left)
         else:
-            codec.encode(piece, values, room.payload)
-        return Encoded(piece, room.payload.data, key, room, residue)
+            codec.encode(piece, values, buffers.payload)
+        return Encoded(piece, buffers.payload.data, key, buffers, residue)
 
     def settle(self, encodeds: Iterable[Encoded], applied: bool) -> None:
-        """Say what became of pushes; what is settled already stays as it is.
+        """Record the outcome of pushes; later outcomes of the same slice are ignored.
 
         Parameters
         ----------
@@ -130,12 +130,12 @@ class GradientEncoder:
                     self._settle(encoded, applied)
 
     def _settle(self, encoded: Encoded, applied: bool) -> None:
-        room, residue = encoded._room, encoded._residue
-        back = room.left if applied else residue
+        buffers, residue = encoded._buffers, encoded._residue
+        back = buffers.left if applied else residue
         if back is not None:
             present = self._residues.setdefault(encoded._key, back)
-            if present is not back:  # another push was under way at the same time
+            if present is not back:  # another push was in flight at the same time
                 np.add(present, back, out=present)
-        if applied:  # only then has everybody who reads the payload surely done so
-            room.left = residue  # whose values have been sent; those of `left` are kept now, or added to what is kept
-            self._spare.setdefault(encoded._key, []).append(room)
+        if applied:  # only then no transport reads the payload any more
+            buffers.left = residue  # its values have been sent; those of `left` are in `_residues` now
+            self._spare.setdefault(encoded._key, []).append(buffers)

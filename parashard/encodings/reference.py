@@ -1,6 +1,6 @@
-"""The arithmetic of the encodings in NumPy: what the compiled kernels must compute, bit for bit, in a form to be read.
+"""The arithmetic of the encodings in NumPy: the readable specification of the compiled kernels, bit for bit.
 
-Knows nothing of slices, bytes or residues' keeping. Called by the tests; `parashard.encodings.codec` calls `compiled`,
+Knows nothing of slices, bytes or who keeps residues. Called by the tests; `parashard.encodings.codec` calls `compiled`,
 which has the same functions.
 
 Conventions, the same for all: arrays are 1-D and contiguous; `values` is the float32 gradient and finite when it is
@@ -47,7 +47,7 @@ def from_bfloat16(codes: Codes16, values: Float32s) -> bool:
 def to_float16(values: Float32s, codes: Codes16) -> None:
     """Write the nearest binary16, ties to even; beyond 65504 the largest there is.
 
-    An infinity would be refused by the shard and stop the job; a gradient so large is wrong by more than its length.
+    The shard would refuse an infinity, and the job would stop; saturation loses nothing useful of such a gradient.
     """
     codes.view(np.float16)[:] = np.clip(values, -FLOAT16_LARGEST, FLOAT16_LARGEST)
 
@@ -62,8 +62,8 @@ def to_int8(values: Float32s, residue: Float32s, scales: Float32s, codes: Codes8
     """Write codes of -127 to 127, each to be multiplied by the scale of its block of 256: max|x| / 127.
 
     A code is x / scale, rounded half to even, so that |left| <= scale / 2 and a little rounding. A block with a scale
-    below float32's normal numbers has scale 0 and stays behind whole: x / scale would be worthless or infinite. Only
-    in a block with a value beyond 127/128 of float32's range is the scale less, and |left| up to 2.7e36.
+    below float32's normal numbers has scale 0 and goes to the residue whole: x / scale would be imprecise or infinite.
+    Only in a block with a value beyond 127/128 of float32's range is the scale less, and |left| up to 2.7e36.
     """
     corrected = _corrected(values, residue)
     for block in range(scales.size):
