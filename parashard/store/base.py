@@ -1,8 +1,8 @@
-"""What every store promises, and which names it takes.
+"""The contract of a checkpoint store, and the names that it accepts.
 
-Owns the `Store` protocol and the check of names. Does not know what is stored, nor where. `parashard.store.local` and
-`parashard.store.remote` keep the promises; `parashard.store.claims`, `parashard.checkpoints` and the services rely on
-them.
+Owns the `Store` protocol and the check of names. Does not know what is stored, nor where. Implemented by
+`parashard.store.local` and `parashard.store.remote`; used by `parashard.store.claims`, `parashard.checkpoints` and the
+services.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*")
 class Store(Protocol):
     """Named contents below one place, shared by every process of a job.
 
-    A name is '/'-separated segments of ``A-Z a-z 0-9 . _ -``, none starting with '.'; folders need no making. Whoever
-    reads a name gets the whole of what one writer wrote: never a part, never a mixture. What is acknowledged is kept
-    (P20).
+    A name is '/'-separated segments of ``A-Z a-z 0-9 . _ -``, none starting with '.'; folders are created implicitly.
+    Reads and writes of a name are atomic, and an acknowledged write is durable.
 
     Every method raises `ConfigurationError` for a name that is not allowed and `StoreFailed`, with the place and the
-    cause, where the store gave an error.
+    cause, on an error of the store.
     """
 
     @property
@@ -36,44 +35,43 @@ class Store(Protocol):
         """Where the store is, as `parashard.store.open_store` takes it."""
 
     def create(self, name: str, content: bytes | memoryview) -> None:
-        """Store the content under a name that nothing has; of several who try at once, exactly one succeeds (P3).
+        """Create a name with this content; of concurrent creates exactly one succeeds (P3).
 
-        The content is durable when this returns. After `AlreadyStored` readers find what was there before; after
-        `StoreFailed`, nothing. One exception, on an object store: a request whose reply was lost may have been carried
-        out, so that after either error the content may be there, whole, and ours. Whoever needs to know reads it.
+        The content is durable when this returns. After `AlreadyStored` readers find the earlier content; after
+        `StoreFailed`, none. One exception, on an object store: a request whose reply was lost may have been carried
+        out, so that after either error the name may have our content. Read it to find out.
         """
 
     def replace(self, name: str, content: bytes | memoryview) -> None:
-        """Store the content under a name, in place of what is there; durable when this returns.
+        """Replace the content of a name; durable when this returns.
 
-        After `StoreFailed` a reader finds the old content or the new one, whole.
+        After `StoreFailed` a reader finds either the old content or the new one.
         """
 
     def read(self, name: str, size_max: int) -> bytes:
         """Return the content of a name.
 
-        Raises `NotStored`, and `StoreFailed` where the content is larger than `size_max` bytes: nothing is allocated
-        for it then.
+        Raises `NotStored`, and `StoreFailed` for a content larger than `size_max` bytes, before any allocation.
         """
 
     def size(self, name: str) -> int:
-        """Return how many bytes a name's content has; raises `NotStored`."""
+        """Return the size of a name's content in bytes; raises `NotStored`."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the names directly in a folder, relative to it, sorted; none where there is no such folder.
+        """Return the names directly in a folder, relative to it, sorted; none if there is no such folder.
 
-        Only what `read` takes is listed: no writer's temporary, no stranger's file with another kind of name. The
-        folder "" is the store's top.
+        Only names that `read` accepts are listed: neither temporary files nor files of other programs. The folder "" is
+        the root of the store.
         """
 
     def folders(self, folder: str) -> list[str]:
         """Return the folders directly in a folder, relative to it, sorted."""
 
     def delete(self, name: str) -> None:
-        """Remove a name, durably; without error where there is nothing under it. An emptied folder goes with it."""
+        """Remove a name durably, and its folder if that is empty now; no error if there is no such name."""
 
     def local_path(self, name: str) -> Path | None:
-        """Return the file that holds, or would hold, a name's content; None where the store is not on this host."""
+        """Return the file of a name, which need not exist; None if the store is not on this host."""
 
 
 def checked_name(name: str) -> str:
@@ -102,5 +100,5 @@ def checked_folder(folder: str) -> str:
 
 
 def is_segment(text: str) -> bool:
-    """Tell whether the text may stand between two slashes of a name."""
+    """Return whether the text is an allowed segment of a name."""
     return len(text) <= SEGMENT_CHARACTERS_MAX and _SEGMENT.fullmatch(text) is not None

@@ -1,9 +1,9 @@
-"""Claims: incarnation numbers that never repeat, taken by conditional create before a process listens (P3).
+"""Claims: unique incarnation numbers, taken by conditional create before a process listens (P3).
 
 Owns the names under ``claims/``. Does not know which store holds them, nor what an incarnation may do. Each incarnation
-of a shard and of the coordinator claims its number here; a process that meets a newer claim than its own ends (P23),
-unless the claim's content shows that it is its own, as after a create whose reply was lost. A claim also tells where a
-shard's incarnation returned to an earlier round (P12).
+of a shard and of the coordinator claims its number here. A process that finds a newer claim of another process ends
+(P23); the content of a claim identifies its process, also after a create whose reply was lost. A claim also records
+that a shard's incarnation began by a rollback to an earlier round.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Return:
-    """An incarnation that began at a round; what earlier ones made of later rounds is given up (P12)."""
+    """An incarnation that began by a rollback to `round`; later rounds of earlier incarnations are discarded (P12)."""
 
     incarnation: int
     round: int
@@ -36,17 +36,17 @@ class Claims:
     Parameters
     ----------
     store : Store
-        Where claims are.
+        Holds the claims.
     name : str
-        Whose incarnations: "coordinator" or "shard-N".
+        The process's name: "coordinator" or "shard-N".
     token : str
-        Drawn at random by the process: no other claim has it. It is in the content of each claim, beside the host name
-        and the process id, which are for people.
+        Drawn at random by the process. It identifies the process in the content of each claim, which also has the host
+        name and the process id for information.
 
     Attributes
     ----------
     superseded : Superseded or None
-        Set for good once another process's newer claim was met: this process can save nothing any more and must end.
+        Set once another process's newer claim was found: this process can no longer save anything and must end.
     """
 
     def __init__(self, store: Store, name: str, token: str) -> None:
@@ -54,28 +54,28 @@ class Claims:
         self._store = store
         self._name = name
         self._content = f"{socket.gethostname()} {os.getpid()} {token}\n".encode()
-        self._newest_own = 0  # every claim up to here is ours or older than ours
+        self._newest_own = 0  # every claim up to here is this process's, or older than its first
         self.superseded: Superseded | None = None
 
     def next(self, returning_to: int | None = None) -> int:
         """Claim the next incarnation and return it: 1 for the first one ever.
 
-        Of processes that claim at once each gets another number. The claim is durable when this returns. A process that
-        has claimed before gets no number beyond another's claim.
+        Concurrent claims get different numbers. The claim is durable when this returns. A process that has claimed
+        before cannot claim a number after another process's claim.
 
         Parameters
         ----------
         returning_to : int, optional
-            The round that the incarnation begins at, where that is earlier than one that may have been saved.
+            The round that the incarnation rolls back to, if later ones may have been saved.
 
         Raises
         ------
         Superseded
             If this process has claimed before and another one has since.
         ConfigurationError
-            If the name is not allowed, has had `CLAIMS_MAX` incarnations, or the store lets a number be claimed twice.
+            If the name is not allowed or has had `CLAIMS_MAX` incarnations, or the store let a number be claimed twice.
         StoreFailed
-            If the store gave an error; no number was claimed, or one that this process recognizes later.
+            On an error of the store; no number was claimed, or one that this process recognizes later.
         """
         if self._newest_own:
             self.check()
@@ -97,14 +97,14 @@ class Claims:
         raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} lives")
 
     def check(self) -> None:
-        """Return if the newest claim is this process's own (P23).
+        """Raise unless the newest claim is this process's own (P23).
 
         Raises
         ------
         Superseded
             If another process has claimed since; `superseded` is set.
         StoreFailed
-            If the store gave an error: nobody knows.
+            On an error of the store: the newest claim is unknown.
         """
         newest = newest_claim(self._store, self._name)
         if newest <= self._newest_own:
@@ -119,7 +119,7 @@ class Claims:
         raise self.superseded
 
     def returns(self, after: int) -> list[Return]:
-        """Return the returns to earlier rounds that incarnations after this one began with, in order.
+        """Return the rollbacks by which incarnations after this one began, in order.
 
         Raises
         ------
@@ -134,7 +134,7 @@ class Claims:
         return found
 
     def _is_own(self, incarnation: int) -> bool:
-        """Tell whether a claim was made by this process."""
+        """Return whether a claim was made by this process."""
         return self._read(incarnation).startswith(self._content)
 
     def _read(self, incarnation: int) -> bytes:
@@ -163,9 +163,9 @@ def _claim_name(name: str, incarnation: int) -> str:
 
 
 def _check_taken(store: Store, claim: str, content: bytes) -> None:
-    """Refuse a store that does not keep the promise on which all fencing rests.
+    """Refuse a store without conditional creates, on which all fencing depends.
 
-    Some servers that speak S3 ignore the condition of a conditional create.
+    Some S3-compatible servers ignore the condition.
     """
     try:
         store.create(claim, content)

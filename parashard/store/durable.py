@@ -1,8 +1,8 @@
-"""Files that survive a power cut: content and name are on the disk before anybody is told of them.
+"""Files that survive a power cut: a write returns once content and name are on the disk.
 
-Owns the order: content, fsync, name, fsync of the folder. Called by the launcher for the job file, by the coordinator
-for weights and report, by the shards for their log's folders; the checkpoint store has an order of its own
-(`parashard.store.local`), since there a name may be taken.
+Owns the order: content, fsync, rename, fsync of the folder. Called by the launcher for the job file, by the coordinator
+for weights and report, by the shards for their log's folders. The checkpoint store needs exclusive creation and has an
+order of its own (`parashard.store.local`).
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from pathlib import Path
 
 
 def write_durably(path: Path, content: bytes) -> None:
-    """Write a file whole, in place of what is there; durable when this returns. OSError leaves what was there."""
+    """Replace a file atomically; durable when this returns. After OSError the old content is there."""
     replace_durably(path, lambda temporary: temporary.write_bytes(content))
 
 
 def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
-    """Have `write` fill a temporary file beside `path`, then give it that name; durable when this returns.
+    """Have `write` fill a temporary file beside `path`, then rename it; durable when this returns.
 
-    An error of `write`, or of the disk, leaves what was there, and nothing of the temporary: a full disk must not be
-    filled further.
+    After an error of `write` or of the disk the old content is there, and the temporary is removed: a full disk must
+    not be filled further.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
@@ -37,7 +37,7 @@ def replace_durably(path: Path, write: Callable[[Path], object]) -> None:
 
 
 def rename_durably(path: Path, name: Path) -> None:
-    """Give a file that is on the disk another name in the same folder; durable when this returns."""
+    """Rename a synced file within its folder; durable when this returns."""
     os.replace(path, name)
     sync_folder(name.parent)
 
@@ -48,9 +48,9 @@ def sync_folder(folder: Path) -> None:
 
 
 def sync_upwards(folder: Path) -> None:
-    """Make a folder's names durable, and those of every folder above it: any of them may just have been made.
+    """Make the names in a folder and in every folder above it durable: any of them may be new.
 
-    Folders that we may not open were not made by us.
+    Folders that this user may not open are skipped: they are not new.
     """
     sync_folder(folder)
     for above in folder.absolute().parents:

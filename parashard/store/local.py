@@ -3,11 +3,11 @@
 Owns the order of system calls that makes a file appear whole, once and durably, and what is undone when one of them
 fails. Does not know what is stored. Opened by `parashard.store.open_store`.
 
-A content is written to a temporary in the folder where it will be (so that both are on one file system), flushed with
-fsync, and only then given its name: by `link`, which fails where the name is taken, or by `rename`, which replaces.
-Then the folder is flushed, and every folder above it up to the store's, because a folder that another process has just
-made may not be durable yet. A temporary starts with '.', which no name does: one that a dead writer left is never
-listed, read or in the way. The file system must have hard links (every common Linux one has).
+A content is written to a temporary file in its folder (so that both are on one file system), flushed with fsync, and
+only then given its name: by `link`, which fails if the name exists, or by `rename`, which replaces. Then the folder is
+flushed, and every folder above it up to the store's, because a folder that another process has just made may not be
+durable yet. A temporary starts with '.', which no name does: one left by a killed writer is never listed or read. The
+file system must have hard links (every common Linux one has).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from parashard.errors import AlreadyStored, NotStored, StoreFailed
 from parashard.store.base import checked_folder, checked_name, is_segment
 
 FOLDER_ATTEMPTS_MAX = 100
-"""How often a folder is made again that others, deleting its last file, remove before ours is in it."""
+"""Attempts to create a file in a folder that concurrent deletions keep removing."""
 
 _NO_SUCH_FILE = (FileNotFoundError, IsADirectoryError, NotADirectoryError)
 
 
 class LocalStore:
-    """Keep contents as files below `folder`, which is made when first written to. Safe to use from many threads."""
+    """Keep contents as files below `folder`, which the first write creates. Safe to use from many threads."""
 
     def __init__(self, folder: Path | str) -> None:
         self.folder = Path(folder).absolute()
@@ -52,7 +52,7 @@ class LocalStore:
                     self._flush_folders(path.parent)
                 except OSError:
                     with suppress(OSError):
-                        os.unlink(path)  # not acknowledged, so nobody may find it
+                        os.unlink(path)  # not acknowledged, so it must not be found
                     raise
             except FileExistsError:
                 raise AlreadyStored(f"{self.url}: {name} is stored already") from None
@@ -74,7 +74,7 @@ class LocalStore:
             self._flush_folders(path.parent)
 
     def read(self, name: str, size_max: int) -> bytes:
-        """Read the file; see `Store.read`. Whoever replaces it meanwhile does not change what is read."""
+        """Read the file; see `Store.read`. A concurrent `replace` does not change what is read."""
         path = self._path(name)
         with self._failing("read", name), self._finding(name), open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
@@ -109,7 +109,7 @@ class LocalStore:
             with suppress(*_NO_SUCH_FILE):
                 os.unlink(path)
             if path.parent != self.folder:
-                with suppress(OSError):  # it holds other files, or is gone; and an empty folder harms nobody
+                with suppress(OSError):  # it holds other files, or is gone; an empty folder is harmless
                     os.rmdir(path.parent)
             self._flush_folders(path.parent)
 
@@ -130,7 +130,7 @@ class LocalStore:
                 return []
 
     def _write_temporary(self, folder: Path, content: bytes | memoryview) -> Path:
-        """Write the content, flushed, to a new file in the folder; leave nothing of it after an error."""
+        """Write and flush the content to a new file in the folder; remove the file after an error."""
         temporary = folder / f".{uuid.uuid4().hex}"
         descriptor = self._open_in(folder, temporary)
         try:
@@ -149,7 +149,7 @@ class LocalStore:
 
     def _open_in(self, folder: Path, temporary: Path) -> int:
         for _ in range(FOLDER_ATTEMPTS_MAX):
-            # No such file: somebody deletes the last file of the folder, and with it the folder, at this moment.
+            # No such file: a concurrent deletion of the folder's last file removed the folder.
             with suppress(FileNotFoundError):
                 os.makedirs(folder, exist_ok=True)
                 return os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
@@ -171,7 +171,7 @@ class LocalStore:
 
     @contextmanager
     def _failing(self, doing: str, what: str) -> Iterator[None]:
-        """Raise what the system refuses as `StoreFailed`, with the place and the cause."""
+        """Raise an OSError as `StoreFailed`, with the place and the cause."""
         try:
             yield
         except OSError as error:
@@ -180,7 +180,7 @@ class LocalStore:
 
     @contextmanager
     def _finding(self, name: str) -> Iterator[None]:
-        """Raise `NotStored` where there is no such file."""
+        """Raise `NotStored` if there is no such file."""
         try:
             yield
         except _NO_SUCH_FILE:

@@ -1,6 +1,6 @@
-"""Which store a URL means.
+"""Opens the store at a URL.
 
-Owns the schemes that we take. Called by the services and the command line, as `parashard.store.open_store`.
+Owns the supported schemes. Called by the services and the command line, as `parashard.store.open_store`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def open_store(url: str) -> Store:
     Raises
     ------
     ConfigurationError
-        If the scheme is none that we take, or the package for it is not installed.
+        If the scheme is not supported, or its package is not installed.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:

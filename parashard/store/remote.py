@@ -1,21 +1,21 @@
 """A store in a bucket, over fsspec.
 
-Owns how our promises rest on fsspec's calls, their deadlines, and the one place where the errors of the libraries below
-(fsspec, botocore, aiohttp, google-auth) become ours. Does not know what is stored. Opened by
+Owns the implementation of the `Store` contract by fsspec's calls, their deadlines, and the one place where errors of
+the libraries below (fsspec, botocore, aiohttp, google-auth) are mapped to ours. Does not know what is stored. Opened by
 `parashard.store.open_store`.
 
 What ``pipe_file(mode="create")`` does, read in the sources of s3fs 2026.9, gcsfs 2026.10 and fsspec 2026.9:
 
 - s3fs: under 100 MiB one PUT with ``If-None-Match: *``; from there on a multipart upload in parts of 50 MiB, with the
-  same condition on the request that completes it. Either way the content appears whole, under a name that was free.
+  same condition on the request that completes it. Either way the create is atomic and exclusive.
 - gcsfs: under 50 MiB one upload with ``ifGenerationMatch=0``, from there on a resumable upload that was begun with it.
   It has no test of this and says so; we have none either.
-- memory: a look, then a store; not safe between threads, which is enough for tests.
+- memory: check, then store; not thread-safe, which is enough for tests.
 
-So large contents are created conditionally too. Three things remain. A server that speaks S3 may ignore the condition
-(`parashard.store.claims` looks). A request whose reply was lost is sent again by s3fs and botocore, and the second may
-find the first one's content: `AlreadyStored` may mean oneself, so whoever needs to know reads. And an upload that was
-broken off leaves parts that no name shows; a lifecycle rule of the bucket should end those after a day.
+So large contents are created conditionally too. Three caveats. An S3-compatible server may ignore the condition
+(`parashard.store.claims` checks). s3fs and botocore retry a request whose reply was lost, and the second may find the
+first one's content: after `AlreadyStored` the content may be one's own; read it to find out. And an interrupted upload
+leaves parts that no listing shows; a lifecycle rule of the bucket should delete them after a day.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ CONNECT_TIMEOUT_S = 5
 READ_TIMEOUT_S = 30
 REQUEST_ATTEMPTS_MAX = 3
 CALL_DEADLINE_S = 300.0
-"""For one call of ours, its retries included: long enough for 256 MiB at 1 MiB/s."""
+"""Deadline of one call, its retries included: long enough for 256 MiB at 1 MiB/s."""
 
 CREATE_ATTEMPTS_MAX = 5
 
 CREATE_IS_CONDITIONAL = ("gs", "memory", "s3")
-"""The schemes whose create we know to be conditional. fsspec has others, some of which ignore the mode."""
+"""The schemes whose create is known to be conditional. fsspec has others, some of which ignore the mode."""
 
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 _EXTRAS = {"s3": "s3", "gs": "gcs"}
@@ -50,7 +50,7 @@ _Returned = TypeVar("_Returned")
 class ObjectStore:
     """Keep contents as objects below a URL, such as ``s3://BUCKET/FOLDER``; the bucket must exist.
 
-    Credentials, region and endpoint come from where the provider's own tools take them (for S3 the environment, such as
+    Credentials, region and endpoint come from the provider's usual places (for S3 the environment, such as
     ``AWS_ENDPOINT_URL``, and ``~/.aws``). Safe to use from many threads.
 
     Raises
@@ -71,7 +71,7 @@ class ObjectStore:
             raise ConfigurationError(
                 f"{url}: {_PACKAGES[scheme]} is not installed: pip install 'parashard[{_EXTRAS[scheme]}]'"
             ) from error
-        # fsspec's asynchronous file systems take a deadline with every call; others would take it for an option.
+        # fsspec's asynchronous file systems accept a deadline with every call; others would mistake it for an option.
         self._deadline = {"timeout": CALL_DEADLINE_S} if self._files.async_impl else {}
 
     @property
@@ -80,7 +80,7 @@ class ObjectStore:
         return self._url
 
     def create(self, name: str, content: bytes | memoryview) -> None:
-        """Upload the content on condition that there is none; see `Store.create` and above."""
+        """Upload the content if the name does not exist; see `Store.create` and above."""
         path = self._path(name)
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception(_is_conflict),
@@ -102,8 +102,8 @@ class ObjectStore:
     def read(self, name: str, size_max: int) -> bytes:
         """Download the content; see `Store.read`.
 
-        At most `size_max` + 1 bytes are asked for, because the content may be replaced after its size was asked; in one
-        request, so that it is all of one content.
+        Requests at most `size_max` + 1 bytes, because the content may be replaced after its size was read; in one
+        request, so that they are all of one content.
         """
         size = self.size(name)
         if size > size_max:
@@ -116,7 +116,7 @@ class ObjectStore:
         return bytes(content)
 
     def size(self, name: str) -> int:
-        """Ask for the object's size; see `Store.size`."""
+        """Return the object's size; see `Store.size`."""
         found = self._find(name, "look up", self._files.info)
         if found["type"] != "file":
             raise self._not_stored(name)
@@ -131,7 +131,7 @@ class ObjectStore:
         return sorted(self._entries(folder, "directory"))
 
     def delete(self, name: str) -> None:
-        """Delete the object; see `Store.delete`. A folder is no more than its objects' names."""
+        """Delete the object; see `Store.delete`. Folders exist only as prefixes of names."""
         with suppress(NotStored):
             self._find(name, "delete", self._files.rm_file)
 
@@ -152,12 +152,12 @@ class ObjectStore:
             raise
         for entry in found:
             parent, _, last = entry["name"].strip("/").rpartition("/")
-            # Listing the name of an object returns the object itself, which is not in it.
+            # Listing the name of an object returns the object itself.
             if entry["type"] == kind and parent == path and is_segment(last):
                 yield last
 
     def _find(self, name: str, doing: str, call: Callable[..., _Returned], **options: Any) -> _Returned:
-        """Call for one name; raise `NotStored` where there is nothing under it."""
+        """Call for one name; raise `NotStored` if it does not exist."""
         try:
             return self._call(f"{doing} {name}", call, self._path(name), **options)
         except StoreFailed as error:
@@ -169,7 +169,7 @@ class ObjectStore:
         return NotStored(f"{self.url}: {name} is not stored")
 
     def _call(self, doing: str, call: Callable[..., _Returned], *arguments: Any, **options: Any) -> _Returned:
-        """Call the library; raise whatever it raises as `StoreFailed`, with the place and the cause."""
+        """Call the library; raise its errors as `StoreFailed`, with the place and the cause."""
         try:
             return call(*arguments, **options, **self._deadline)
         except Exception as error:  # the libraries below have error classes without a common base
@@ -178,7 +178,7 @@ class ObjectStore:
 
 
 def _options(scheme: str) -> dict[str, Any]:
-    """Return what a file system is opened with: nothing is remembered (others write too) and every wait is bounded."""
+    """Return the file system's options: no caches (other processes write too), and a deadline for every wait."""
     options: dict[str, Any] = {"use_listings_cache": False, "skip_instance_cache": True}
     if scheme == "s3":
         options["config_kwargs"] = {
@@ -202,5 +202,5 @@ def _codes(error: BaseException) -> set[str]:
 
 
 def _is_conflict(error: BaseException) -> bool:
-    """Tell whether S3 wants a conditional create to be sent again: another request for the name was under way."""
+    """Return whether S3 asks to retry a conditional create because of a concurrent request for the name."""
     return bool(_codes(error) & {"ConditionalRequestConflict", "409"})
