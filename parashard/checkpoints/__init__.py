@@ -1,1 +1,1 @@
-"""Checkpoints: what lies in the store, how it is written, checked, found again, resharded and collected."""
+"""Checkpoints: their format in the store, writing, verification, restore, resharding and retention."""

@@ -19,7 +19,7 @@ from parashard.store.base import Store
 RUN_NAME = "run.json"
 MANIFEST_NAME = "manifest.json"
 COORDINATORS = "coordinator"
-"""Folder of what coordinators save for their successors."""
+"""Folder of the states that coordinators save for their successors."""
 
 _ID = re.compile(r"p(\d{1,9})/s(\d{1,9})/i(\d{1,9})/c(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"j(\d{1,9})", re.ASCII)
@@ -45,7 +45,7 @@ class CheckpointId:
 
     @property
     def manifest_name(self) -> str:
-        """The file that makes it exist."""
+        """Its manifest, the file that commits it."""
         return f"{self.folder}/{MANIFEST_NAME}"
 
     @classmethod
@@ -65,12 +65,12 @@ class CheckpointId:
 
 
 def initial_name(job_digest: str) -> str:
-    """Return the name of the manifest of a job's first values."""
+    """Return the name of the manifest of a job's initial values."""
     return f"initial/{job_digest}/{MANIFEST_NAME}"
 
 
 def initial_folder(job_digest: str, incarnation: int) -> str:
-    """Return the folder of the first values that a coordinator's life wrote."""
+    """Return the folder of the initial values that an incarnation of the coordinator wrote."""
     return f"initial/{job_digest}/i{incarnation:08d}"
 
 
@@ -93,8 +93,8 @@ def parse_job_id(text: str) -> int | None:
 class Catalogue:
     """What a store holds. Nothing is cached: each call reads the store.
 
-    Every method raises StoreFailed if the store gives an error, and DamagedCheckpoint for a record that is not what was
-    written or lies under another record's name.
+    Every method raises StoreFailed on an error of the store, and DamagedCheckpoint for a record that is corrupt or has
+    another record's name.
     """
 
     def __init__(self, store: Store) -> None:
@@ -120,7 +120,7 @@ class Catalogue:
         return found
 
     def has(self, id_: CheckpointId) -> bool:
-        """Tell whether a shard's checkpoint exists: whether its manifest does."""
+        """Return whether a shard's checkpoint exists, that is, whether its manifest does."""
         return MANIFEST_NAME in self.store.names(id_.folder)
 
     def manifest(self, id_: CheckpointId) -> ShardManifest:
@@ -135,8 +135,7 @@ class Catalogue:
         Raises
         ------
         DamagedCheckpoint
-            If it is not there, is not the one that the job manifest has the digest of, or is not of the same run,
-            plan and steps.
+            If it is missing, does not match the digest in the job manifest, or is of another run, plan or set of steps.
         """
         part = job.parts[shard]
         name = f"{part.name}/{MANIFEST_NAME}"
@@ -173,7 +172,7 @@ class Catalogue:
     def newest_job_manifest(self) -> JobManifest | None:
         """Return the newest manifest of a drained checkpoint that is not damaged.
 
-        That of the newest coordinator: an older one that was only slow may have written later (P23).
+        Newest by coordinator incarnation first: a superseded coordinator may have written later (P23).
         """
         manifests = [m for m in map(self._undamaged_job, self.job_checkpoints()) if m]
         return max(manifests, key=lambda m: (m.coordinator_incarnation, m.number), default=None)
@@ -183,7 +182,7 @@ class Catalogue:
         return [number for number in self.job_checkpoints() if self._undamaged_job(number) is None]
 
     def pinned(self) -> set[str]:
-        """Return the folders that a drained checkpoint is made of: they are not to be deleted (P8)."""
+        """Return the folders of the parts of drained checkpoints, which must not be deleted (P8)."""
         manifests = map(self._undamaged_job, self.job_checkpoints())
         return {part.name for manifest in manifests if manifest for part in manifest.parts}
 
@@ -198,19 +197,19 @@ class Catalogue:
         return record
 
     def newest_plan(self) -> PlanRecord | None:
-        """Return the newest plan; a damaged one is an error, since to go on by an older one would be wrong (P8)."""
+        """Return the newest plan; a damaged one is an error, since an older one would be wrong."""
         versions = self.plans()
         return self.plan(versions[-1]) if versions else None
 
     def run(self) -> RunRecord | None:
-        """Return the run that the store belongs to, or None for a store without one."""
+        """Return the record of the store's run, or None if it has none."""
         try:
             return self._read(RunRecord, RUN_NAME)
         except NotStored:
             return None
 
     def initial_manifests(self) -> list[str]:
-        """Return the digests of the jobs whose first values are stored, sorted."""
+        """Return the digests of the jobs whose initial values are stored, sorted."""
         return [
             digest
             for digest in self.store.folders("initial")
@@ -218,7 +217,7 @@ class Catalogue:
         ]
 
     def initial_manifest(self, job_digest: str) -> InitialManifest | None:
-        """Return the manifest of a job's first values, or None where none are stored."""
+        """Return the manifest of a job's initial values, or None if none are stored."""
         name = initial_name(job_digest)
         try:
             manifest = self._read(InitialManifest, name)
@@ -228,7 +227,7 @@ class Catalogue:
         return manifest
 
     def check_record(self, name: str) -> None:
-        """Check that a record of whatever kind is as it was written."""
+        """Verify the digest of a record of any kind."""
         check_whole(self.store.read(name, MANIFEST_BYTES_MAX), place_of(self.store, name))
 
     def _undamaged_job(self, number: int) -> JobManifest | None:
@@ -246,21 +245,21 @@ class Catalogue:
 
 
 def by_age(manifest: ShardManifest) -> tuple[int, ...]:
-    """Return what orders a shard's checkpoints in `async` and `ssp`."""
+    """Return the sort key of a shard's checkpoints in `async` and `ssp`."""
     return (manifest.incarnation, manifest.number)
 
 
 def by_round(manifest: ShardManifest) -> tuple[int, ...]:
-    """Return what orders a shard's checkpoints in `sync:N`: an older life may have come to a later round (P12)."""
+    """Return the sort key of a shard's checkpoints in `sync:N`: an older incarnation may have a later round."""
     return (-1 if manifest.round is None else manifest.round, manifest.incarnation, manifest.number)
 
 
 Newest = Callable[[ShardManifest], tuple[int, ...]]
-"""Orders a shard's manifests; the greatest is the newest."""
+"""Sort key of a shard's manifests; the greatest is the newest."""
 
 
 def place_of(store: Store, name: str) -> str:
-    """Return where a file lies, for a person."""
+    """Return the location of a file, for messages."""
     return f"{store.url.rstrip('/')}/{name}"
 
 

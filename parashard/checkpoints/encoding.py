@@ -1,8 +1,8 @@
 """Records: the small JSON files of the store, as bytes.
 
-A record's bytes are one function of its fields, and a SHA-256 covers them all, so that a change of any bit is found
-before anything is parsed. Knows no kind of record: those are in `manifest`. Called by whoever writes a record (shards
-their manifests, the coordinator the other kinds) and by the catalogue, which reads them.
+The encoding is canonical and covered by a SHA-256, so that a change of any bit is found before anything is parsed.
+Knows no kind of record: those are in `manifest`. Called by shards, which write their manifests, by the coordinator,
+which writes the other kinds, and by the catalogue, which reads them.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from parashard.errors import DamagedCheckpoint, StoreFailed
 
 MANIFEST_BYTES_MAX = 16 << 20
-"""Greatest record that is read or written: room for about a million intervals of applied steps."""
+"""Largest record that is read or written: enough for about a million intervals of applied steps."""
 
 _HEAD = b'{"body":'
 _TAIL = re.compile(rb',"kind":"([a-z-]{1,40})","sha256":"[0-9a-f]{64}"\}\Z')
 
 
 class Table(BaseModel):
-    """A part of a record: frozen, strict, no field that we do not know."""
+    """A part of a record: frozen, strict, without unknown fields."""
 
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Record(Table):
-    """A file of its own in the store; each kind has its own name."""
+    """A file of the store; each kind has its own name."""
 
     kind: ClassVar[str]
     format: Literal[1] = 1
@@ -45,7 +45,7 @@ def encode(record: Record) -> bytes:
     Raises
     ------
     StoreFailed
-        If that is over MANIFEST_BYTES_MAX, so that nobody could read it back.
+        If that is over MANIFEST_BYTES_MAX, and so could not be read back.
     """
     body = _canonical(record)
     content = _HEAD + body + _tail(record.kind, body)
@@ -55,14 +55,14 @@ def encode(record: Record) -> bytes:
 
 
 def decode(cls: type[R], content: bytes, where: str) -> R:
-    """Return the record in some bytes; `encode` of it gives exactly these bytes again.
+    """Decode a record; `encode` of it gives exactly these bytes.
 
-    Nothing is parsed, and no more than a few copies of `content` allocated, before size and digest are checked.
+    Size and digest are checked before anything is parsed; at most a few copies of `content` are allocated until then.
 
     Parameters
     ----------
     cls : type of Record
-        The kind that is expected.
+        The expected kind.
     content : bytes
     where : str
         The file, for the error.
@@ -90,7 +90,7 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
 
 
 def check_whole(content: bytes, where: str) -> None:
-    """Check that some bytes are a record of whatever kind, as it was written.
+    """Verify that some bytes are an intact record of any kind.
 
     Raises
     ------

@@ -1,6 +1,6 @@
-"""Manifests and the other records: which fields each file of the store has, and what they may hold.
+"""Manifests and the other records of the store: their fields and bounds.
 
-A manifest is written last, and makes a checkpoint exist. Owns the fields and their bounds; their bytes are in
+A manifest is written last and commits its checkpoint. Owns the fields and their bounds; their bytes are in
 `encoding`. Knows nothing of stores. Called by the rest of `parashard.checkpoints`, and by the shards and the
 coordinator, which make the records.
 """
@@ -20,7 +20,7 @@ from parashard.plan.variables import Initializer, Variable, in_name_order
 
 Count = Annotated[int, Field(ge=0, lt=2**63)]
 Ordinal = Annotated[int, Field(ge=0, lt=10**9)]
-"""Counts lives, checkpoints, plans and shards: what names of files are made of."""
+"""A number in file names: of an incarnation, checkpoint, plan or shard."""
 Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
 Name = Annotated[str, Field(min_length=1, max_length=200)]
 FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\z")]
@@ -31,7 +31,7 @@ Shape = Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_l
 
 
 class StoredFile(Table):
-    """A file of a checkpoint, in the folder of its manifest, as it was written."""
+    """A file of a checkpoint, in the folder of its manifest, with its size and digest."""
 
     name: FileName
     size_bytes: Count
@@ -41,10 +41,10 @@ class StoredFile(Table):
 class ShardManifest(Record):
     """One shard's state at one moment; the files that it names hold the arrays.
 
-    `applied` are half-open intervals of steps, `skipped` those of them whose push was empty since the step was given up
-    (not written where there are none), `partitions` half-open row ranges in the order of the plan. `round` is
-    None except in `sync:N`. `log_position` is the first record of the push log that the state lacks; None: no log.
-    `written_at` is in seconds since 1970, for people.
+    `applied` are half-open intervals of steps, `skipped` those of them that were skipped with an empty push (omitted if
+    there are none), `partitions` half-open row ranges in the order of the plan. `round` is None except in `sync:N`.
+    `log_position` is the first record of the write-ahead log that the state lacks; None: no log. `written_at` is in
+    seconds since 1970, for information.
     """
 
     kind = "shard-manifest"
@@ -74,7 +74,7 @@ class ShardManifest(Record):
 
     @model_serializer(mode="wrap")
     def _without_none_skipped(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Leave an empty `skipped` out, so that the bytes of manifests from before there was one stay canonical."""
+        """Omit an empty `skipped`, so that manifests of versions without the field stay canonical."""
         body: dict[str, Any] = serialize(self)
         if not self.skipped:
             body.pop("skipped", None)
@@ -143,7 +143,7 @@ class StoredPlan(Table):
 class PlanRecord(Record):
     """A version of the plan. Build it with `PlanRecord.of`, read it with `to_plan`.
 
-    `source` is the drained checkpoint ("j1") that its shards start from; None: initial values.
+    `source` is the drained checkpoint ("j1") that its shards start from; None: the initial values.
     """
 
     kind = "plan"
@@ -182,7 +182,7 @@ class PlanRecord(Record):
         Raises
         ------
         DamagedCheckpoint
-            If a variable in it cannot be, or its partitions do not cover every row of every variable exactly once.
+            If a variable is invalid, or its partitions do not cover every row of every variable exactly once.
         """
         try:
             variables = {
@@ -222,9 +222,9 @@ class Part(Table):
 
 
 class JobManifest(Record):
-    """A drained checkpoint (P7, P8): every part's applied set is exactly [0, steps). Part i is shard i's.
+    """A drained checkpoint: the applied set of every part is exactly [0, steps). Part i is shard i's.
 
-    `final` says that the job is done with it. `written_at` is in seconds since 1970, for people.
+    `final`: the job is done with it. `written_at` is in seconds since 1970, for information.
     """
 
     kind = "job-manifest"
@@ -241,9 +241,9 @@ class JobManifest(Record):
 
 
 class InitialManifest(Record):
-    """First values of a run that are not drawn from its seed; by the job's digest, which covers them (P2).
+    """Initial values of a run that are not drawn from its seed; named by the job's digest, which covers them.
 
-    `variables` are names and shapes of those that the files hold, `sha256` is `parashard.plan.variables.values_sha256`
+    `variables` are names and shapes of those in the files, `sha256` is `parashard.plan.variables.values_sha256`
     of them, and `incarnation` the coordinator's that wrote the files.
     """
 
@@ -257,7 +257,7 @@ class InitialManifest(Record):
 
 
 class RunRecord(Record):
-    """The run that a store belongs to (P2); `identity` is what `parashard.job.job_identity` returns."""
+    """The run that a store belongs to; `identity` is the result of `parashard.job.job_identity`."""
 
     kind = "run"
 

@@ -1,4 +1,4 @@
-"""Restoring: the newest checkpoint of a shard of which every byte is what was written.
+"""Restore: the newest checkpoint of a shard that verifies.
 
 Called by a shard when it starts or rolls back.
 """
@@ -13,7 +13,7 @@ from parashard.checkpoints.state import ShardState, load
 from parashard.errors import DamagedCheckpoint, NotStored, StoreFailed
 
 Skipped = list[tuple[CheckpointId, str]]
-"""The checkpoints that were passed over, and why."""
+"""The damaged checkpoints that were skipped, and why."""
 
 
 def newest_verified(
@@ -23,9 +23,9 @@ def newest_verified(
     newest_first_key: Newest,
     usable: Callable[[ShardManifest], bool] = lambda manifest: True,
 ) -> tuple[ShardState | None, ShardManifest | None, Skipped]:
-    """Return the state of a shard's newest checkpoint that verifies, its manifest, and what was skipped for it.
+    """Return the state of a shard's newest checkpoint that verifies, its manifest, and the damaged ones skipped.
 
-    The caller compares the manifest's run and job digest with its own (P2).
+    The caller compares the manifest's run and job digest with its own.
 
     Parameters
     ----------
@@ -34,7 +34,7 @@ def newest_verified(
     newest_first_key : function of ShardManifest
         The checkpoint with the greatest key is the newest: `by_age`, or in `sync:N` `by_round`.
     usable : function of ShardManifest
-        Tells whether a checkpoint may be restored at all; one that may not is not looked at, and not skipped.
+        Returns whether a checkpoint may be restored at all; others are neither read nor reported as skipped.
 
     Returns
     -------
@@ -42,13 +42,13 @@ def newest_verified(
         None: the shard has no checkpoint that verifies.
     manifest : ShardManifest or None
     skipped : list of (CheckpointId, str)
-        Damaged ones, and why; a damaged manifest cannot tell its round, so some may be older than what was found.
+        Damaged ones, and why; the round of a damaged manifest is unknown, so some may be older than the result.
 
     Raises
     ------
     StoreFailed
-        If the store cannot be listed; or if nothing verifies, and for one of the checkpoints that is because the store
-        gave an error: a store that does not answer must not look like one without checkpoints.
+        If the store cannot be listed; or if nothing verifies, and a checkpoint could not be read because of an error of
+        the store: an unavailable store must not look like an empty one.
     """
     skipped: Skipped = []
     unanswered: StoreFailed | None = None

@@ -1,7 +1,7 @@
-"""Retention: which of a shard's checkpoints newer ones have replaced, and their deletion.
+"""Retention: which of a shard's checkpoints are superseded, and their deletion.
 
-The choice is a pure function. The deletion removes exactly what a manifest of ours lists, never anything else. Called
-by the shards after each checkpoint; that only a shard's newest life deletes (P3) is theirs to see to.
+The choice is a pure function. The deletion removes exactly the files that a manifest lists. Called by the shards after
+each checkpoint; the caller ensures that only a shard's newest incarnation deletes.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from parashard.store.claims import Return
 class Held:
     """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
 
-    `log_position` is the first record of the push log that it lacks; None: it was made without a log.
+    `log_position` is the first record of the write-ahead log that it lacks; None: it was made without a log.
     """
 
     id: CheckpointId
@@ -27,9 +27,10 @@ class Held:
 
 
 def given_up(held: Held, returns: Iterable[Return]) -> bool:
-    """Tell whether a later incarnation of the shard began at an earlier round: its weights take another way (P12).
+    """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one (P12).
 
-    They have the same bits only where gradients have, and no two shards may begin at one round on two ways.
+    The recomputed rounds have the same bits only where gradients have, and shards must not start from different
+    computations of a round.
     """
     round_, incarnation = held.round, held.id.incarnation
     return round_ is not None and any(incarnation < later.incarnation and later.round < round_ for later in returns)
@@ -46,14 +47,13 @@ def superseded(
 ) -> list[CheckpointId]:
     """Return the checkpoints of a shard that may be deleted, the oldest first.
 
-    Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; what a drained checkpoint is made of
-    (P8); and in `sync:N` all that the shards may still have to return to (P12). What was given up is kept only as part
-    of a drained checkpoint.
+    Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; parts of drained checkpoints; and in
+    `sync:N` all that a rollback may still need (P12). Discarded ones are kept only as parts of a drained checkpoint.
 
     Parameters
     ----------
     held : sequence of Held
-        Of one shard and one plan, in any order, without damaged ones: a damaged one must not displace a good one.
+        Of one shard and one plan, in any order, without damaged ones: a damaged one must not supersede an intact one.
     keep : int
         At least 1.
     keep_every : int
@@ -61,7 +61,7 @@ def superseded(
     pinned : collection of str
         Folders of parts of drained checkpoints.
     cut_round : int or None
-        The newest round that every shard has a checkpoint of; None: there is none yet.
+        The newest round of which every shard has a checkpoint; None: there is none yet.
     returns : collection of Return
         Of the shard.
     """
@@ -79,14 +79,14 @@ def superseded(
 
 
 def collect(catalogue: Catalogue, id_: CheckpointId) -> None:
-    """Delete a checkpoint: its manifest first, so that it never exists in part, then the files that this listed.
+    """Delete a checkpoint: its manifest first, so that it never exists in part, then the files listed in it.
 
-    Without effect if it has no manifest any more.
+    Without effect if its manifest is gone.
 
     Raises
     ------
     DamagedCheckpoint
-        If its manifest is damaged: then nobody knows which files are ours, and nothing is deleted.
+        If its manifest is damaged: its files are unknown, and nothing is deleted.
     StoreFailed
         If the store gave an error; some of the files may be left.
     """

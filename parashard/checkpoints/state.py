@@ -1,4 +1,4 @@
-"""States: what a shard starts from, read out of a checkpoint of its own or cut out of a drained one (resharding).
+"""States: what a shard starts from, read from its own checkpoint or cut from a drained one (resharding).
 
 Knows stores, manifests and plans; nothing of optimizers or of a shard's memory. Called by the shards when they start
 and by `parashard checkpoint export`.
@@ -28,19 +28,19 @@ class ShardState:
     Parameters
     ----------
     applied : IntervalSet
-        The steps that are in the values.
+        The steps in the values.
     version : int
         Pushes applied.
     round : int or None
-        In `sync:N` the round that the values begin; else None.
+        In `sync:N` the round that starts from these values; else None.
     variables : mapping of Partition to ndarray of float32, shape (rows, ...)
         Row-major. May be read-only.
     slots : mapping of str to (mapping of Partition to ndarray of float32, shape (rows, ...))
         Optimizer state by the slot's name, in the shapes of `variables`. May be read-only.
     log_position : int or None
-        The first record of the push log that is not in the values; None: no log.
+        The first record of the write-ahead log that is not in the values; None: no log.
     skipped : IntervalSet
-        The applied steps whose push was empty, since the step was given up.
+        The applied steps that were skipped with an empty push.
     """
 
     applied: IntervalSet
@@ -53,12 +53,12 @@ class ShardState:
 
 
 def load(store: Store, manifest: ShardManifest) -> ShardState:
-    """Return the state in a shard's checkpoint, of which every byte is what was written.
+    """Return the verified state of a shard's checkpoint.
 
     Raises
     ------
     DamagedCheckpoint
-        If a file is not what the manifest says.
+        If a file does not match the manifest.
     StoreFailed
         If the store gives an error.
     """
@@ -88,7 +88,7 @@ def load(store: Store, manifest: ShardManifest) -> ShardState:
 def assemble(
     store: Store, job: JobManifest, old_plan: Plan, partitions: Sequence[Partition], slots: Sequence[str]
 ) -> ShardState:
-    """Return the state of any partitions, cut bit for bit out of the parts of a drained checkpoint.
+    """Return the state of any partitions, copied bit for bit from the parts of a drained checkpoint.
 
     Files of parts that hold none of the rows are not read; one file is in memory at a time, besides the result.
 
@@ -107,13 +107,13 @@ def assemble(
     Returns
     -------
     ShardState
-        Its version is the greatest of the parts', what one of them skipped counts as skipped; its arrays are the
-        caller's.
+        Its version is the greatest of the parts', and a step that one of them skipped counts as skipped. The caller
+        owns its arrays.
 
     Raises
     ------
     DamagedCheckpoint
-        If a part that is needed is not what was written, or the parts do not belong together.
+        If a part that is needed is corrupt, or the parts do not belong together.
     StoreFailed
         If the store gives an error.
     """
@@ -146,14 +146,14 @@ def assemble(
 def first_values(
     store: Store, job_digest: str, variables: Mapping[str, Variable], partitions: Iterable[Partition]
 ) -> dict[Partition, Float32s]:
-    """Return a job's stored first values of some partitions; those of variables that are drawn are not among them.
+    """Return a job's stored initial values of some partitions, without variables that are drawn from the seed.
 
     One file is in memory at a time, besides the result.
 
     Raises
     ------
     DamagedCheckpoint
-        If they are not there, or not what was written.
+        If they are missing or corrupt.
     StoreFailed
         If the store gives an error.
     """
@@ -169,7 +169,7 @@ def first_values(
 
 
 def iterate_initial(store: Store, manifest: InitialManifest) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of first values and their names; raises as `iterate_files`."""
+    """Yield the tensors of initial values and their names; raises as `iterate_files`."""
     due = {variable_tensor(p): p.rows for p in whole_variables(dict(manifest.variables))}
     folder = initial_folder(manifest.job_digest, manifest.incarnation)
     return iterate_files(store, folder, manifest.files, due)
@@ -189,7 +189,7 @@ def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
 
 
 def _check_part(manifest: ShardManifest, plan: Plan, first: ShardManifest, slots: Sequence[str], where: str) -> None:
-    """With the plan's own invariant this makes certain that every row is there, once."""
+    """Check a part against the plan; with the plan's invariant every row is then there exactly once."""
     if manifest.held != plan.shards[manifest.shard]:
         raise DamagedCheckpoint(f"{where}: shard {manifest.shard} has other partitions than plan {plan.version} says")
     if manifest.round != first.round:
@@ -216,10 +216,10 @@ def _copy(
     places: Mapping[str, tuple[Partition, dict[Partition, Float32s]]],
     variables: Mapping[str, Variable],
 ) -> None:
-    """Copy the rows that are wanted out of each tensor to where they belong."""
+    """Copy the wanted rows of each tensor to their partitions."""
     for name, array in tensors:
         if name not in places:
-            continue  # a slot that nobody asked for
+            continue  # a slot that is not wanted
         source, wanted = places[name]
         variable = variables[source.variable]
         if array.size != source.rows * variable.row_elements:

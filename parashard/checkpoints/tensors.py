@@ -1,4 +1,4 @@
-"""Tensor files: arrays as safetensors files of bounded size, read back only if every byte is what was written.
+"""Tensor files: arrays as safetensors files of bounded size, verified before they are read back.
 
 Owns the names of tensors and files. Knows manifests, and neither steps nor plans. Called by the shards (write) and by
 `state` (read).
@@ -22,7 +22,7 @@ from parashard.plan.variables import Float32s
 from parashard.store.base import Store
 
 FILE_BYTES = 256 << 20
-"""Tensors are gathered into files of about this size; a larger tensor has a file of its own."""
+"""Approximate size of a file; a larger tensor has a file of its own."""
 
 Prefix = Literal["variables", "slots"]
 
@@ -48,8 +48,8 @@ def write_tensors(
     folder : str
         Of the checkpoint; no such file may be in it.
     arrays : mapping of str to ndarray of float32, shape (rows, ...)
-        By tensor name. Each is asked for once, in the mapping's order, and let go with its file: the mapping may make
-        an array when it is asked for it.
+        By tensor name. Each is read once, in the mapping's order, and released with its file, so the mapping may create
+        arrays lazily.
     prefix : {"variables", "slots"}
     file_bytes : int
         A file is closed before an array that would make it larger.
@@ -57,7 +57,7 @@ def write_tensors(
     Raises
     ------
     StoreFailed
-        Some of the files may be there; without a manifest they are no checkpoint.
+        Some of the files may be left; without a manifest they are not a checkpoint.
     """
     written: list[StoredFile] = []
 
@@ -83,7 +83,7 @@ def write_tensors(
 
 
 def read_tensors(store: Store, folder: str, manifest: ShardManifest, prefix: Prefix) -> dict[str, Float32s]:
-    """Return all of a checkpoint's variables, or of its slots, by tensor name; nothing before all are checked.
+    """Return all of a checkpoint's variables, or of its slots, by tensor name, once all are verified.
 
     The arrays have shape (rows, ...) and are read-only. Raises as `iterate_tensors`.
     """
@@ -93,9 +93,9 @@ def read_tensors(store: Store, folder: str, manifest: ShardManifest, prefix: Pre
 def iterate_tensors(
     store: Store, folder: str, manifest: ShardManifest, prefix: Prefix
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield a checkpoint's tensors and their names, file by file; those of a file after the whole file is checked.
+    """Yield a checkpoint's tensors and their names, file by file; those of a file once the whole file is verified.
 
-    Only the file at hand is in memory. Raises as `iterate_files`.
+    One file is in memory at a time. Raises as `iterate_files`.
     """
     files = (file for file in manifest.files if file.name.startswith(f"{prefix}-"))
     return iterate_files(store, folder, files, _tensors_due(manifest, prefix))
@@ -104,12 +104,12 @@ def iterate_tensors(
 def iterate_files(
     store: Store, folder: str, files: Iterable[StoredFile], rows_due: Mapping[str, int]
 ) -> Iterator[tuple[str, Float32s]]:
-    """Yield the tensors of files and their names; at the end it is certain that every tensor that is due was there.
+    """Yield the tensors of files and their names; raise at the end unless every tensor in `rows_due` was there.
 
     Raises
     ------
     DamagedCheckpoint
-        If size or SHA-256 of a file are not the manifest's, or its tensors are not those that the manifest says.
+        If size or SHA-256 of a file, or its tensors, do not match the manifest.
     StoreFailed
         If the store gives an error.
     """
@@ -128,12 +128,12 @@ def iterate_files(
 
 
 def read_file(store: Store, folder: str, file: StoredFile) -> bytes:
-    """Return a file of a checkpoint, of which every byte is what was written.
+    """Return the verified content of a file of a checkpoint.
 
     Raises
     ------
     DamagedCheckpoint
-        If it is not there, or size or SHA-256 are not the manifest's; a wrong size is found before anything is read.
+        If it is missing, or size or SHA-256 do not match the manifest; the size is checked before anything is read.
     StoreFailed
         If the store gives an error.
     """

@@ -1,4 +1,4 @@
-"""Verification: reads every byte that the records of a store list, and names each file that is not what was written.
+"""Verification: reads every file that the records of a store list, and names each damaged one.
 
 Called by `parashard checkpoint verify`.
 """
@@ -16,9 +16,9 @@ from parashard.errors import DamagedCheckpoint, NotStored
 
 
 def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
-    """Yield what is wrong with each damaged file of the store: records, manifests and arrays.
+    """Yield a message for each damaged file of the store: records, manifests and arrays.
 
-    A checkpoint that its shard deletes meanwhile is not damaged. One file is in memory at a time.
+    A checkpoint that is deleted meanwhile is not damaged. One file is in memory at a time.
 
     Raises
     ------
@@ -41,14 +41,14 @@ def damage_in_store(catalogue: Catalogue) -> Iterator[str]:
 
 
 def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> Iterator[str]:
-    """Yield what is wrong with each damaged file of a drained checkpoint, its plan and its parts.
+    """Yield a message for each damaged file of a drained checkpoint, its plan and its parts.
 
     Parameters
     ----------
     catalogue : Catalogue
     number : int
     arrays : bool
-        False: of the parts only the manifests are read.
+        False: read only the manifests of the parts.
 
     Raises
     ------
@@ -74,7 +74,7 @@ def damage_in_job(catalogue: Catalogue, number: int, *, arrays: bool = True) -> 
 
 
 def damage_in_shard(catalogue: Catalogue, id_: CheckpointId) -> Iterator[str]:
-    """Yield what is wrong with each damaged file of a shard's checkpoint.
+    """Yield a message for each damaged file of a shard's checkpoint.
 
     Raises
     ------
@@ -101,7 +101,7 @@ def _damage_of_plan(catalogue: Catalogue, version: int) -> Iterator[str]:
 
 
 def _damage_of_files(catalogue: Catalogue, manifest: ShardManifest) -> Iterator[str]:
-    """Read as a restore reads; only if that fails look at each file by itself."""
+    """Read as a restore does; only if that fails check each file separately."""
     folder = CheckpointId.of(manifest).folder
     try:
         for _ in iterate_tensors(catalogue.store, folder, manifest, "variables"):
