@@ -1,1 +1,1 @@
-"""The state of a run as people see it: the live view, tables, the summary."""
+"""The display of a run: live view, tables, summary."""

@@ -1,4 +1,4 @@
-"""How figures are written for people: one format for each kind of number, on every screen, page and line.
+"""Formatting of figures: one format for each kind of number, on every screen, page and line.
 
 Pure. Called by the live view, the status page, the summary of a run, and the coordinator for its events.
 """
@@ -29,7 +29,7 @@ def rate(per_s: float) -> str:
 
 
 def metric_name(name: str) -> str:
-    """Return a metric's name in words: "mean_squared_error" becomes "mean squared error"."""
+    """Return a metric's display name: "mean_squared_error" becomes "mean squared error"."""
     return name.replace("_", " ")
 
 
@@ -68,6 +68,6 @@ def mebibytes(size_bytes: int) -> str:
 
 
 def natural(name: str) -> tuple[tuple[int, str], ...]:
-    """Return a key that orders names as people do: worker-2 before worker-10."""
+    """Return a key for natural sort order: worker-2 before worker-10."""
     parts = re.findall(r"[0-9]+|[^0-9]+", name)
     return tuple((int(part), "") if part[0] in "0123456789" else (-1, part) for part in parts)

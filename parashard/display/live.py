@@ -1,4 +1,4 @@
-"""What `parashard run` shows while a job runs: a live view on a terminal, plain lines elsewhere."""
+"""The live view of `parashard run`: redrawn on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STAYING_EVENTS = ("warning: ", "resolved: ", "data: ")
 
 
 class NewEvents:
-    """Finds the events of a status that earlier ones did not have."""
+    """Finds the events that are new in a status."""
 
     def __init__(self) -> None:
         self._seen = 0
@@ -34,13 +34,13 @@ class JobView(Protocol):
     """Shows a job's status, and lines of text."""
 
     def show(self, status: pb.GetStatusReply) -> None:
-        """Show how the job goes now."""
+        """Show the present status."""
 
     def say(self, text: str) -> None:
         """Show a line that stays."""
 
     def close(self) -> None:
-        """Give the terminal back."""
+        """Restore the terminal."""
 
 
 class TerminalView:
@@ -52,7 +52,7 @@ class TerminalView:
         self._events = NewEvents()
 
     def show(self, status: pb.GetStatusReply) -> None:
-        """Redraw; warnings, that they no longer hold, and what the data are, stay on the screen when the view goes."""
+        """Redraw; warnings, their ends and the description of the data stay on the screen after the view is closed."""
         for event in self._events.of(status):
             if event.startswith(STAYING_EVENTS):
                 self.say(event)
@@ -88,7 +88,7 @@ class PlainView:
         self._console.print(Text(text), soft_wrap=True)
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Do nothing."""
 
 
 class NoView:
@@ -105,7 +105,7 @@ class NoView:
 
 
 def console_for(stream: TextIO) -> Console:
-    """Return a console on a stream that may fail: what it does not take is lost, and the job goes on (P21)."""
+    """Return a console on a stream that may fail: output that cannot be written is dropped."""
     return Console(file=lossy(stream, "lines of the view"))
 
 

@@ -1,7 +1,7 @@
-"""The status of a job as lines that fit a terminal: which parts get how much of its height and width.
+"""The status of a job as lines that fit a terminal: the layout of its parts.
 
-Pure. Lines are never longer than the width, so none wraps; where the height does not do, the rest of the workers and
-shards is counted in a line and the events give way. Called by `parashard.display.live` and by `parashard status`.
+Pure. Lines are never longer than the width, so none wraps; if the height is too small, events are dropped and the
+remaining workers and shards are counted in a line. Called by `parashard.display.live` and by `parashard status`.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ BAR_CELLS = 40
 BAR_CELLS_MIN = 10
 EVENTS_SHOWN = 6
 EVENT_LINES = 3  # of one event
-EVENT_LINES_MIN = 2  # of all events, beside tables that do not fit
+EVENT_LINES_MIN = 2  # of all events, where the tables do not fit
 PROBLEMS_SHOWN = 3
 PROBLEM_LINES = 2  # of one problem
 REASON_LINES = 2
-TABLE_LINES_MIN = 3  # titles, one row, and how many more there are
+TABLE_LINES_MIN = 3  # titles, one row, and the count of the others
 HEIGHT_MIN = 4
 ITEM = "{} {}"
 
 
 class StatusScreen:
-    """A status that rich can print, laid out for the console that it is printed on.
+    """A status as a rich renderable, laid out for its console.
 
     Parameters
     ----------
     status : GetStatusReply
-        What is shown.
+        The status.
     fits_height : bool
         True: no more lines than the terminal has.
     """
@@ -82,7 +82,7 @@ def plain_line(status: pb.GetStatusReply) -> str:
 
 @dataclass(frozen=True)
 class _Table:
-    """A table that may have too many rows: `first` ones are shown before others, and the rest is counted.
+    """A table that may have too many rows: rows in `first` take precedence, and the rest is counted.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class _Table:
 
     @property
     def height(self) -> int:
-        """How many lines the titles and all rows take."""
+        """Lines of the titles and all rows."""
         return len(self.down) + 1
 
     def lines(self, width: int, most: int) -> Iterator[Text]:
@@ -168,7 +168,7 @@ def _problems(status: pb.GetStatusReply, width: int) -> list[Text]:
 
 
 def _events(status: pb.GetStatusReply, width: int, most: int) -> list[Text]:
-    """Return the newest events that at most so many lines hold, the newest at the end; none without its beginning."""
+    """Return the newest events that fit into so many lines, oldest first; an event is truncated only at its end."""
     lines: list[str] = []
     for event in reversed(status.events[-EVENTS_SHOWN:]):
         room = most - len(lines)

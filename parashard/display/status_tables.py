@@ -1,7 +1,7 @@
-"""The figures of a job's status and its tables of workers and shards, under the names that every screen gives them.
+"""The figures of a job's status and its tables of workers and shards, with their names.
 
-Pure. One list for the live view, `parashard status`, the plain lines and the status page, so that one word means one
-thing on all of them. Decides nothing about the layout.
+Pure. One list for the live view, `parashard status`, the plain lines and the status page, so that names agree on all of
+them. Decides nothing about the layout.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def state_of(status: pb.GetStatusReply) -> str:
 
 
 def figures_of(status: pb.GetStatusReply) -> list[Figure]:
-    """Return (name, value) of what describes the whole job."""
+    """Return (name, value) of the figures of the whole job."""
     staleness = f"p50 {count(status.staleness_p50)}, p95 {count(status.staleness_p95)}"
     return [
         *progress_figures(status),
@@ -41,7 +41,7 @@ def figures_of(status: pb.GetStatusReply) -> list[Figure]:
 
 
 def progress_figures(status: pb.GetStatusReply) -> list[Figure]:
-    """Return (name, value) of how fast and how well the job learns; any metrics that its model reports."""
+    """Return (name, value) of throughput, loss and the metrics that the model reports."""
     return [
         ("throughput", f"{rate(status.examples_per_s)} examples/s"),
         (TRAINING_LOSS, metric(status.training_loss) if status.HasField("training_loss") else "-"),

@@ -1,4 +1,4 @@
-"""The summary of a run that has ended: its report as lines for people, under the names that the live view has.
+"""The summary of a run that has ended: its report as lines, with the names of the live view.
 
 Pure. Called by the command line.
 """
@@ -20,7 +20,7 @@ STATE_STYLES = {"done": "green", "stopped": "yellow"}
 
 
 def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:
-    """Return the figures of a report, one a line; paths are not wrapped, so that they can be copied."""
+    """Return the figures of a report, one per line; paths are not wrapped, so that they can be copied."""
     rows = _rows(report, run_dir)
     width = max(len(name) for name, _ in rows)
     state = f"{report['state']}: "

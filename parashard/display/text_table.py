@@ -1,4 +1,4 @@
-"""Tables and runs of items as lines of text that fit a width: what finds no room is left out, nothing wraps.
+"""Tables and lists of items as lines of text that fit a width: what does not fit is dropped, nothing wraps.
 
 Pure. Knows widths, not what is shown. Called by `parashard.display.screen`; `parashard.display.status_tables` makes the
 columns.
@@ -29,9 +29,9 @@ class Column:
     cells : tuple of str
         From top to bottom.
     is_text : bool
-        True: aligned to the left, and may be shortened; False: a number, shown in full or not at all.
+        True: aligned to the left, and may be truncated; False: a number, shown in full or not at all.
     rank : int
-        Of the columns that there is no room for, the one with the greatest rank goes first; 0: it stays.
+        Columns that do not fit are dropped in order of descending rank; 0: never dropped.
     """
 
     title: str
@@ -59,7 +59,7 @@ def table_lines(columns: Sequence[Column], width: int) -> list[str]:
 
 
 def item_lines(items: Sequence[str], width: int) -> list[str]:
-    """Return items one after the other, on as many lines as they need; only one that is too long alone is cut."""
+    """Return items in sequence, on as many lines as needed; only an item longer than a line is truncated."""
     lines: list[str] = []
     for item in items:
         longer = f"{lines[-1]}{ITEM_GAP}{item}" if lines else ""
@@ -71,7 +71,7 @@ def item_lines(items: Sequence[str], width: int) -> list[str]:
 
 
 def text_lines(text: str, width: int, most: int) -> list[str]:
-    """Return a text on at most so many lines; a mark shows where it was cut."""
+    """Wrap a text to at most so many lines; a mark shows a truncation."""
     indent = GAP if width > TEXT_CELLS_MIN else ""
     lines = wrap(text, max(1, width), subsequent_indent=indent, break_on_hyphens=False) or [""]
     if len(lines) > most:
@@ -80,14 +80,14 @@ def text_lines(text: str, width: int, most: int) -> list[str]:
 
 
 def cut(text: str, width: int) -> str:
-    """Return a text of at most `width` cells, with a mark if its end was cut."""
+    """Truncate a text to `width` cells at its end, with a mark."""
     if cell_len(text) <= width:
         return text
     return f"{set_cell_size(text, width - 1).rstrip()}{CUT}" if width > 0 else ""
 
 
 def cut_in_the_middle(text: str, width: int) -> str:
-    """Return a text of at most `width` cells that keeps its end: names differ there."""
+    """Truncate a text to `width` cells in the middle: names differ at the end."""
     if cell_len(text) <= width:
         return text
     tail = ""
