@@ -1,1 +1,1 @@
-"""Rendering a job as the manifests of a platform that runs containers."""
+"""Rendering a job as manifests of a container platform."""

@@ -1,7 +1,7 @@
-"""Certificates of a job's pods on Kubernetes: who makes them, which names are in them, how the pods get at them.
+"""Certificates of a job's pods on Kubernetes: their issuer, their host names, their mounts.
 
-Owns the one decision between TLS and none, and what the templates say because of it. Does not know what a certificate
-is made of (`parashard.security`), nor how pods look otherwise. Called by `parashard.render.kubernetes`.
+Owns the decision between TLS and none, and the values of the templates that depend on it. Does not know the contents of
+a certificate (`parashard.security`), nor other parts of pods. Called by `parashard.render.kubernetes`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from parashard.render.templates import template
 
 NAMES_BYTES_MAX = 6 << 10
 """Of one certificate: gRPC's servers drop a client whose certificate has more than about 8 KiB (decision 0018)."""
-NAME_OVERHEAD_BYTES = 2  # before each name: what it is, and its length
+NAME_OVERHEAD_BYTES = 2  # before each name: its type and its length
 
 _WITH_TLS = (
     "coordinator_advertise",
@@ -26,30 +26,30 @@ _WITH_TLS = (
     "tls_mount",
     "tls_volume",
 )
-"""Parts of pods that are there with TLS only."""
+"""Parts of pods with TLS only."""
 
 
 class Certificates(enum.StrEnum):
-    """Who makes the Secrets with the pods' certificates."""
+    """The issuer of the Secrets with the pods' certificates."""
 
     CERT_MANAGER = "cert-manager"
-    SECRETS = "secrets"  # whoever runs secrets.sh, by an authority of his own
+    SECRETS = "secrets"  # the user, who runs secrets.sh with their own authority
 
 
 def certificates_of(loaded: LoadedJob, wanted: Certificates | None) -> Certificates | None:
-    """Return who makes the certificates of a job; None: there are none, since the job says `cluster.insecure`.
+    """Return the issuer of a job's certificates; None: there are none, because of `cluster.insecure`.
 
     Parameters
     ----------
     loaded : LoadedJob
         The job.
     wanted : Certificates, optional
-        What the user asked for; None: nothing, which means cert-manager.
+        The user's choice; None: the default, cert-manager.
 
     Raises
     ------
     ConfigurationError
-        If certificates are asked for and the job is to run without.
+        If certificates are requested for a job with `cluster.insecure`.
     """
     if not loaded.job.cluster.insecure:
         return wanted or Certificates.CERT_MANAGER
@@ -62,26 +62,26 @@ def certificates_of(loaded: LoadedJob, wanted: Certificates | None) -> Certifica
 
 
 def coordinator_hosts(name: str) -> list[str]:
-    """Return the names that a job's coordinator is connected to by: its service's, and its pod's own inside it."""
+    """Return the host names of a job's coordinator: its service's, and its pod's own in that service."""
     return [f"{name}-coordinator", f"{name}-coordinator-0", f"{name}-coordinator-0-0"]
 
 
 def shard_hosts(pod: str, name: str, shards: int) -> list[str]:
-    """Return the names of the shards' pods, called `pod` and a number, in their headless service."""
+    """Return the host names of the shards' pods, `pod` and a number, in their headless service."""
     return [f"{pod}-{index}.{name}-shard" for index in range(shards)]
 
 
 def security_values(name: str, shards: int, certificates: Certificates | None) -> dict[str, str]:
-    """Return what the templates say about certificates, by name; empty where nothing is said.
+    """Return the template values for certificates, by name; empty without TLS.
 
     Parameters
     ----------
     name : str
-        What the job's objects are called by.
+        Base name of the job's objects.
     shards : int
-        How many of them there are.
+        Number of shards.
     certificates : Certificates, optional
-        Who makes them; None: nobody.
+        Their issuer; None: no TLS.
 
     Raises
     ------

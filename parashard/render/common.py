@@ -1,6 +1,6 @@
-"""What all platforms that run containers have in common: what our images can run, their names, the time to leave.
+"""Common parts of all container platforms: jobs that our images can run, image names, the grace period.
 
-Called by what renders a job for one of them.
+Called by the renderers of the platforms.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from parashard.job.load import LoadedJob
 from parashard.job.schema import Job
 
 FAREWELL_S = 5
-"""Time that a process has beyond `cluster.grace_s` to close what it has open."""
+"""Time beyond `cluster.grace_s` in which a process closes files and connections."""
 
 STORE_SCHEME = "s3"
-"""Of the object stores the one whose client is in our images (`deploy/docker/requirements.lock`)."""
+"""The object store whose client is in our images (`deploy/docker/requirements.lock`)."""
 NOT_COMMON = ("file", "memory")
-"""Schemes of stores that each container has for itself."""
+"""Schemes of stores that containers do not share."""
 SOURCES_MISSING = {"parquet": "pyarrow"}
 """Sources of data that our images cannot read, and the package that each would need."""
 
@@ -30,21 +30,21 @@ REFERENCE = re.compile(
 
 
 def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
-    """Refuse what containers of our images cannot run, whoever starts them.
+    """Refuse a job that containers of our images cannot run on any platform.
 
     Parameters
     ----------
     loaded : LoadedJob
-        The job, as its file and flags say it.
+        The job, from its file and flags.
     where : str
         The platform, as in "allowed in a compose file".
     volume : str
-        What checkpoints are in there unless the job says otherwise.
+        The platform's default place for checkpoints.
 
     Raises
     ------
     ConfigurationError
-        With the key, what was found, and what is allowed.
+        Names the key, its value, and the allowed values.
     """
     job = loaded.job
     why, url = _unfit_store(job.checkpoint.url), job.checkpoint.url
@@ -61,7 +61,7 @@ def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
 
 
 def _unfit_store(url: str) -> str:
-    """Return why containers cannot share a store; empty: they can."""
+    """Return why containers cannot share a store; empty if they can."""
     scheme, separator, _ = url.partition("://")
     if not url or (separator and scheme == STORE_SCHEME):
         return ""
@@ -80,7 +80,7 @@ def parsed_image(flag: str, reference: str) -> re.Match[str]:
     Raises
     ------
     ConfigurationError
-        If it is none; the message names the flag.
+        If it is not a valid reference; the message names the flag.
     """
     found = REFERENCE.fullmatch(reference)
     if found is None:
@@ -89,10 +89,10 @@ def parsed_image(flag: str, reference: str) -> re.Match[str]:
 
 
 def checked_image(flag: str, reference: str) -> str:
-    """Return the reference of an image if it is one; see `parsed_image`."""
+    """Return a valid reference of an image; see `parsed_image`."""
     return parsed_image(flag, reference)[0]
 
 
 def leave_s(job: Job) -> int:
-    """Return how long the platform should wait between asking a process of a job to end and killing it, in seconds."""
+    """Return the platform's grace period between SIGTERM and SIGKILL of a process, in seconds."""
     return math.ceil(job.cluster.grace_s) + FAREWELL_S

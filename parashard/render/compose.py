@@ -1,7 +1,7 @@
 """A job as a compose file: a service for each shard, one for the workers, and certificates for all of them.
 
-Owns what of a job decides a line of the file, and what a job file must not say when it is to run in containers of one
-machine. The file itself is templates beside this one. Writes nothing; called by `parashard.cli.render`.
+Owns the values of the file's templates, and the constraints on a job that runs in containers of one machine. Writes
+nothing; called by `parashard.cli.render`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from parashard.render.common import check_runnable, checked_image, leave_s
 from parashard.render.templates import filled, template
 
 SHARDS_MAX = 32
-"""The image has so many folders for shards' certificates."""
+"""Number of folders for shards' certificates in the image."""
 DOCKERFILE = "deploy/docker/Dockerfile"
 OWN_KEYS = frozenset({"cluster.launcher", "cluster.shards", "cluster.workers"})
 """Keys of the job file that the compose file sets."""
@@ -29,16 +29,16 @@ INSECURE, SECURE = "--insecure", "--tls-dir=/tls"
 
 @dataclass(frozen=True)
 class ComposeOptions:
-    """What a compose file needs and no job file knows.
+    """Settings of a compose file that are not in a job file.
 
     Parameters
     ----------
     folder : Path
-        Where the file will be; what it names is relative to that.
+        Folder of the file; its paths are relative to it.
     image, cuda_image : str
         References of the images.
     source : Path, optional
-        The source tree, to build the images from and for the profile `monitoring`; None: neither is there.
+        The source tree, to build the images and for the profile `monitoring`; None: neither.
     sets : sequence of str
         KEY=VALUE, over the job file.
     """
@@ -51,7 +51,7 @@ class ComposeOptions:
 
 
 def source_tree() -> Path | None:
-    """Return the source tree that this package is in, if it is in one."""
+    """Return the source tree that contains this package, if any."""
     root = Path(__file__).resolve().parent.parent.parent
     return root if (root / DOCKERFILE).is_file() else None
 
@@ -62,14 +62,14 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
     Parameters
     ----------
     loaded : LoadedJob
-        The job, without this process's environment: containers do not have it.
+        The job, without this process's environment, which containers do not have.
     options : ComposeOptions
-        What no job file knows.
+        Settings that are not in a job file.
 
     Raises
     ------
     ConfigurationError
-        If the job or the options cannot be run so; the message names the key or the flag.
+        If the job or the options cannot be run with compose; the message names the key or the flag.
     """
     _check(loaded)
     cluster, folder = loaded.job.cluster, options.folder
@@ -116,7 +116,7 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
 
 
 def _environments(*, secure: bool, remote: bool) -> dict[str, str]:
-    """Return what the services have in their environment: an operator's certificate, an object store's credentials."""
+    """Return the services' environment: an operator's certificate, an object store's credentials."""
     store = "environment: *store" if remote else ""
     return {
         "store_environment": template("compose/store_environment.yaml") if remote else "",
@@ -131,13 +131,13 @@ def _tls(name: str) -> str:
 
 
 def _seen_from(folder: Path, path: Path) -> str:
-    """Return a path relative to the compose file, as compose takes it: one that begins with a dot."""
+    """Return a path relative to the compose file, beginning with a dot as compose requires."""
     relative = os.path.relpath(path, folder)
     return relative if relative.startswith(".") else f"./{relative}"
 
 
 def _check(loaded: LoadedJob) -> None:
-    """Refuse what containers that have only the job file's folder cannot do."""
+    """Refuse a job that needs more of the host than the job file's folder."""
     job, origins, here = loaded.job, loaded.origins, loaded.path.parent
     if not 1 <= job.cluster.shards <= SHARDS_MAX:
         raise ConfigurationError(

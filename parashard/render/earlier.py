@@ -1,6 +1,6 @@
-"""What an earlier rendering left in a folder: files that it wrote, and that the job's manifests have no more.
+"""Stale files of an earlier rendering in a folder, which the job's present manifests do not include.
 
-Looks, and removes nothing. Called by `parashard.cli.render`.
+Removes nothing. Called by `parashard.cli.render`.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from parashard.render.templates import template, templates
 
 
 def earlier_files(folder: Path, files: Collection[str]) -> list[str]:
-    """Return which files in a folder an earlier call's manifests left there, and these do not have.
+    """Return the files in a folder that an earlier rendering wrote and the present one does not.
 
-    A file is one of those only if its path is a template's and it begins as that template does: another's
-    ``secrets.sh`` is none.
+    A file counts only if its path is a template's and it begins as that template does, so another program's
+    ``secrets.sh`` does not.
 
     Parameters
     ----------
     folder : Path
-        Where manifests are written to.
+        Destination of the manifests.
     files : collection of str
-        Paths below it of the manifests that are written now.
+        Paths below it of the present manifests.
     """
     possible = {SECRETS_PATH, *(path for part in FOLDERS for path in templates(part))}
     return sorted(path for path in possible.difference(files) if _is_rendered(folder / path, template(path)))

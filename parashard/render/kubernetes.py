@@ -1,7 +1,7 @@
 """A job as manifests for Kubernetes: Kustomize's base and overlays, as texts by path.
 
-Owns what of a job decides a manifest's value, and what a job file must not say when it is to run on a cluster. The
-manifests themselves are templates beside this file. Writes nothing; called by `parashard.cli.render`.
+Owns the values of the manifests' templates, and the constraints on a job that runs on a cluster. Writes nothing; called
+by `parashard.cli.render`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ JOB_PATH = "base/job.toml"
 SECRETS_PATH = "secrets.sh"
 STORE_PORT = 443
 API_PORTS = (443, 6443)
-"""Of the API server: its service's, and the one that most clusters have behind it."""
+"""Ports of the API server: its service's, and the usual one behind it."""
 PORT_MAX = 65535
 SPOT_LEAVE_S = 15
-"""What Google's spot machines leave to a pod; other clouds leave more."""
+"""Grace period of a pod on Google's spot machines; other clouds have a longer one."""
 NAME_LENGTH_MAX = 40
 """A pod's label has 63 characters: the name, the longest role and the digest of a pod's template."""
 
@@ -53,14 +53,14 @@ _WITH_JOB = {
     "restart_policy": template("pods/restart_policy.yaml"),
     "stopped_exit_code": template("pods/stopped_exit_code.yaml"),
 }
-"""What a pod says that belongs to a Job."""
+"""Pod fields for a Job."""
 _WITH_SET = {"restart_policy": "", "stopped_exit_code": ""}
-"""The same of one that belongs to a StatefulSet, which starts it again whatever it says."""
+"""Pod fields for a StatefulSet, which always restarts its pods."""
 
 
 @dataclass(frozen=True)
 class KubernetesOptions:
-    """What manifests need and no job file knows.
+    """Settings of manifests that are not in a job file.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ class KubernetesOptions:
     api_ports : sequence of int
         Ports that the API server is reached at, besides 443 and 6443.
     certificates : Certificates, optional
-        Who makes the pods' certificates; None: cert-manager, or nobody for a job with `cluster.insecure`.
+        Issuer of the pods' certificates; None: cert-manager, or none for a job with `cluster.insecure`.
     """
 
     image: str = "parashard:latest"
@@ -103,10 +103,10 @@ class KubernetesOptions:
 
 
 def cluster_overrides(loaded: LoadedJob) -> list[Override]:
-    """Return what a job has to say on Kubernetes, to be put over what its file says.
+    """Return the overrides of a job on Kubernetes.
 
-    Kubernetes starts processes, and nobody else. A folder for checkpoints is one inside the pods. And since pods do not
-    share a machine, an even share of its cores is not what a pod should take: its threads are as many as its CPUs.
+    The launcher is Kubernetes. A folder for checkpoints is one inside the pods. Since pods do not share a machine, a
+    pod uses as many threads as it has CPUs, not a share of the machine's cores.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def render_kubernetes(loaded: LoadedJob, options: KubernetesOptions) -> dict[str
     loaded : LoadedJob
         With `cluster_overrides`.
     options : KubernetesOptions
-        What no job file knows.
+        Settings that are not in a job file.
 
     Raises
     ------
@@ -169,7 +169,7 @@ def _pod(role: str, values: dict[str, str]) -> str:
 
 
 def _patches(values: dict[str, str]) -> dict[str, str]:
-    """Return what components change in pods: the same operations for the pod of a set or Job, and in a JobSet."""
+    """Return the components' patches of pods, for a StatefulSet or Job and for a JobSet."""
     pod = "/spec/template/spec"
     parts = {role: f"/spec/replicatedJobs/{index}" for index, role in enumerate(_PODS)}
     patches = {f"{role}_part": part for role, part in parts.items()}
@@ -188,7 +188,7 @@ def _patches(values: dict[str, str]) -> dict[str, str]:
 
 
 def _in_jobset(name: str) -> dict[str, str]:
-    """Return what a pod of a JobSet has otherwise: its Jobs are named JOBSET-PART-NUMBER, their pods after them."""
+    """Return the values that differ in a JobSet: its Jobs are named JOBSET-PART-NUMBER, their pods after them."""
     return {
         "shard_index": "annotations['batch.kubernetes.io/job-completion-index']",
         "kubernetes_job": f"{name}-worker-0",
@@ -199,7 +199,7 @@ def _in_jobset(name: str) -> dict[str, str]:
 
 
 def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
-    """Return what the templates name, but for the pods."""
+    """Return the values of all templates except the pods'."""
     job, cluster = loaded.job, loaded.job.cluster
     claim = _has_claim(loaded)
     name = _object_name(job.job.name)
@@ -246,7 +246,7 @@ def _values(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
 
 
 def _claim_free(loaded: LoadedJob, options: KubernetesOptions) -> dict[str, str]:
-    """Return what the templates name otherwise with a store of objects, which is elsewhere and wants credentials."""
+    """Return the values that differ with an object store, which is remote and needs credentials."""
     secret, port = options.store_secret, options.store_port
     if _has_claim(loaded):
         for flag, found in (("--store-secret", secret), ("--store-port", port)):
@@ -272,7 +272,7 @@ def _has_claim(loaded: LoadedJob) -> bool:
 
 
 def _check_data(loaded: LoadedJob, options: KubernetesOptions) -> None:
-    """Refuse data in a folder that the pods do not have."""
+    """Refuse data in a folder that is not mounted in the pods."""
     for key in ("data.path", "data.held_out_path"):
         path = getattr(loaded.job.data, key.partition(".")[2], None)
         if isinstance(path, Path) and not (options.data_claim and PurePosixPath(path).is_relative_to(DATA_FOLDER)):
@@ -283,7 +283,7 @@ def _check_data(loaded: LoadedJob, options: KubernetesOptions) -> None:
 
 
 def _object_name(job_name: str) -> str:
-    """Return a job's name as Kubernetes lets objects be called."""
+    """Return a job's name as a valid name of a Kubernetes object."""
     name = re.sub(r"[._-]+", "-", job_name.lower()).strip("-")
     name = name if name[0].isalpha() else f"job-{name}"
     if len(name) > NAME_LENGTH_MAX:

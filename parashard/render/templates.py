@@ -1,7 +1,7 @@
 """Templates: texts with `@{name}` in them, in the folder beside this file.
 
-Owns how a value gets into a text: one line's part as it is, whole lines at the indentation of their place. Text rather
-than objects, so that what people read has the reasons in it. Knows neither jobs nor Kubernetes; called by
+Owns the substitution of values: part of a line verbatim, whole lines indented like their placeholder. Text rather than
+objects, so that the rendered files keep their comments. Knows neither jobs nor Kubernetes; called by
 `parashard.render.kubernetes`.
 """
 
@@ -27,22 +27,22 @@ def templates(folder: str) -> list[str]:
 
 
 def filled(text: str, values: Mapping[str, str]) -> str:
-    """Put values where a text names them.
+    """Substitute values for placeholders.
 
-    A place that is alone on its line takes whole lines, each at the place's indentation; with an empty value the line
-    goes. Values may name others.
+    A placeholder alone on its line takes whole lines, each indented like it; an empty value removes the line. Values
+    may have placeholders.
 
     Parameters
     ----------
     text : str
-        With `@{name}` where a value goes.
+        With placeholders `@{name}`.
     values : mapping of str to str
         By name.
 
     Raises
     ------
     KeyError
-        If the text names a value that is not there: the template is wrong, not the job.
+        If a value is missing: an error of the template, not of the job.
     """
     lines: list[str] = []
     for line in text.splitlines():
