@@ -1,1 +1,1 @@
-"""Runs on this machine: the run directory, its processes, and how a run ends."""
+"""The local launcher: run directories, the processes of a run, and its end."""

@@ -1,21 +1,21 @@
-"""CoordinatorSilence: how long the coordinator may be silent before the launcher kills it (P22).
+"""CoordinatorSilence: the launcher's timeouts of the coordinator (P22).
 
-Pure: `now_s` is an argument. A coordinator that starts reads and hashes the data before it can answer; its silence
-while it serves begins when it is first seen to serve. Called by `parashard.launch.running`.
+Pure: `now_s` is an argument. A coordinator that starts reads and hashes the data before it can answer; the timeout of
+a serving one begins when it is first seen to serve. Called by `parashard.launch.running`.
 """
 
 from __future__ import annotations
 
 
 class CoordinatorSilence:
-    """What one coordinator after the other owes its launcher.
+    """Decides when a coordinator is to be killed.
 
     Parameters
     ----------
     silence_s : float
-        A coordinator that serves and has not answered for longer is to be killed.
+        Timeout of a coordinator that serves.
     start_s : float
-        Likewise, one that has been starting for longer.
+        Timeout of a coordinator that is starting.
     """
 
     def __init__(self, silence_s: float, start_s: float) -> None:
@@ -25,17 +25,17 @@ class CoordinatorSilence:
         self._serves = self._told = False
 
     def started(self, now_s: float) -> None:
-        """Take note that a coordinator was started."""
+        """Record that a coordinator was started."""
         self._since_s, self._serves, self._told = now_s, False, False
 
     def heard(self, now_s: float) -> None:
-        """Take note of an answer."""
+        """Record an answer."""
         self._since_s, self._serves = now_s, True
 
     def look(self, now_s: float, *, serves: bool) -> tuple[str, bool]:
-        """Return what to tell people, or "", and whether the coordinator is to be killed.
+        """Return a message for the user, or "", and whether to kill the coordinator.
 
-        `serves`: it has said where it listens.
+        `serves`: it has written its address.
         """
         if serves and not self._serves:
             self.heard(now_s)

@@ -1,7 +1,8 @@
 """LocalCluster: the processes of a job on this machine, as children of this process.
 
 Starts, reaps and ends them; decides nothing (the coordinator does). Each child inherits the read end of one pipe, its
-lifeline, whose only writer is this process: however this process ends, kill -9 included, its children notice and end.
+lifeline, whose only writer is this process: when this process ends, even by SIGKILL, its children see end of file and
+end.
 """
 
 from __future__ import annotations
@@ -18,16 +19,16 @@ from typing import BinaryIO
 
 from parashard.process.side_effects import SideEffect, why_failed
 
-LOG_TAIL_BYTES = 16384  # the longest error line of a process, and what it may say after it
+LOG_TAIL_BYTES = 16384  # the longest error line of a process, and its output after it
 END_GRACE_S = 5.0
 POLL_S = 0.02
 
 MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", "worker": "parashard_worker"}
-"""What `python -m` takes to start a process of each role."""
+"""Module of each role, for `python -m`."""
 
 ALLOCATOR = {
-    # glibc gives multi-megabyte arrays back to the kernel at once and faults them in again at every step; keeping them
-    # made a convolutional step 1.6 to 2.8 times faster. Workers only: a shard would keep what every snapshot took.
+    # glibc returns multi-megabyte arrays to the kernel at once and faults them in again at every step; keeping them
+    # made a convolutional step 1.6 to 2.8 times faster. Workers only: a shard would keep the memory of every snapshot.
     "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
 }
@@ -40,7 +41,7 @@ class Ended:
     name: str
     exit_code: int
     reason: str
-    number: int  # rises with every child that ended
+    number: int  # rises with every ended child
 
 
 class LocalCluster:
@@ -54,19 +55,19 @@ class LocalCluster:
     Attributes
     ----------
     variables : mapping of str to mapping
-        By module, what its processes have in their environment besides ours.
+        Additional environment variables, by module.
     """
 
     def __init__(self, run_dir: Path) -> None:
         self._logs = run_dir / "logs"
         self._logs.mkdir(parents=True, exist_ok=True)
         self._children: dict[str, subprocess.Popen[bytes]] = {}
-        self._log_starts: dict[str, int] = {}  # where the present life's log begins, in bytes
+        self._log_starts: dict[str, int] = {}  # offset in bytes at which the present process's log begins
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
         self.tell: Callable[[str], None] = lambda text: None
-        """Called with a line for people."""
+        """Called with a message for the user."""
         self._log_files = SideEffect("log files", self._told)
 
     @property
@@ -79,13 +80,13 @@ class LocalCluster:
         return self._children[name].pid
 
     def log_path(self, name: str) -> Path:
-        """Return where a child's log goes; lives of one name share a file."""
+        """Return the path of a child's log, to which all processes of that name append."""
         return self._logs / f"{name}.log"
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start `python -P -m module arguments` as a child, which gets the lifeline, no terminal, no signals.
+        """Start `python -P -m module arguments` as a child with the lifeline, without a terminal or its signals.
 
-        Without its log, where no file can be opened for it (P21).
+        If its log cannot be opened it is started without.
         """
         assert name not in self._children, f"{name} runs already"
         self._children[name] = self._spawn(name, module, arguments, {})
@@ -102,19 +103,19 @@ class LocalCluster:
         return ended
 
     def ask_to_end(self, name: str) -> None:
-        """Send SIGTERM to a child, if it still runs."""
+        """Send SIGTERM to a child if it is running."""
         child = self._children.get(name)
         if child is not None:
             child.send_signal(signal.SIGTERM)
 
     def kill(self, name: str) -> None:
-        """Send SIGKILL to a child, if it still runs."""
+        """Send SIGKILL to a child if it is running."""
         child = self._children.get(name)
         if child is not None:
             child.kill()
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
-        """End every child: workers first, since they need the others to finish; SIGKILL for what outlives the grace."""
+        """End every child: workers first, since they need the others to finish; SIGKILL after `grace_s`."""
         for role in ("worker", ""):
             deadline_s = time.monotonic() + grace_s
             for name in self.running:
@@ -134,7 +135,7 @@ class LocalCluster:
     def _spawn(
         self, name: str, module: str, arguments: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
-        # -P: a file of the working directory that is named as a package of ours is not taken for it.
+        # -P: a file of the working directory with the name of one of our packages does not shadow it.
         command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
@@ -163,12 +164,12 @@ class LocalCluster:
 
     def _reason(self, name: str, code: int) -> str:
         how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-        said = last_words(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
+        said = _last_output(self.log_path(name), name, self._log_starts[name]) if code > 0 else ""
         return f"{said} ({how})" if said else how
 
 
-def last_words(log: Path, name: str, start_bytes: int) -> str:
-    """Return what a process whose log begins at `start_bytes` said on standard error as it ended, or ""."""
+def _last_output(log: Path, name: str, start_bytes: int) -> str:
+    """Return the last error output of a process whose log begins at `start_bytes`, or ""."""
     try:
         with log.open("rb") as file:
             file.seek(max(start_bytes, log.stat().st_size - LOG_TAIL_BYTES))

@@ -1,7 +1,7 @@
-"""`parashard run`: what is checked before a run, the run, and how it ended: signals, exit code, report, weights.
+"""`parashard run`: checks before a run, the run, and its end: signals, exit code, report, weights.
 
-Owns the order of things and that nothing is left behind. What keeps the processes going is `parashard.launch.running`,
-which directory it is `parashard.launch.run_folders`. Called by the command line and by `parashard.chaos.runner`.
+Owns the order, and the cleanup of all processes. `parashard.launch.running` keeps the processes alive,
+`parashard.launch.run_folders` chooses the directory. Called by the command line and by `parashard.chaos.runner`.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ class Outcome:
     reason: str
     run_dir: Path
     accepted: bool = True
-    """The coordinator had taken the job: there is a run."""
+    """The coordinator had accepted the job: there is a run."""
 
     @property
     def is_refused(self) -> bool:
-        """The job file, the data or the model is wrong, and no run has begun."""
+        """The job file, the data or the model is invalid, and no run has begun."""
         return self.exit_code == ExitCode.CONFIGURATION and not self.accepted
 
 
@@ -68,24 +68,24 @@ def run_job(
     tls_dir: Path | None = None,
     trace: bool = False,
 ) -> Outcome:
-    """Run a job to its end on this machine; when this returns, no process of it is left.
+    """Run a job to its end on this machine; when this returns, all its processes have ended.
 
     Parameters
     ----------
     loaded : LoadedJob
-        The job, and where its file lies (a user's model is looked up beside it).
+        The job and the path of its file (a user's model is looked up beside it).
     run_dir : Path
         Gets the resolved job file, logs, history, checkpoints, report and weights; empty unless `resume`.
     view : JobView
-        Where to show how it goes.
+        Shows the progress.
     init, output : Path, optional
-        Weights to start from; where to copy the final weights.
+        Weights to start from; destination of a copy of the final weights.
     resume : bool
-        True: take up the run in `run_dir` where its checkpoints end.
+        True: resume the run in `run_dir` from its checkpoints.
     from_checkpoint : str
         The drained checkpoint that another placement starts from; empty: the newest.
     cluster : LocalCluster, optional
-        Who starts processes; by default an ordinary one.
+        Starts the processes; default: `LocalCluster`.
     tls_dir : Path, optional
         Credentials of all processes, with all four roles.
     trace : bool
@@ -106,7 +106,7 @@ def run_job(
     cluster.variables = _thread_variables(loaded.job)
     cluster.tell = view.say
     run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
-    # As Ctrl-C: the report is written, the terminal given back.
+    # As Ctrl-C: the report is written, the terminal restored.
     before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
     try:
         run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
@@ -118,11 +118,11 @@ def run_job(
         exit_code, reason = INTERRUPTED, "interrupted before the run began"
     except ParashardError as error:
         exit_code, reason = run.failure_code, str(error)
-    except OSError as error:  # of the run directory, at the start: nothing that comes later raises for the disk's sake
+    except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
         exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
         for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # nothing may interrupt this: no process is to be left behind
+            signal.signal(number, signal.SIG_IGN)  # the cleanup must not be interrupted
         view.close()
         cluster.end(loaded.job.cluster.grace_s)
         for number, handler in before.items():
@@ -131,7 +131,7 @@ def run_job(
         with suppress(OSError):
             (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
     report = read_report(run_dir) if run.accepted else {}
-    if report.get("state") == "done":  # whatever came after the end of the job
+    if report.get("state") == "done":  # even if something failed after the end of the job
         exit_code, reason = ExitCode.DONE, report["reason"]
     elif run.accepted:
         saved = saved_in(loaded.job.checkpoint.url or str(run_dir / CHECKPOINTS))
@@ -144,19 +144,19 @@ def run_job(
 
 
 def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) -> tuple[int, LocalCluster]:
-    """Return the run directory's lock, and the cluster whose logs go there; the job's file is in it, and durable.
+    """Lock the run directory, write the job's file durably, and return the lock and the cluster.
 
     Raises
     ------
     ConfigurationError, StoreFailed
-        If it cannot be written; at this moment, as where there is no room.
+        If it cannot be written at all; at present, such as on a full disk.
     """
     try:
         lock = launcher_lock(run_dir)
         write_durably(run_dir / NEW_JOB_FILE, as_toml(loaded.job).encode())
         keep_origin(run_dir, loaded)
         cluster = cluster or LocalCluster(run_dir)
-        sync_upwards(run_dir)  # the run directory is new, and perhaps the one that holds it
+        sync_upwards(run_dir)  # the run directory is new, and its parent may be
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(f"run directory {run_dir}: {why_failed(error)}; make room and start it again") from error
@@ -165,7 +165,7 @@ def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) ->
 
 
 def _check_devices(loaded: LoadedJob) -> None:
-    """Refuse a CUDA device that is not there before any process starts."""
+    """Refuse a missing CUDA device before any process starts."""
     options = loaded.job.cluster
     for key, asked in (("cluster.device", options.device), ("cluster.shard_device", options.shard_device)):
         try:
@@ -175,7 +175,7 @@ def _check_devices(loaded: LoadedJob) -> None:
 
 
 def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
-    """Return what limits the threads of processes that load the user's model, for which they would be too late."""
+    """Return the variables that limit the threads of processes with the user's model: they must be set at the start."""
     options, sync = job.cluster, job.consistency.policy.kind == "sync"
     threads = threads_for(options.worker_threads, options.workers, reproducible=sync, environ=os.environ)
     return {
@@ -185,7 +185,7 @@ def _thread_variables(job: Job) -> dict[str, dict[str, str]]:
 
 
 def _all_roles(tls_dir: Path) -> Credentials:
-    """Return the credentials of a whole local cluster: its processes are one user's, and share a certificate."""
+    """Return the credentials of a local cluster, whose processes belong to one user and share a certificate."""
     credentials = Credentials(tls_dir)
     missing = set(Role) - {identity.role for identity in credentials.identities}
     if missing:
@@ -197,7 +197,7 @@ def _all_roles(tls_dir: Path) -> Credentials:
 
 
 def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
-    """Copy a finished job's weights; return how the run ends, with its reason."""
+    """Copy a finished job's weights; return the exit code of the run and its reason."""
     try:
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
         if (run_dir / PREPROCESSING_FILE).exists():
@@ -209,7 +209,7 @@ def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
 
 
 def _check_output(output: Path) -> None:
-    """Refuse a place that cannot be written before the training, not after it."""
+    """Refuse an unwritable output path before the training."""
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         if output.is_dir():

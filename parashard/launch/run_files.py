@@ -1,19 +1,19 @@
-"""Names of the files in a run directory, for all who write or read them."""
+"""Names of the files in a run directory."""
 
 from pathlib import Path
 
 JOB_FILE = "job.toml"
-NEW_JOB_FILE = "job.new.toml"  # until the coordinator has taken it
-ORIGIN_FILE = "origin.json"  # where the job file came from, and so its model
+NEW_JOB_FILE = "job.new.toml"  # until the coordinator has accepted it
+ORIGIN_FILE = "origin.json"  # path of the original job file, beside which its model is
 REPORT_FILE = "report.json"
 WEIGHTS_FILE = "weights.safetensors"
 PREPROCESSING_FILE = "preprocessing.json"
-"""How inputs are made and what outputs mean (docs/preprocessing.md); in the checkpoint store, too."""
+"""Encoding of inputs and meaning of outputs (docs/preprocessing.md); also in the checkpoint store."""
 HISTORY_FILE = "history.jsonl"
 CHECKPOINTS = "checkpoints"
-"""The checkpoint store, unless the job says otherwise."""
+"""The default checkpoint store."""
 
 
 def beside(weights: Path) -> Path:
-    """Return the file beside a copy of weights that says how inputs are made: w.safetensors, w.preprocessing.json."""
+    """Return the preprocessing file of a copy of weights: w.safetensors has w.preprocessing.json."""
     return weights.with_name(f"{weights.stem}.{PREPROCESSING_FILE}")

@@ -1,4 +1,4 @@
-"""Run directories: which one a run gets, which one is meant, who works in it, and what lies there for others.
+"""Run directories: their creation, lookup, locks and files.
 
 Knows files and their names (`parashard.launch.run_files`), and of processes only which one holds a lock. Called by
 `parashard.launch.run`, by the run in progress, by workers and by the command line.
@@ -36,7 +36,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
     Raises
     ------
     ConfigurationError
-        If the directory that was asked for has something in it (P2), or cannot be made.
+        If the requested directory is not empty, or cannot be created.
     """
     path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     try:
@@ -49,7 +49,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
 
 
 def resumed_run_dir(asked: Path | None, name: str) -> Path:
-    """Return the directory of a run that was stopped: the one that was asked for, or the job's newest under `runs/`.
+    """Return the directory of a stopped run: the requested one, or the job's newest under `runs/`.
 
     Raises
     ------
@@ -68,25 +68,25 @@ def resumed_run_dir(asked: Path | None, name: str) -> Path:
 
 
 def discard_unbegun(run_dir: Path, *, keep: bool) -> None:
-    """Remove a new run's directory if its job was never taken, and so nothing is in it but logs of the refusal.
+    """Remove a new run's directory if its job was never accepted, so that it has only logs of the refusal.
 
     Parameters
     ----------
     run_dir : Path
     keep : bool
-        True: it was there before, and empty; it stays so.
+        True: the directory existed before, and was empty; only empty it.
     """
     if (run_dir / JOB_FILE).exists() or launcher_of(run_dir) is not None:  # another one began meanwhile
         return
-    shutil.rmtree(run_dir, ignore_errors=True)  # what cannot be removed is in nobody's way: every run has a new one
+    shutil.rmtree(run_dir, ignore_errors=True)  # a remainder does not matter: every run has a new directory
     if keep:
         run_dir.mkdir(exist_ok=True)
 
 
 def place_of(text: str | None) -> str:
-    """Return the place that a user means: a run's directory for its name under `runs/`, for None the newest run's.
+    """Resolve a user's reference to a run: a name under `runs/` to its directory, None to the newest run's.
 
-    An address, a URL and any other path stay as they are: who is given the place says what may be there.
+    An address, a URL and any other path are returned unchanged, for the caller to check.
     """
     if text is None:
         return str(newest_run())
@@ -94,7 +94,7 @@ def place_of(text: str | None) -> str:
 
 
 def run_named(text: str) -> Path:
-    """Return the run directory that a user means: a path, or a name under `runs/`.
+    """Resolve a run directory: a path, or a name under `runs/`.
 
     Raises
     ------
@@ -121,12 +121,12 @@ def runs_here() -> list[Path]:
 
 
 def unfinished_run(asked: str | None) -> Path:
-    """Return the run to go on with: the one that was asked for, or the newest under `runs/` that is not done.
+    """Return the run to resume: the requested one, or the newest under `runs/` that is not done.
 
     Raises
     ------
     ConfigurationError
-        If there is none, or the one that was asked for is done.
+        If there is none, or the requested one is done.
     """
     if asked is not None:
         run_dir = run_named(asked)
@@ -142,31 +142,31 @@ def unfinished_run(asked: str | None) -> Path:
 
 
 def is_done(run_dir: Path) -> bool:
-    """Tell whether a run has come to its end."""
+    """Return whether a run is done."""
     return read_report(run_dir).get("state") == "done"
 
 
 def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
-    """Return the job of a run that goes on: its own file, with the flags of this time over it.
+    """Return the job of a resumed run: its own file, overridden by the present flags.
 
-    The environment was applied when the run began. Models are looked up where they were then.
+    The environment was applied when the run began. Models are looked up in the same place as then.
     """
     loaded = load_job(run_dir / JOB_FILE, overrides, environ={})
-    with suppress(OSError, ValueError, KeyError, TypeError):  # a run from before there was such a file
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
         return replace(loaded, path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
     return loaded
 
 
 def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
-    """Write down which file a job came from, for `resumed_job`, and when the run began, which stays."""
+    """Record the path of the job's original file, for `resumed_job`, and when the run began, which is kept."""
     began_at = run_began_at(run_dir) or time.time()
     (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path), "began_at": began_at}))
 
 
 def run_began_at(run_dir: Path) -> float:
-    """Return when a run was started first, in seconds since 1970; 0 where there is none yet.
+    """Return when a run was first started, in seconds since 1970; 0 if it has not been.
 
-    A run that nobody wrote that down of began with its job file, which is written again when it is resumed.
+    Without a record it is the time of the job file, which is rewritten when the run is resumed.
     """
     with suppress(OSError, ValueError, KeyError, TypeError):
         return float(json.loads((run_dir / ORIGIN_FILE).read_text())["began_at"])
@@ -190,7 +190,7 @@ def newest_run() -> Path:
 
 
 def locked(run_dir: Path) -> int:
-    """Return the descriptor of a run directory's lock, held until it is closed: one launcher at a time.
+    """Lock a run directory for one launcher; return the descriptor, which holds the lock until it is closed.
 
     Raises
     ------
@@ -207,14 +207,14 @@ def locked(run_dir: Path) -> int:
 
 
 def launcher_lock(run_dir: Path) -> int:
-    """Lock a run directory as `locked` does, and write down that this process is the launcher.
+    """Lock a run directory as `locked` does, and record this process as the launcher.
 
     Raises
     ------
     ConfigurationError
         If another one has it.
     OSError
-        If nothing can be written there.
+        If the directory cannot be written.
     """
     descriptor = locked(run_dir)
     os.truncate(descriptor, 0)
@@ -223,9 +223,9 @@ def launcher_lock(run_dir: Path) -> int:
 
 
 def launcher_of(run_dir: Path) -> int | None:
-    """Return the process id of the `parashard run` that works in a directory; None: nobody does on this machine.
+    """Return the process id of the `parashard run` that holds a directory; None: no process of this machine does.
 
-    Asks without taking the lock, which would keep a launcher out that starts just then.
+    Tests the lock without taking it, which could make a launcher fail that starts at the moment.
     """
     try:
         pid, lock = int((run_dir / LOCK_FILE).read_text()), os.stat(run_dir / LOCK_FILE)
@@ -234,14 +234,14 @@ def launcher_of(run_dir: Path) -> int | None:
                 if os.path.samestat(os.stat(descriptor), lock):
                     return pid
     except (OSError, ValueError):
-        pass  # it is gone, or another's
+        pass  # it is gone, or of another user
     return None
 
 
 def how_it_ended(run_dir: Path) -> tuple[str, str] | None:
     """Return state and reason of a run that is over, None for one that may be in progress.
 
-    A launcher of ours that is alive may still have work to do; without one, a run that failed may be taken up again.
+    While its launcher is alive the run may still have work to do; without one, a failed run may be resumed.
     """
     report = read_report(run_dir)
     local = (run_dir / LOCK_FILE).exists()
@@ -257,18 +257,18 @@ def read_report(run_dir: Path) -> dict[str, Any]:
     """Return the report in a run directory, or an empty one if it has none yet."""
     try:
         report: dict[str, Any] = json.loads((run_dir / REPORT_FILE).read_text())
-    except (OSError, ValueError):  # there is none, or none that was written whole
+    except (OSError, ValueError):  # there is none, or an incomplete one
         return {}
     return report
 
 
 def write_report(run_dir: Path, report: Mapping[str, Any]) -> None:
-    """Write a run's report, whole or not at all; durable when this returns. OSError leaves what was there."""
+    """Replace a run's report atomically; durable when this returns. After OSError the old one is there."""
     write_durably(run_dir / REPORT_FILE, (json.dumps(report, indent=2) + "\n").encode())
 
 
 def coordinator_in(run_dir: Path) -> dict[str, Any]:
-    """Return what the coordinator wrote about itself in a run directory; empty if it has not yet."""
+    """Return the coordinator's address file in a run directory; empty if it has none yet."""
     try:
         where: dict[str, Any] = json.loads((run_dir / ADDRESS_FILE).read_text())
     except (OSError, ValueError):
@@ -277,7 +277,7 @@ def coordinator_in(run_dir: Path) -> dict[str, Any]:
 
 
 def _job_name_in(run_dir: Path) -> str:
-    """Return the name of the job in a run directory; "" if its file is not one that this version can read."""
+    """Return the name of the job in a run directory; "" if this version cannot read its file."""
     try:
         return load_job(run_dir / JOB_FILE, environ={}).job.job.name
     except ConfigurationError:
@@ -285,7 +285,7 @@ def _job_name_in(run_dir: Path) -> str:
 
 
 def check_in_progress(where: str) -> None:
-    """Refuse the directory of a run that is over, which no coordinator will answer for.
+    """Refuse the directory of a run that is over, which has no coordinator.
 
     Raises
     ------

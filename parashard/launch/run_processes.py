@@ -1,6 +1,6 @@
-"""Processes of a run on this machine, found as the children of its launcher, and signals to one of them.
+"""Processes of a run on this machine, found as the children of its launcher in /proc, and signals to one of them.
 
-Reads /proc, so nothing has to be kept up to date. Called by `parashard kill`.
+Called by `parashard kill`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def send(run_dir: Path, name: str, number: signal.Signals) -> int:
     try:
         descriptor = os.pidfd_open(pid)
         try:
-            # What the descriptor means can no longer become another process; that it is ours is looked at once more.
+            # The descriptor cannot come to mean another process; check once more that it is of this run.
             if _parent_of(PROC / str(pid)) != launcher_of(run_dir):
                 raise ProcessLookupError(pid)
             signal.pidfd_send_signal(descriptor, number)
@@ -78,5 +78,5 @@ def name_in(words: list[str]) -> str:
 
 
 def _parent_of(entry: Path) -> int:
-    """Return the parent's process id: the second field after the command in brackets, which may have any character."""
+    """Return the parent's process id: the second field after the bracketed command, which may have any character."""
     return int((entry / "stat").read_text().rpartition(")")[2].split()[1])

@@ -1,7 +1,7 @@
-"""Running: a run in progress: its coordinator kept alive, its processes as the coordinator asks, how it goes shown.
+"""Running: supervises a run in progress: restarts its coordinator, starts and stops processes for it, shows progress.
 
-Owns when a coordinator is started again, killed or given up. Decides nothing about shards and workers: the coordinator
-does. Knows no signal and no end: `parashard.launch.run`, which calls it, does.
+Owns when a coordinator is restarted, killed or given up. Decides nothing about shards and workers: the coordinator
+does. Knows no signals and no cleanup: `parashard.launch.run`, which calls it, does.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Running:
     Parameters
     ----------
     loaded : LoadedJob
-        The job, and where its file lies.
+        The job and the path of its file.
     run_dir : Path
-        Where the job's files are.
+        The run directory.
     cluster : LocalCluster
-        Who starts and ends processes.
+        Starts and ends processes.
     view : JobView
-        Where to show how it goes.
+        Shows the progress.
     credentials : Credentials, optional
         Of all processes.
     trace : bool
@@ -67,15 +67,15 @@ class Running:
         self._client: CoordinatorClient | None = None
         self._run_id = ""
         self._arguments: list[str] = []
-        self._coordinator_exits = 0  # in a row, without a step completed in between
-        self._coordinator_due_s: float | None = None  # when to start it again
+        self._coordinator_exits = 0  # in a row, without a completed step in between
+        self._coordinator_due_s: float | None = None  # when to restart it
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
-        """As the coordinator last told."""
+        """As last reported by the coordinator."""
         self.failure_code = ExitCode.FAILED
         self.accepted = False
-        """The coordinator has taken the job: until then an earlier run's files are as they were."""
+        """The coordinator has accepted the job: until then an earlier run's files are unchanged."""
 
     def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
         """Start the coordinator and wait until it serves."""
@@ -89,10 +89,10 @@ class Running:
         while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():
             for child in self._cluster.reap():
                 self._coordinator_ended(child)
-                if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # nor will it begin at the next try
+                if child.exit_code > 0 and child.exit_code != ExitCode.RETRY:  # a retry would fail, too
                     raise JobFailed(f"the coordinator ended: {child.reason}")
             self._start_coordinator_again(first)
-            if self._check_silence():  # nor will the next one
+            if self._check_silence():  # a retry would hang, too
                 raise JobFailed(
                     f"cluster.start_s is {self._cluster_options.start_s:.0f} s, in which it did not come up"
                 )
@@ -107,7 +107,7 @@ class Running:
             self._view.say(f"no workers: the job waits until one joins: parashard worker --connect {self._run_dir}")
 
     def until_over(self) -> tuple[pb.JobState, str]:
-        """Keep the cluster as the coordinator asks until the job is over; return its last state and why."""
+        """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
         unheard: list[Ended] = []
         next_show_s = 0.0
         self._silence.heard(time.monotonic())
@@ -142,7 +142,7 @@ class Running:
             time.sleep(SUPERVISE_S)
 
     def _coordinator_ended(self, child: Ended) -> None:
-        """Have the coordinator started again: shards and workers wait for it (the job's state is with the shards)."""
+        """Schedule a restart of the coordinator: the others wait for it, and shards hold the job's state."""
         self._check_exit(child)
         io_error, first_s = child.exit_code == ExitCode.IO_ERROR, self._cluster_options.restart_backoff_s
         pause_s = BACKOFF_MAX_S if io_error else backoff_s(first_s, self._coordinator_exits)
@@ -159,12 +159,12 @@ class Running:
         self._silence.started(time.monotonic())
 
     def _check_exit(self, child: Ended) -> None:
-        """Give up where to start the coordinator again would not help.
+        """Raise if restarting the coordinator would not help.
 
-        Once it has taken the job, what keeps it from starting may pass, such as a certificate that has expired.
+        Once it has accepted the job, a failure to start may be transient, such as an expired certificate.
         """
         misconfigured = child.exit_code == ExitCode.CONFIGURATION
-        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # for which the job waits (P21)
+        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # a failing disk is waited for (P21)
         too_often = self._coordinator_exits > self._cluster_options.max_restarts
         if misconfigured and (too_often or not self.accepted):
             self.failure_code = ExitCode.CONFIGURATION
@@ -173,7 +173,7 @@ class Running:
             raise JobFailed(f"the coordinator ended {self._coordinator_exits} times in a row: {child.reason}")
 
     def _check_silence(self) -> bool:
-        """Kill a coordinator that does not answer or come up, say what is waited for; return whether it is killed."""
+        """Kill a coordinator that does not answer or start in time; report the wait; return whether it was killed."""
         pid = self._coordinator_pid()
         if pid < 0:
             return False
@@ -189,7 +189,7 @@ class Running:
         return self._cluster.pid("coordinator") if "coordinator" in self._cluster.running else -1
 
     def tell_stop(self, reason: str) -> None:
-        """Let the coordinator write its report before it is ended, if it still answers."""
+        """Have the coordinator write its report before it is ended, if it answers."""
         if self._client is None:
             return
         try:
@@ -236,14 +236,14 @@ class Running:
         try:
             status = self._client.get_status()
         except RetryLater:
-            return  # the next look comes soon; `until_over` counts how long nobody answers
+            return  # the next call comes soon; `until_over` counts how long it does not answer
         self._view.show(status)
         if status.steps_complete > self.status.steps_complete:
-            self._coordinator_exits = 0  # it makes progress, however often it is killed
+            self._coordinator_exits = 0  # it makes progress
         self.status = status
 
     def _wait_for_report(self, state: pb.JobState) -> None:
-        """A failed job's report is written just after its end; a done job's just before."""
+        """Wait for the report: a failed job's is written just after its end, a done job's just before."""
         deadline_s = time.monotonic() + 5.0
         while not (self._run_dir / REPORT_FILE).exists() and time.monotonic() < deadline_s:
             time.sleep(SUPERVISE_S)

@@ -1,4 +1,4 @@
-"""What a run that is not done has saved: its report, and one line for people that says how to continue it.
+"""Progress saved by a run that is not done: its report, and one line that says how to resume it.
 
 Reads the manifests of the run's checkpoints, once its processes are gone. Decides nothing; called by
 `parashard.launch.run`.
@@ -22,11 +22,11 @@ from parashard.plan.intervals import IntervalSet
 from parashard.store import open_store
 
 Saved = list[IntervalSet] | ParashardError
-"""The steps that each shard has when its run is resumed; no shards: nothing is saved. Or why that is not known."""
+"""The steps that each shard has when its run is resumed (empty: nothing is saved), or why that is unknown."""
 
 
 def saved_in(checkpoint_url: str) -> Saved:
-    """Return what a checkpoint store has of a run whose processes are gone."""
+    """Return the saved steps in the checkpoint store of a run whose processes are gone."""
     try:
         return saved_by_shard(Catalogue(open_store(checkpoint_url)))
     except ParashardError as error:
@@ -34,16 +34,16 @@ def saved_in(checkpoint_url: str) -> Saved:
 
 
 def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: int) -> str:
-    """Return how far a run came, what of that its checkpoints have, and the command that continues it.
+    """Return a run's progress, how much of it is saved, and the command that resumes it.
 
     Parameters
     ----------
     run_dir : Path
         Its directory.
     saved : list of IntervalSet, or error
-        What its checkpoints have.
+        The steps in its checkpoints.
     steps_complete, steps_total : int
-        As its coordinator last told; more may have been saved since.
+        As last reported by its coordinator; more may have been saved since.
     """
     if isinstance(saved, ParashardError):
         note = f" (what is saved is not known: {saved})"
@@ -53,30 +53,30 @@ def stopped_line(run_dir: Path, saved: Saved, steps_complete: int, steps_total: 
         lost = steps_complete - in_all
         recomputed = f" up to step {count(in_all)}; {counted(lost, 'step')} will be recomputed"
         note = f" (saved{recomputed if lost else ''})"
-    of_all = f" of {count(steps_total)}" if steps_total else ""  # 0: it never told
+    of_all = f" of {count(steps_total)}" if steps_total else ""  # 0: never reported
     return f"stopped at step {count(steps_complete)}{of_all}{note}. Continue: {resume_command(run_dir)}"
 
 
 def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict[str, Any]:
-    """Return the report of a run that is not done with the steps that its shards saved, and put it in its place.
+    """Update the report of a run that is not done by the steps that its shards saved; write and return it.
 
-    The coordinator wrote it when it last heard of the shards, which went on until they ended.
+    The coordinator wrote it before the shards ended, which went on saving.
     """
     if not report or not saved or isinstance(saved, ParashardError):
         return report
     corrected = {**report, "steps_applied": [len(steps) for steps in saved]}
-    with suppress(OSError):  # a full disk: the summary is right all the same, and a resumed run writes a new report
+    with suppress(OSError):  # a full disk: the summary is right nevertheless, and a resumed run writes a new report
         write_report(run_dir, corrected)
     return corrected
 
 
 def resume_command(run_dir: Path) -> str:
-    """Return the command that continues a run."""
+    """Return the command that resumes a run."""
     return f"parashard resume {shlex.quote(short_path(run_dir))}"
 
 
 def short_path(path: Path) -> str:
-    """Return a path as people write it here: relative where it lies below the working directory."""
+    """Return a path for messages: relative if it is below the working directory."""
     try:
         return str(path.relative_to(Path.cwd()))
     except ValueError:
@@ -84,15 +84,15 @@ def short_path(path: Path) -> str:
 
 
 def steps_in_all(saved: Sequence[IntervalSet]) -> int:
-    """Return how many steps a run does not compute again when it is resumed: those that every shard has saved."""
+    """Return how many steps a resumed run does not recompute: those that every shard has saved."""
     return len(reduce(IntervalSet.intersection, saved)) if saved else 0
 
 
 def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
-    """Return the steps that each shard has when its run is resumed; none where there is no plan yet.
+    """Return the steps that each shard has when its run is resumed; empty without a plan.
 
-    In rounds all shards go back to the newest round that each of them has saved (P12); otherwise each begins with its
-    own newest checkpoint, and what one of them lacks is computed again (P5).
+    In `sync:N` all shards restore the newest round that each of them has saved; otherwise each restores its own newest
+    checkpoint, and steps that one of them lacks are computed again.
     """
     record = catalogue.newest_plan()
     if record is None:
