@@ -26,9 +26,9 @@ from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
 from parashard.launch.run_files import CHECKPOINTS
 from parashard.process import failpoints
-from parashard.process.arguments import credentials_of, seconds, service_arguments, told_address, write_address
+from parashard.process.arguments import advertised_address, credentials_of, seconds, service_arguments, write_address
 from parashard.process.compute_threads import limit_threads
-from parashard.process.full_disk import when_there_is_room
+from parashard.process.full_disk import retry_while_disk_fails
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.protocol.proto_conversion import plan_message
@@ -124,7 +124,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     http = coordination.http_port(arguments.host, arguments.http_port, refused)
     server.start()
     http.start()
-    address = told_address(arguments, server.address, giving_up=stop.event)
+    address = advertised_address(arguments, server.address, stopping=stop.event)
     where: dict[str, str | int] = {"address": address, "http": http.address, "run_id": run_id, "pid": os.getpid()}
     write_address(run_dir / ADDRESS_FILE, where, stop.event)
     failpoints.hit("coordinator.boot.serving")
@@ -168,7 +168,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     def claim() -> int:
         return claim_incarnation(store, "coordinator")  # P3
 
-    incarnation = claim() if begun is None else when_there_is_room(claim, "claims", stop.event)
+    incarnation = claim() if begun is None else retry_while_disk_fails(claim, "claims", stop.event)
     run_store = RunStore(store, incarnation)
     failpoints.hit("coordinator.boot.claimed")
     run_store.keep_initial(resolved.digest, resolved.initial)
@@ -215,7 +215,7 @@ def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop:
         core.resume(saved)
         if resume:
             core.started_anew()
-    when_there_is_room(lambda: run_store.save(core.saved()), "the coordinator's records", stop.event)
+    retry_while_disk_fails(lambda: run_store.save(core.saved()), "the coordinator's records", stop.event)
     return core
 
 

@@ -1,1 +1,1 @@
-"""What every service process has: arguments, signals, log, threads, failpoints, writes that may fail."""
+"""Infrastructure of a service process: arguments, signals, logging, threads, failpoints, writes that may fail."""

@@ -1,8 +1,8 @@
-"""Arguments that all services share, and what follows from them: where to listen, what to tell others, credentials.
+"""Arguments that all services share: where to listen, the advertised address, credentials.
 
-Nothing else reads the environment, but `parashard.process.shell`, which arms failpoints, `parashard.telemetry.tracer`,
-which is configured by what OpenTelemetry defines, and the callers of `parashard.process.compute_threads`, for numbers
-of threads. Called by each service's `__main__`, and by commands that connect.
+Nothing else reads the environment, except `parashard.process.shell`, which arms failpoints,
+`parashard.telemetry.tracer`, for OpenTelemetry's variables, and the callers of `parashard.process.compute_threads`, for
+numbers of threads. Called by each service's `__main__`, and by commands that connect.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import threading
 from pathlib import Path
 
 from parashard.errors import ConfigurationError, StoreFailed
-from parashard.process.full_disk import disk_failed, when_there_is_room
+from parashard.process.full_disk import disk_failed, retry_while_disk_fails
 from parashard.process.shell import ExitCode, LogFormat
 from parashard.process.side_effects import why_failed
 from parashard.security.credentials import Credentials
@@ -43,7 +43,7 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
     parser.add_argument(
         "--tls-dir",
         type=Path,
-        default=os.environ.get(TLS_VARIABLE) or None,  # of which argparse makes a Path, too
+        default=os.environ.get(TLS_VARIABLE) or None,  # argparse converts a default, too
         help=f"folder with ca.pem, cert.pem, key.pem: talk inside mutual TLS (default: {TLS_VARIABLE})",
     )
     parser.add_argument("--port", type=port, default=0, help="gRPC port; 0 picks a free one")
@@ -99,9 +99,9 @@ def seconds(text: str) -> float:
 
 
 def own_host(text: str) -> str:
-    """Read a host from the command line; `auto` is the IPv4 address that this machine's own name stands for.
+    """Read a host from the command line; `auto` is the IPv4 address of this machine's own name.
 
-    A container cannot know its address when its command line is written; engines put its name into its /etc/hosts.
+    A container's address is unknown when its command line is written; engines put its name into its /etc/hosts.
     """
     if text != "auto":
         return text
@@ -132,20 +132,20 @@ def address(text: str) -> str:
     return text
 
 
-def told_address(
-    arguments: argparse.Namespace, listening: str, data_listening: str = "", giving_up: threading.Event | None = None
+def advertised_address(
+    arguments: argparse.Namespace, listening: str, data_listening: str = "", stopping: threading.Event | None = None
 ) -> str:
-    """Write where a service listens into its address file, if it has one; return the address that it tells others.
+    """Write a service's address file, if it has one; return the address that it advertises.
 
     Parameters
     ----------
     arguments : Namespace
         With `advertise` and `address_file`, as `service_arguments` reads them.
     listening : str
-        host:port, once the service listens there.
+        host:port that the service listens at.
     data_listening : str
         The same of its stream server; empty: it has none.
-    giving_up : Event, optional
+    stopping : Event, optional
         As of `write_address`.
 
     Raises
@@ -154,21 +154,19 @@ def told_address(
         As `write_address`.
     """
     if arguments.address_file is not None:
-        write_address(arguments.address_file, {"address": listening, "data_address": data_listening}, giving_up)
+        write_address(arguments.address_file, {"address": listening, "data_address": data_listening}, stopping)
     return arguments.advertise or listening
 
 
-def write_address(path: Path, content: dict[str, str | int], giving_up: threading.Event | None = None) -> None:
-    """Write an address file whole: whoever reads it finds the old content or the new.
-
-    While the disk has no room for it, it is tried again: nobody would find the process without it.
+def write_address(path: Path, content: dict[str, str | int], stopping: threading.Event | None = None) -> None:
+    """Replace an address file atomically; retry while the disk fails, because the process is unreachable without it.
 
     Raises
     ------
     ConfigurationError
         If it cannot be written there at all.
     NotReady
-        If `giving_up` was set meanwhile.
+        If `stopping` was set meanwhile.
     """
     text = json.dumps(content).encode()
 
@@ -176,7 +174,7 @@ def write_address(path: Path, content: dict[str, str | int], giving_up: threadin
         replace_durably(path, lambda temporary: temporary.write_bytes(text))
 
     try:
-        when_there_is_room(write, "address files", giving_up or threading.Event())
+        retry_while_disk_fails(write, "address files", stopping or threading.Event())
     except OSError as error:
         if disk_failed(error):
             raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
@@ -204,7 +202,7 @@ def credentials_of(arguments: argparse.Namespace, role: Role) -> Credentials | N
 
 
 def check_host(host: str, insecure: bool, credentials: Credentials | None = None) -> None:
-    """Refuse to listen where strangers could reach us, or on an address that cannot be told to others.
+    """Refuse to listen off loopback without authentication, or on a wildcard address.
 
     Raises
     ------

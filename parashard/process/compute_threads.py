@@ -1,8 +1,8 @@
-"""Threads per process, limited so that the processes of one machine do not fight for its cores.
+"""Compute threads per process, limited so that the processes of one machine do not oversubscribe its cores.
 
-A library reads its number of threads from the environment when it is loaded: who starts a process sets the variables
-(`parashard.launch.run`), and a worker does it itself before it imports the user's model (`parashard_worker.__main__`).
-What is loaded already, such as NumPy's BLAS, is limited by `limit_threads`.
+A library reads its number of threads from the environment when it is loaded: the launcher sets the variables
+(`parashard.launch.run`), and a worker does so before it imports the user's model (`parashard_worker.__main__`).
+Libraries already loaded, such as NumPy's BLAS, are limited by `limit_threads`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Mapping
 import threadpoolctl
 
 _NUMBERS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
-"""The variables that say how many threads a user wants, the first that is set before the others."""
+"""The variables in which a user may set the number of threads, in order of precedence."""
 
 THREAD_VARIABLES = (
     *_NUMBERS,  # PyTorch reads those of OpenMP and of MKL
@@ -23,7 +23,7 @@ THREAD_VARIABLES = (
     "TF_NUM_INTRAOP_THREADS",
     "NPROC",  # JAX: the threads of XLA on the CPU
 )
-"""Every variable that limits the threads of a library which a model may use."""
+"""Every variable that limits the threads of a library that a model may use."""
 
 
 def cores() -> int:
@@ -37,14 +37,14 @@ def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapp
     Parameters
     ----------
     asked : int
-        What the job file says; 0 leaves the choice to the environment, and then to us.
+        The job file's number; 0: the environment's, else a share of the cores.
     processes : int
         How many such processes share this machine.
     reproducible : bool
-        True (sync mode): one thread, however many processes there are, because the number of threads may change bits
-        (P13) and the number of workers must not.
+        True (sync mode): one thread for any number of processes, because the number of threads may change bits, and
+        the number of workers must not (P13).
     environ : mapping of str to str, optional
-        Where the user may have said how many: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS or MKL_NUM_THREADS.
+        The user's environment: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS or MKL_NUM_THREADS.
     """
     wanted = asked or next((n for name in _NUMBERS if (n := _number((environ or {}).get(name, "")))), 0)
     return wanted or (1 if reproducible else max(1, cores() // max(1, processes)))
@@ -60,7 +60,7 @@ def thread_variables(threads: int, environ: Mapping[str, str], *, override: bool
     environ : mapping of str to str
         The environment that they are added to: what is set there stays, unless `override`.
     override : bool
-        True: the job file names a number, which counts more than the environment.
+        True: the job file has a number, which overrides the environment.
     """
     return {name: str(threads) for name in THREAD_VARIABLES if override or not environ.get(name)}
 

@@ -1,7 +1,7 @@
-"""Giving up: a process whose coordinator stays away asks itself to stop, and ends as one that was asked to.
+"""Coordinator watchdog: stop a process in an orderly way after its coordinator has been unreachable for a while.
 
-For processes that a container engine starts again for ever where they fail, and that end well only if they say so.
-Called by `parashard_server.__main__` and `parashard_worker.__main__`.
+For container engines that restart a failed process without end: the process exits as if asked to stop. Called by
+`parashard_server.__main__` and `parashard_worker.__main__`.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def connecting_arguments(parser: ArgumentParser) -> None:
 
 
 def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None) -> CoordinatorClient:
-    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` it is watched over.
+    """Return a shard's or a worker's client of its coordinator; with `--give-up-s` start the watchdog.
 
     Parameters
     ----------
     arguments : Namespace
         With `connect`, a run directory or host:port, and `give_up_s`.
     stop : Stop
-        Ends every wait for the coordinator; asked for when the process gives up.
+        Ends every wait for the coordinator; set by the watchdog.
     credentials : Credentials, optional
         Shown to the coordinator.
     """
@@ -52,7 +52,7 @@ def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None)
         credentials=credentials,
     )
     if arguments.give_up_s < math.inf:
-        client.retry_budget_s = math.inf  # at the start; its end is asked for here
+        client.retry_budget_s = math.inf  # the watchdog ends the retries
         threading.Thread(
             target=give_up, args=(client, stop, arguments.give_up_s), name="giving-up", daemon=True
         ).start()
@@ -60,10 +60,10 @@ def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None)
 
 
 def give_up(client: CoordinatorClient, stop: Stop, after_s: float) -> None:
-    """Ask for a stop once calls have found nobody for so long.
+    """Request a stop once calls have failed to reach the coordinator for so long.
 
-    Looks are counted, not seconds of a clock: a process that was paused meanwhile has not been waiting. Nor has one
-    that had nothing to say, such as a shard that restores.
+    Counts checks, not seconds of a clock: a process that was paused has not been waiting, nor has one that made no
+    call, such as a shard that restores.
     """
     away_s = 0.0
     while not stop.wait(LOOK_S):

@@ -1,8 +1,8 @@
-"""CUDA: CuPy, the cards that it sees, and page-locked memory. The only file that imports CuPy.
+"""CUDA: CuPy, its devices, and page-locked memory. The only file that imports CuPy.
 
-Owns which card a name such as "cuda" means to a process, and what is said where there is none. Knows nothing of steps
-and shards. Called by `parashard_worker.device` and by the shard's `parashard_server.state.cuda_device`; nothing is
-imported before they ask.
+Owns the choice of a device for a name such as "cuda", and the errors where there is none. Knows nothing of steps and
+shards. Called by `parashard_worker.device` and by the shard's `parashard_server.state.cuda_device`; CuPy is imported on
+their first call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from parashard.errors import ConfigurationError, Unavailable
 
-_NOT_HERE = (35, 100)  # cudaErrorInsufficientDriver, also said where there is no driver, and cudaErrorNoDevice
+_NOT_HERE = (35, 100)  # cudaErrorInsufficientDriver, also raised without a driver, and cudaErrorNoDevice
 _NUMBER_AT_END = re.compile(r"-([0-9]+)\Z")
 
 
@@ -39,14 +39,14 @@ def namespace() -> Any:
 
 
 def card(index: int) -> Any:
-    """Return a CUDA device, a `cupy.cuda.Device`, and make it the calling thread's.
+    """Return a CUDA device, a `cupy.cuda.Device`, and make it current in the calling thread.
 
     Raises
     ------
     ConfigurationError
         If CuPy or the device is not there.
     Unavailable
-        If the driver or the device is at fault.
+        If the driver or the device fails.
     """
     cupy, count = namespace(), cards()
     if index >= count:
@@ -58,14 +58,14 @@ def card(index: int) -> Any:
 
 
 def check(asked: str) -> None:
-    """Refuse a device that a process here could not open; nothing is opened, and CPUs are not looked at.
+    """Refuse a CUDA device that a process on this machine could not open, without opening it.
 
     Raises
     ------
     ConfigurationError
         If CuPy or the device is not there.
     Unavailable
-        If the driver is at fault.
+        If the driver fails.
     """
     if asked != "cuda" and not asked.startswith("cuda:"):
         return
@@ -75,20 +75,20 @@ def check(asked: str) -> None:
 
 
 def card_name(index: int) -> str:
-    """Return a card's number and model, such as "cuda:0 NVIDIA L4"."""
+    """Return a device's number and model, such as "cuda:0 NVIDIA L4"."""
     model = namespace().cuda.runtime.getDeviceProperties(index)["name"]
     return f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
 
 
 def cards() -> int:
-    """Return how many CUDA devices this machine has.
+    """Return the number of CUDA devices of this machine.
 
     Raises
     ------
     ConfigurationError
-        If CuPy is not installed, or there is no driver or no card.
+        If CuPy is not installed, or there is no driver or no device.
     Unavailable
-        If the driver says anything else.
+        On any other error of the driver.
     """
     cupy = namespace()
     with _driver(cupy):
@@ -98,7 +98,7 @@ def cards() -> int:
 
 @contextmanager
 def _driver(cupy: Any) -> Iterator[None]:
-    """Raise what the driver says as ours: that nothing of it is here, or that it, or a card, is at fault now."""
+    """Map the driver's errors: ConfigurationError without a driver or device, else Unavailable."""
     try:
         yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
@@ -107,26 +107,26 @@ def _driver(cupy: Any) -> Iterator[None]:
 
 
 def spread(process: str, count: int) -> int:
-    """Return which of `count` cards a process takes where none is named: worker-3 takes 3 % count.
+    """Return the device of a process if none is named: worker-3 gets 3 % count.
 
     Parameters
     ----------
     process : str
-        Its name in the job, which ends with its number; one without a number takes card 0.
+        Its name in the job, which ends with its number; one without a number gets device 0.
     count : int
-        Cards of this machine; may be 0, and then 0 is the card that is missed.
+        Devices of this machine; 0: the result is 0, for the error message.
     """
     number = _NUMBER_AT_END.search(process)
     return int(number[1]) % max(1, count) if number else 0
 
 
 def index_of(asked: str, process: str) -> int | None:
-    """Return which card "cuda" or "cuda:N" means to a process; None if the text is neither.
+    """Return the device that "cuda" or "cuda:N" selects for a process; None if the text is neither.
 
     Raises
     ------
     ConfigurationError
-        If the cards must be counted and cannot be.
+        If the devices must be counted and cannot be.
     """
     if asked == "cuda":
         return spread(process, cards())

@@ -1,17 +1,17 @@
-"""Failpoints: named places in the protocol where a fault can be made to happen, in the product as it runs.
+"""Failpoints: named places in the protocol where a fault can be injected into a running product.
 
-Owns the list of names, what may happen at each, and the markers that keep a fault from happening again for ever. Knows
-nothing of the code around a place. Called by the services at each place (`hit`), by `parashard.process.shell` at their
-start (`arm`), and by tests and `parashard.chaos` that count what fired (`firings`).
+Owns the list of names, the actions, and the markers that bound how often a fault fires in a run. Knows nothing of the
+code around a failpoint. Called by the services at each failpoint (`hit`), by `parashard.process.shell` at their start
+(`arm`), and by tests and `parashard.chaos` that count firings (`firings`).
 
-Off by default; `hit` then costs one look at an empty dictionary. Armed by the environment of a process:
+Off by default; `hit` then costs one test of an empty dictionary. Armed by the environment of a process:
 
     PARASHARD_FAILPOINTS="shard.push.applied=kill@3*20;worker.pull.done=sleep(0.5)@1..50*2"
     PARASHARD_FAILPOINTS_DIR=a folder that all processes of the run share
     PARASHARD_FAILPOINTS_SEED=7
 
-`NAME=ACTION@K*N`: the action happens at the K-th hit of a process's life, at most N times in the whole run; both are 1
-if left out. `@A..B` draws K for each life anew, so that lives die at different moments.
+`NAME=ACTION@K*N`: the action happens at the K-th hit in a process, at most N times in the whole run; both default to 1.
+`@A..B` draws K for each process, so that processes die at different moments.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ SPEC_VARIABLE = "PARASHARD_FAILPOINTS"
 FOLDER_VARIABLE = "PARASHARD_FAILPOINTS_DIR"
 SEED_VARIABLE = "PARASHARD_FAILPOINTS_SEED"
 EXIT_CODE = 75  # parashard.process.shell.ExitCode.RETRY, which cannot be imported here
-LIVES = "lives"  # marker folder of the processes that were armed
-TIMES_MAX = 1_000_000  # of firings, and of lives in one run
+PROCESSES = "processes"  # marker folder of the processes that were armed
+TIMES_MAX = 1_000_000  # of firings, and of processes in one run
 SLEEP_MAX_S = 3600.0
 
 FAILPOINTS: dict[str, str] = {
     "shard.boot.claimed": "A shard has claimed its incarnation and has not looked for a checkpoint.",
-    "shard.boot.restored": "A shard has its variables, from a checkpoint or from the job's start, and does not listen.",
+    "shard.boot.restored": "A shard has its variables, from a checkpoint or the initial values, and does not listen.",
     "shard.boot.registered": "The coordinator knows the shard; nothing has been served yet.",
     "shard.push.received": "A push's last chunk is here and nothing of it is applied.",
     "shard.push.applied": "A push is in the weights and in the applied set; its receipt has not left.",
     "shard.pull.read": "A pull's weights are read; the answer has not left.",
     "shard.checkpoint.cut": "A checkpoint's applied set is fixed; no file of it is written.",
     "shard.checkpoint.files": "A checkpoint's tensor files are durable; its manifest is not written.",
-    "shard.checkpoint.manifest": "A checkpoint's manifest is durable; nobody has been told.",
+    "shard.checkpoint.manifest": "A checkpoint's manifest is durable; it is not reported.",
     "shard.checkpoint.collecting": "An old checkpoint is about to be deleted.",
-    "shard.log.appended": "A push is in the log's file; nothing says that it is on the disk.",
+    "shard.log.appended": "A push is in the log's file and not synced.",
     "shard.log.durable": "A push is on the log's disk; its receipt has not left.",
-    "shard.rollback.claimed": "A shard told to roll back has claimed its next incarnation and restored nothing.",
+    "shard.rollback.claimed": "A shard that rolls back has claimed its next incarnation and restored nothing.",
     "shard.stop.saving": "A shard that was asked to stop accepts nothing more and has not saved.",
     "worker.boot.joined": "A worker is a member of the job and has no lease.",
-    "worker.lease.granted": "An answer with leases is here; the step loop has not seen it.",
-    "worker.lease.reporting": "A call that reports, renews and asks is about to leave.",
+    "worker.lease.granted": "An answer with leases has arrived; the step loop has not seen it.",
+    "worker.lease.reporting": "A lease call (report, renewal, request) is about to be sent.",
     "worker.pull.done": "A step's weights are here.",
     "worker.compute.done": "A step's gradient is computed; nothing of it has been sent.",
     "worker.push.between_chunks": "A chunk of a push is about to leave; others of the same push have left before it.",
-    "worker.push.in_slot": "A push lies in shared memory; its shard has not been told.",
-    "worker.push.between_shards": "A push is under way to one shard, and nothing of it to the next.",
-    "worker.push.done": "Every shard has acknowledged a push; the coordinator has not been told.",
+    "worker.push.in_slot": "A push is in shared memory; its shard has not been notified.",
+    "worker.push.between_shards": "A push is in flight to one shard, and not begun to the next.",
+    "worker.push.done": "Every shard has acknowledged a push; it is not reported to the coordinator.",
     "coordinator.boot.claimed": "A coordinator has claimed its incarnation and has read no state.",
-    "coordinator.boot.serving": "A coordinator listens; nobody has registered with this life of it.",
+    "coordinator.boot.serving": "A coordinator listens; no process has registered with this incarnation.",
     "coordinator.register_shard": "A shard's registration is taken; the answer has not left.",
     "coordinator.lease.decided": "Leases are granted and reports counted; the answer has not left.",
     "coordinator.state.saved": "The coordinator's soft state is stored.",
     "coordinator.checkpoint.parts": "Every part of a drained checkpoint is stored; its manifest is not.",
-    "coordinator.checkpoint.manifest": "A drained checkpoint's manifest is stored; nobody has been told.",
+    "coordinator.checkpoint.manifest": "A drained checkpoint's manifest is stored; it is not reported.",
     "coordinator.finish.weights": "The final weights are written; the report is not.",
-    "coordinator.finish.report": "The report is written; the job is not yet said to be done.",
+    "coordinator.finish.report": "The report is written; the job's state is not yet done.",
 }
-"""Every failpoint's name and the moment that it stands for."""
+"""Every failpoint's name and the state of the process there."""
 
 
 class InjectedFault(RuntimeError):
-    """Raised by the action `error`: stands for a bug or a broken machine, so it is none of the errors we handle."""
+    """Raised by the action `error`: simulates a bug, so it is deliberately not a handled error."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """What is to happen at one failpoint.
+    """The action at one failpoint.
 
     Attributes
     ----------
@@ -91,9 +91,9 @@ class Fault:
     sleep_s : float
         How long "sleep" takes.
     first, last : int
-        The hit of a life at which it happens is drawn from `first` to `last`, both included.
+        The hit of a process at which it happens is drawn from `first` to `last`, both included.
     times : int
-        At most so often in the whole run.
+        Bound on the firings in the whole run.
     """
 
     name: str
@@ -106,7 +106,7 @@ class Fault:
 
 @dataclass
 class _Armed:
-    """A fault in this life: it fires when `hits_left` reaches zero, and then no more."""
+    """A fault in this process: it fires once, when `hits_left` reaches zero."""
 
     fault: Fault
     hits_left: int
@@ -129,14 +129,14 @@ def hit(name: str) -> None:
 
 
 def arm(environ: Mapping[str, str]) -> None:
-    """Arm this process as an environment says; an environment without failpoints disarms it.
+    """Arm this process from an environment; an environment without failpoints disarms it.
 
     Raises
     ------
     ConfigurationError
         If a failpoint is unknown, a fault cannot be read, or there is no folder for the markers.
     """
-    global _armed, _folder  # noqa: PLW0603  # the switch that `hit` looks at, for a whole process
+    global _armed, _folder  # noqa: PLW0603  # the switch that `hit` tests, for a whole process
     faults = parse(environ.get(SPEC_VARIABLE, ""))
     if not faults:
         _armed = {}
@@ -145,11 +145,11 @@ def arm(environ: Mapping[str, str]) -> None:
         raise ConfigurationError(f"{SPEC_VARIABLE} is set and {FOLDER_VARIABLE} is not: say where firings are marked")
     _folder = Path(environ[FOLDER_VARIABLE])
     try:
-        life = _mark(LIVES, TIMES_MAX)
+        process = _mark(PROCESSES, TIMES_MAX)
     except OSError as error:
         raise ConfigurationError(f"{FOLDER_VARIABLE}={_folder}: {error.strerror}") from None
     seed = environ.get(SEED_VARIABLE, "0")
-    _armed = {fault.name: _Armed(fault, hit_of_life(fault, seed, life)) for fault in faults}
+    _armed = {fault.name: _Armed(fault, hit_of_process(fault, seed, process)) for fault in faults}
 
 
 def parse(spec: str) -> list[Fault]:
@@ -193,9 +193,9 @@ def parse(spec: str) -> list[Fault]:
     return list(faults.values())
 
 
-def hit_of_life(fault: Fault, seed: str, life: int) -> int:
-    """Return at which hit of a life a fault happens; the same for the same seed and number of the life."""
-    return random.Random(f"{seed}/{fault.name}/{life}").randint(fault.first, fault.last)
+def hit_of_process(fault: Fault, seed: str, process: int) -> int:
+    """Return the hit at which a fault happens; a function of the seed and the number of the process."""
+    return random.Random(f"{seed}/{fault.name}/{process}").randint(fault.first, fault.last)
 
 
 def firings(folder: Path) -> Counter[str]:
@@ -211,7 +211,7 @@ def _pass_armed(name: str) -> None:
     with _counting:
         armed.hits_left -= 1
         fires = armed.hits_left == 0
-    # The marker comes first: a fault that kills its process could not be counted afterwards.
+    # Mark first: a fault that kills its process could not be counted afterwards.
     if fires and _mark(name, armed.fault.times):
         _ACTIONS[armed.fault.action](armed.fault)
 
@@ -219,7 +219,7 @@ def _pass_armed(name: str) -> None:
 def _mark(name: str, times: int) -> int:
     """Create the next marker of a kind and return its number, from 1; 0 if there are `times` of them already.
 
-    Exclusive creation makes the number this process's own, whoever else is creating one.
+    Exclusive creation makes the number unique among concurrent processes.
     """
     folder = _folder / name
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,6 @@
-"""Waiting for room: the few writes that a process cannot go on without, while the disk has no room for them (P21).
+"""Retry of the few writes that a process cannot start without while the disk is full or failing (P21).
 
-A claim is one, since an incarnation that is not stored could be given twice (P3). Called where a process starts.
+Such as a claim: an incarnation that is not stored could be claimed twice. Called where a process starts.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ _Result = TypeVar("_Result")
 
 log = structlog.get_logger(__name__)
 
-ROOM_PATIENCE_S = 60.0  # then the process ends, says why, and is started again, however often
+DISK_PATIENCE_S = 60.0  # then the process ends with the reason, and is restarted without a bound
 
 
 def disk_failed(error: BaseException) -> bool:
-    """Tell whether a write failed for what this host's disk lacks at this moment, such as room; not for its path."""
+    """Return whether a write failed for a transient state of this host's disk, such as no space; not for its path."""
     cause = error.__cause__ if isinstance(error, ParashardError) else error
     return cause is not None and may_pass(cause)
 
 
-def no_room(error: BaseException) -> bool:
-    """Tell whether a write failed because there was no room for it."""
+def disk_is_full(error: BaseException) -> bool:
+    """Return whether a write failed because the disk or the quota was full."""
     cause = error.__cause__ if isinstance(error, ParashardError) else error
     return isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
-def when_there_is_room(write: Callable[[], _Result], what: str, giving_up: threading.Event) -> _Result:
-    """Write, again and again while the disk fails, with a growing pause, for a minute; return what `write` returns.
+def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: threading.Event) -> _Result:
+    """Retry a write with back-off while the disk fails, for at most DISK_PATIENCE_S; return its result.
 
     Parameters
     ----------
     write : callable
-        Raises StoreFailed or OSError where it fails, and has then changed nothing.
+        Raises StoreFailed or OSError if it fails, and has then changed nothing.
     what : str
-        What is written, for people, as of `SideEffect`.
-    giving_up : Event
-        Once set, nothing is waited for any more.
+        What is written, as of `SideEffect`.
+    stopping : Event
+        Ends the retries when set.
 
     Raises
     ------
     NotReady
-        If `giving_up` was set meanwhile.
+        If `stopping` was set meanwhile.
     StoreFailed, OSError
-        If it fails for another cause than the disk's state, or has failed for ROOM_PATIENCE_S.
+        If it fails for another reason, or has failed for DISK_PATIENCE_S.
     """
     waiting = SideEffect(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0
@@ -60,7 +60,7 @@ def when_there_is_room(write: Callable[[], _Result], what: str, giving_up: threa
         try:
             result = write()
         except (StoreFailed, OSError) as error:
-            if not disk_failed(error) or waited_s >= ROOM_PATIENCE_S:
+            if not disk_failed(error) or waited_s >= DISK_PATIENCE_S:
                 raise
             waiting.failed(why_failed(error))
         else:
@@ -68,5 +68,5 @@ def when_there_is_room(write: Callable[[], _Result], what: str, giving_up: threa
             return result
         pause_s = retry_pause_s(waiting.failures)
         waited_s += pause_s
-        if giving_up.wait(pause_s):
+        if stopping.wait(pause_s):
             raise NotReady(f"{what} cannot be written: {waiting.error}")

@@ -1,7 +1,7 @@
-"""Asks a service on its HTTP port whether it lives or is ready.
+"""Liveness and readiness probe of a service over its HTTP port.
 
-Owns the question and what its answers mean. Knows nothing of what makes a service ready, and no gRPC: the HTTP port is
-open to probes also where the others ask for certificates. Called by `parashard health`, the check inside containers.
+Knows nothing of what makes a service ready, and no gRPC: the HTTP port serves probes also where the other ports require
+certificates. Called by `parashard health`, the check inside containers.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import urllib.request
 
 from parashard.errors import NotReady, Unreachable, WrongRun
 
-REASON_BYTES_MAX = 200  # whatever listens there, no more of its answer is read
+REASON_BYTES_MAX = 200  # read of an answer: any program may listen there
 
 
 def ask(address: str, *, live: bool, timeout_s: float) -> None:
-    """Return if the service at an HTTP address is ready, or with `live` if it answers at all.
+    """Raise unless the service at an HTTP address is ready, or with `live` answers at all.
 
     Parameters
     ----------
@@ -30,13 +30,13 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
     Raises
     ------
     NotReady
-        If it says that it is not; with its reason.
+        If it answers that it is not; with its reason.
     Unreachable
-        If nobody answers.
+        If nothing answers.
     WrongRun
-        If something answers that is no service of ours.
+        If something other than a parashard service answers.
     """
-    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # whatever the environment says of proxies
+    directly = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores proxies of the environment
     try:
         with directly.open(f"http://{address}/{'livez' if live else 'readyz'}", timeout=timeout_s) as answer:
             said = answer.read(REASON_BYTES_MAX)

@@ -1,7 +1,7 @@
-"""Events as lines that people read: the time, what happened in words, and what else is known of it.
+"""Log events as readable lines: the time, a sentence, the remaining fields.
 
-Knows the commonest events of a worker by name, and prints any other by its name and fields. Called by
-`parashard.process.shell`, for `parashard worker`; logs of services are for programs too, and have fields alone.
+Has sentences for the commonest events of a worker, and prints any other event by its name and fields. Called by
+`parashard.process.shell`, for `parashard worker`; services log fields only, for programs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _WORDS = {
     "transport": "shard {shard} by {kind}",
 }
 _CONTEXT = ("worker", "incarnation", "timestamp", "level", "event", "exception")
-"""Fields that every line has, or that are shown in a way of their own."""
+"""Fields that every line has, or that have their own format."""
 
 
 def as_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
@@ -27,7 +27,7 @@ def as_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
     name, level = str(event.get("event", "")), str(event.get("level", "info"))
     try:
         words = _WORDS[name].format_map(event)
-    except (KeyError, ValueError):  # another event, or without what the words need
+    except (KeyError, ValueError):  # another event, or one without the fields of its sentence
         fields = ", ".join(f"{key} {value}" for key, value in event.items() if key not in _CONTEXT)
         words = name.replace("-", " ") + (f": {fields}" if fields else "")
     mark = "" if level == "info" else f"{level}: "
@@ -36,7 +36,7 @@ def as_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
 
 
 def _local_time(timestamp: str) -> str:
-    """Return hours, minutes and seconds of an ISO timestamp, as clocks here show it."""
+    """Return hours, minutes and seconds of an ISO timestamp in local time."""
     try:
         return f"{datetime.fromisoformat(timestamp).astimezone():%H:%M:%S}"
     except ValueError:

@@ -28,23 +28,23 @@ from parashard.process.side_effects import lossy
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 ERROR_CHARACTERS_MAX = 2000  # of the line that tells why a process ends
-FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at HTTP's, and files
+FILES_WANTED = 4096  # 1,024 connections at each of a shard's three ports, 64 at the HTTP port, and files
 
 
 class ExitCode(enum.IntEnum):
-    """What a process's exit tells the one who started it."""
+    """What the exit code of a process means to its launcher."""
 
     DONE = 0
     FAILED = 1
-    CONFIGURATION = 2  # do not start it again: the same thing would happen
-    FENCED = 3  # another has its place, or it belongs to another run: a service gets a new number when started again
-    JOB_FAILED = 4  # of a worker: the job has failed, and there is nothing to come back for
-    IO_ERROR = 74  # start it again later, however often: its disk failed (sysexits.h: input/output error)
-    RETRY = 75  # start it again later (sysexits.h: temporary failure)
+    CONFIGURATION = 2  # do not restart: it would fail again
+    FENCED = 3  # superseded by a newer incarnation, or of another run: a restarted service claims a new incarnation
+    JOB_FAILED = 4  # of a worker: the job has failed; do not restart
+    IO_ERROR = 74  # restart later, without a bound: its disk failed (sysexits.h: input/output error)
+    RETRY = 75  # restart later (sysexits.h: temporary failure)
 
 
 def exit_code_of(error: ParashardError) -> ExitCode:
-    """Return the exit code that an error ends a process with."""
+    """Return the exit code for an error."""
     if isinstance(error, ConfigurationError):
         return ExitCode.CONFIGURATION
     if isinstance(error, Fenced):
@@ -57,7 +57,7 @@ def exit_code_of(error: ParashardError) -> ExitCode:
 
 
 class LogFormat(enum.StrEnum):
-    """How a process writes what it logs."""
+    """Format of a process's log."""
 
     TEXT = "text"
     LOGFMT = "logfmt"
@@ -65,12 +65,12 @@ class LogFormat(enum.StrEnum):
 
 
 class Stop:
-    """Says that the process should end, and why. Set by a signal, awaited by the service.
+    """A request to end the process, and its reason. Set by a signal, awaited by the service.
 
     Parameters
     ----------
     exit_code : int
-        What a process ends with that did as it was asked.
+        Exit code of a process that stopped on request.
     """
 
     def __init__(self, exit_code: int = ExitCode.DONE) -> None:
@@ -79,14 +79,14 @@ class Stop:
         self.exit_code = exit_code
 
     def ask(self, reason: str) -> None:
-        """Ask the process to end; the first reason stays."""
+        """Request the process to end; the first reason is kept."""
         if not self.event.is_set():
             self.reason = reason
             self.event.set()
 
     @property
     def asked(self) -> bool:
-        """The process should end."""
+        """Whether the process should end."""
         return self.event.is_set()
 
     def wait(self, timeout_s: float) -> bool:
@@ -101,17 +101,17 @@ def run_service(
     stopped_exit_code: int = ExitCode.DONE,
     log_format: LogFormat = LogFormat.LOGFMT,
 ) -> int:
-    """Run a service until it ends, and return its exit code: `stopped_exit_code` where it ended well, as it was asked.
+    """Run a service until it ends, and return its exit code: `stopped_exit_code` if it stopped on request.
 
-    SIGTERM and SIGINT ask it to stop; so does nothing else, except that a closed lifeline ends the process at once. An
-    error of ours is told in one line on standard error.
+    SIGTERM and SIGINT request a stop; a closed lifeline ends the process at once. A `ParashardError` is printed in one
+    line on standard error.
     """
     configure_logging(role, log_format)
     _raise_files_limit()
     threading.excepthook = _end_with_thread
     stop = Stop(stopped_exit_code)
     for number in (signal.SIGTERM, signal.SIGINT):
-        # On a thread of its own: the handler may interrupt the main thread inside the very lock that `ask` takes.
+        # On its own thread: the handler may interrupt the main thread while it holds the lock that `ask` takes.
         signal.signal(
             number, lambda received, _: threading.Thread(target=stop.ask, args=(_signal_name(received),)).start()
         )
@@ -124,20 +124,20 @@ def run_service(
         code = serve(stop)
     except ParashardError as error:
         if stop.asked and isinstance(error, RetryLater):
-            return stop.exit_code  # it was waiting for somebody when it was asked to end
+            return stop.exit_code  # it was waiting for another process when the stop was requested
         code = ExitCode.JOB_FAILED if isinstance(error, JobFailed) else exit_code_of(error)
         if log_format is not LogFormat.TEXT:  # there the line that follows says it
             log.error("ended", exit_code=int(code), error=str(error))
         says = shortened(str(error), ERROR_CHARACTERS_MAX)
         print(f"parashard {role}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
-    except Exception:  # noqa: BLE001  # a bug; the interpreter's own way out waits for threads that nobody ends any more
+    except Exception:  # noqa: BLE001  # a bug; the interpreter's own exit would wait for threads that nothing ends
         traceback.print_exc()
         code = ExitCode.FAILED
     return stop.exit_code if stop.asked and code is ExitCode.DONE else int(code)
 
 
 def _raise_files_limit() -> None:
-    """Allow as many files as the ports may have connections; with the usual 1,024 strangers could take every one."""
+    """Raise the limit of open files to cover all connections; unauthenticated peers could use up the usual 1,024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = FILES_WANTED if hard == resource.RLIM_INFINITY else min(FILES_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -145,9 +145,9 @@ def _raise_files_limit() -> None:
 
 
 def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
-    """Write a line for each event to standard error: time, level, event, then what else is known of it.
+    """Write a line for each event to standard error: time, level, event, fields.
 
-    From now on neither standard output nor standard error raises, whoever writes to it (P21).
+    From now on writes to standard output and standard error never raise (P21).
     """
     sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
@@ -172,7 +172,7 @@ _RENDERERS: dict[LogFormat, Callable[[], structlog.types.Processor]] = {
 
 
 def end_process(code: int) -> NoReturn:
-    """End with this exit code at once, past the interpreter's own slow farewell, in which a signal would still kill."""
+    """End with this exit code at once, without the interpreter's slow shutdown, during which a signal would kill."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -185,7 +185,7 @@ def _signal_name(number: int) -> str:
 
 
 def _end_with_thread(died: threading.ExceptHookArgs) -> None:
-    """End the process when one of its threads dies: half a process would look alive and do nothing."""
+    """End the process when one of its threads dies: it would look alive and do nothing."""
     try:
         structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
     finally:

@@ -1,7 +1,7 @@
-"""Writes that decide nothing: log lines, the history, state files. None of them raises into work (P21).
+"""Best-effort writes: log lines, the history, state files. Their failures never interrupt the job (P21).
 
-A failure is counted by what could not be written (`failed_writes`, on every process's /metrics) and told in one line
-when it begins and one when it is over. Knows no file. Called by whoever writes such a thing.
+A failure is counted by kind (`failed_writes`, on every process's /metrics) and reported once when it begins and once
+when it is over. Knows no file. Called at such writes.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ _failed: Counter[str] = Counter()
 
 
 def failed_writes() -> dict[str, int]:
-    """Return how many writes of this process have failed, by what was to be written."""
+    """Return the number of failed writes of this process, by kind."""
     with _counting:
         return dict(_failed)
 
 
 def why_failed(error: BaseException) -> str:
-    """Return the cause of a failed write in a few words, such as "no space left on device"."""
+    """Return the cause of a failed write, such as "no space left on device"."""
     if isinstance(error, OSError) and error.errno:
         return os.strerror(error.errno).lower()
     return str(error) or type(error).__name__
 
 
 class SideEffect:
-    """One kind of write that decides nothing.
+    """One kind of best-effort write.
 
     Parameters
     ----------
     what : str
-        What is written, in the plural or as a mass, such as "history lines": `failed_writes` counts by it.
+        What is written, a plural such as "history lines": the key of `failed_writes`.
     tell : callable
         Called with one line and whether it is over: when writes begin to fail, and when they work again.
     steady_s : float
-        For how long none may have failed before they work again: an almost full disk fails and works by turns.
+        How long no write may have failed until the failure is over: an almost full disk fails intermittently.
     clock : callable
         Monotonic seconds.
 
     Attributes
     ----------
     error : str
-        Why the last write failed; empty after one that did not.
+        Why the last write failed; empty after a success.
     failures : int
-        How many have failed, in a row.
+        Consecutive failures.
     """
 
     def __init__(
@@ -71,10 +71,10 @@ class SideEffect:
         self._tell = tell
         self._clock = clock
         self._trouble = Trouble(steady_s)
-        self._untold = 0  # failures of the present trouble
+        self._unreported = 0  # failures since the last report
 
     def attempt(self, write: Callable[[], object]) -> bool:
-        """Write; return whether that went well. An error of the disk or of the store is counted and not raised."""
+        """Write; return whether that succeeded. An error of the disk or of the store is counted and not raised."""
         try:
             write()
         except (OSError, StoreFailed) as error:
@@ -84,27 +84,27 @@ class SideEffect:
         return True
 
     def failed(self, why: str) -> None:
-        """Count a failure, and tell of the first in a row."""
+        """Count a failure, and report the first of a series."""
         with _counting:
             _failed[self.what] += 1
         self.failures += 1
-        self._untold += 1
+        self._unreported += 1
         self.error = why
         if self._trouble.begins(self._clock()):
             self._tell(f"{self.what} cannot be written: {why}", False)
 
     def succeeded(self) -> None:
-        """Tell that writes work again, if they did not."""
+        """Report that writes work again, if they had failed."""
         self.error, self.failures = "", 0
         if self._trouble.ends(self._clock()):
-            failed, self._untold = self._untold, 0
+            failed, self._unreported = self._unreported, 0
             self._tell(f"{self.what} are written again; {failed} writes failed", True)
 
 
 def lossy(stream: TextIO | None, what: str) -> TextIO:
-    """Return a stream that hands text on to this one and never raises; one that does so already stays as it is.
+    """Wrap a stream so that it never raises; a wrapped one is returned as it is.
 
-    None is what Python has for a standard stream that was closed before its start.
+    None is Python's value of a standard stream that was closed before its start.
     """
     if isinstance(stream, LossyStream):
         return stream
@@ -112,9 +112,9 @@ def lossy(stream: TextIO | None, what: str) -> TextIO:
 
 
 def release_standard_streams() -> None:
-    """Let this process end as it should, though its standard streams did not take all that they were given.
+    """Keep the exit code of this process although its standard streams have unwritten text.
 
-    The interpreter tries once more, and would end with a code of its own.
+    The interpreter would retry the write at its end, and exit with another code.
     """
     for stream in (sys.stdout, sys.stderr):
         try:
@@ -125,25 +125,25 @@ def release_standard_streams() -> None:
 
 
 class LossyStream:
-    """A text stream for people that never raises: what a full disk or a closed pipe does not take is counted and lost.
+    """A text stream that never raises: text that a full disk or a closed pipe does not accept is counted and dropped.
 
-    Once the stream takes text again, it gets a line that says how much it did not take.
+    Once the stream works again, it gets a line with the number of dropped writes.
 
     Parameters
     ----------
     stream : TextIO
-        Where text goes.
+        The destination.
     what : str
         As of `SideEffect`.
     """
 
     def __init__(self, stream: TextIO, what: str) -> None:
         self._stream = stream
-        self._writes = SideEffect(what, self._told)
+        self._writes = SideEffect(what, self._report)
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Write the text, or count it as lost; the end of a line takes it to the file."""
+        """Write the text, or count it as lost; a line's end flushes it."""
         with self._lock:
             try:
                 self._stream.write(text)
@@ -155,11 +155,11 @@ class LossyStream:
         return len(text)
 
     def flush(self) -> None:
-        """Nothing is left to flush: `write` does it."""
+        """Do nothing: `write` flushes."""
 
-    def _told(self, text: str, over: bool) -> None:
+    def _report(self, text: str, over: bool) -> None:
         if not over:
-            return  # it begins: nothing can be written here; /metrics has it
+            return  # a failure begins: nothing can be written here; /metrics has it
         try:
             self._stream.write(f"parashard: {text}\n")
             self._stream.flush()
@@ -167,5 +167,5 @@ class LossyStream:
             self._writes.failed(why_failed(error))
 
     def __getattr__(self, name: str) -> object:
-        """Have everything else of the stream: `isatty`, `fileno`, `encoding`."""
+        """Delegate all else to the stream: `isatty`, `fileno`, `encoding`."""
         return getattr(self._stream, name)

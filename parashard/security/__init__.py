@@ -1,1 +1,1 @@
-"""Who may talk to whom: certificates, the roles in them, and what each role may ask for."""
+"""Authentication and authorization: certificates, the roles in them, the calls that each role may make; quotas."""

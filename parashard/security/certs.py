@@ -1,6 +1,6 @@
-"""A certificate authority for development and tests, and the folders that it fills for processes.
+"""A certificate authority for development and tests, and the credential folders of processes.
 
-Owns what our certificates have in them. Does not know what the roles may do, nor how certificates are used; in
+Owns the contents of our certificates. Does not know what the roles may do, nor how certificates are used; in
 production another authority issues the same (SECURITY.md). Called by `parashard certs`.
 """
 
@@ -47,8 +47,8 @@ _PEM = serialization.Encoding.PEM
 def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | None = None) -> None:
     """Make a certificate authority: its certificate, and its key for this user alone (mode 0600).
 
-    The key comes first, and each file is on the disk before the next is begun. So whoever is killed leaves no more than
-    a key, for which the next call makes the certificate.
+    The key comes first, and each file is on the disk before the next is begun: an interrupted call leaves at most a
+    key, for which the next call makes the certificate.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
     valid_days : int
         From now.
     now : datetime, optional
-        The moment that counts as now.
+        The present time, for tests.
 
     Raises
     ------
@@ -84,7 +84,7 @@ def make_authority(folder: Path, *, valid_days: int, now: datetime.datetime | No
 
 
 def has_authority(folder: Path) -> bool:
-    """Return whether a folder has an authority, and not only a part of one."""
+    """Return whether a folder has a complete authority."""
     return (folder / CA_KEY_FILE).exists() and (folder / CA_FILE).exists()
 
 
@@ -98,10 +98,10 @@ def issue(
     keep_ca: bool = False,
     now: datetime.datetime | None = None,
 ) -> datetime.datetime | None:
-    """Issue a certificate, and fill a folder with all that a process needs: `ca.pem`, `cert.pem`, `key.pem` (0600).
+    """Issue a certificate, and write a process's credentials to a folder: `ca.pem`, `cert.pem`, `key.pem` (0600).
 
-    Files of an earlier certificate are replaced one by one: who reads meanwhile finds a key and a certificate that do
-    not belong together, and looks again (`parashard.security.credentials`). Each keeps the owner, the group and the
+    Files of an earlier certificate are replaced one by one: a concurrent reader may find a key and a certificate that
+    do not belong together, and reads again (`parashard.security.credentials`). Each keeps the owner, the group and the
     mode of the one that it replaces, as far as that is permitted.
 
     Parameters
@@ -111,24 +111,24 @@ def issue(
     output : Path
         The folder to fill; made if it is not there.
     identities : sequence of Identity
-        At least one. A shard's or the coordinator's makes it a server's certificate too; others' cannot serve.
+        At least one. Only a shard's or the coordinator's makes it a server's certificate too.
     hosts : sequence of str
-        Names and addresses that a server is connected to by, besides loopback's.
+        Names and addresses of the server, besides loopback's.
     valid_days, now
         As of `make_authority`.
     keep_ca : bool
-        The folder goes on trusting the authorities in its `ca.pem`, besides this one, until they expire.
+        True: keep the other authorities in the folder's `ca.pem` until they expire.
 
     Returns
     -------
     datetime or None
-        When the authority ends, if the certificate was to outlive it, and so ends then.
+        When the authority expires, if that is earlier than `valid_days` and so limits the certificate.
 
     Raises
     ------
     ConfigurationError
-        If the authority cannot be read, has expired, has the key of another or one that is open to others, a name is
-        none, hosts are given for who does not serve, or the folder is the authority's or cannot be written.
+        If the authority cannot be read, has expired, or its key does not match or is readable by others; a name is
+        invalid; hosts are given for a role that does not serve; or the folder is the authority's or cannot be written.
     """
     if output.resolve() == authority.resolve():
         raise ConfigurationError(
@@ -213,7 +213,7 @@ def _refuse_without_key(folder: Path) -> None:
 
 
 def _kept(path: Path, issuer: x509.Certificate, now: datetime.datetime) -> list[x509.Certificate]:
-    """Return the other authorities that a file trusts; an expired one would make the folder worthless."""
+    """Return the other authorities in a file that have not expired: an expired one would invalidate the folder."""
     found = trusted_in(path)[1] if path.exists() else []
     return [one for one in dict.fromkeys(found) if one != issuer and now <= one.not_valid_after_utc]
 
@@ -268,7 +268,7 @@ def _private(key: ec.EllipticCurvePrivateKey) -> bytes:
 
 
 def _write(path: Path, content: bytes, *, private: bool) -> None:
-    """Write a file whole and onto the disk; a key is never readable for others, not even for a moment."""
+    """Replace a file atomically and durably; a key is created with mode 0600."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)  # mode 0600
@@ -287,9 +287,9 @@ def _write(path: Path, content: bytes, *, private: bool) -> None:
 
 
 def _take_over(number: int, path: Path, *, private: bool) -> None:
-    """Give a file the owner, group and mode of the one that it replaces, as far as the system and the checks allow.
+    """Copy the owner, group and mode of the file that is replaced, as far as the system and the checks allow.
 
-    Whoever renews need not be who reads: root renews for a service's user.
+    The user who renews may differ from the one who reads: root renews for a service's user.
     """
     mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, OTHERS_MAY_WRITE)
     if path.exists():

@@ -1,7 +1,7 @@
-"""Credentials: one folder with `ca.pem`, `cert.pem` and `key.pem`, checked, and taken up again when it changes.
+"""Credentials: one folder with `ca.pem`, `cert.pem` and `key.pem`, checked, and reloaded when it changes.
 
-Owns what is wrong with such a folder in words, and `ssl` contexts from it; new files are used for new connections.
-Knows nothing of gRPC (`parashard.security.grpc_tls`) nor of what roles may do. Made once by each process that is given
+Owns the checks of such a folder, and `ssl` contexts from it; new files are used for new connections. Knows nothing of
+gRPC (`parashard.security.grpc_tls`) nor of what roles may do. Made once by each process that is given
 `--tls-dir`; called from many threads.
 """
 
@@ -26,11 +26,11 @@ from parashard.security.identity import SCHEME, Identity, Role, identities_in, i
 CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
 KEY_FILE = "key.pem"
-LOOK_S = 1.0  # between two looks at the folder
-SETTLE_S = 0.2  # files that are being replaced belong together after that, or change again
+LOOK_S = 1.0  # between two checks of the folder for changes
+SETTLE_S = 0.2  # pause before files that do not match are read again: they may be being replaced
 LOOKS_AT_START = 20
-OTHERS_MAY_WRITE = stat.S_IWOTH | stat.S_IWGRP  # what a file of authorities forbids: whoever is in it is trusted
-OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # what a key forbids; its group may read, as Kubernetes mounts secrets
+OTHERS_MAY_WRITE = stat.S_IWOTH | stat.S_IWGRP  # forbidden modes of `ca.pem`: its certificates are trusted
+OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # forbidden modes of a key; its group may read, as Kubernetes mounts secrets
 EXPIRES_SOON = timedelta(days=3)  # as in deploy/prometheus/rules/alerts.yml
 WARN_EVERY_S = 86_400.0
 
@@ -41,16 +41,16 @@ _Stamp = tuple[tuple[int, int, int, int], ...]
 
 @dataclass(frozen=True)
 class Material:
-    """The content of a folder at one moment: it belongs together and is valid.
+    """The consistent and valid content of a folder at one moment.
 
     Attributes
     ----------
     ca, chain, key : bytes
-        PEM: authorities that are trusted, the certificate with those between it and one of them, its private key.
+        PEM: trusted authorities, the certificate with its intermediates, its private key.
     identities : tuple of Identity
-        Who the certificate is for; not empty.
+        Identities in the certificate; not empty.
     expires : datetime
-        When the first certificate of the chain and of the authorities ends to be valid.
+        When the first certificate of the chain or of the authorities expires.
     server, client : SSLContext
         For streams: TLS 1.3, and the other side's certificate is required.
     """
@@ -72,16 +72,16 @@ class Credentials:
     folder : Path
         With `ca.pem`, `cert.pem` and `key.pem`.
     clock : callable
-        Returns seconds of a clock that only rises, for the pause between two looks.
+        Monotonic seconds.
     pause : callable
-        Waits for so many seconds, where the files are being replaced at the start.
+        Sleeps for so many seconds, while the files are being replaced at the start.
 
     Raises
     ------
     ConfigurationError
-        If a file is missing or damaged, the key is another's or open to others, or others may write whom to trust.
+        If a file is missing or damaged, the key does not match or others may read it, or others may write `ca.pem`.
     Unavailable
-        If a certificate has expired or is not valid yet, the disk does not give a file now, or the files do not settle.
+        If a certificate has expired or is not valid yet, a file cannot be read now, or the files keep changing.
     """
 
     def __init__(
@@ -93,12 +93,12 @@ class Credentials:
         self._stamp, self._material = _settled(folder, pause)
         self._next_look_s = clock() + LOOK_S
         self._next_warning_s = clock()
-        self._told = "", 0.0  # why new files were not used, and when to say that again
+        self._reported = "", 0.0  # why new files were not used, and when to log that again
         self._warn()
 
     @property
     def identities(self) -> tuple[Identity, ...]:
-        """Who this process is."""
+        """The identities of this process."""
         return self.current().identities
 
     def require(self, role: Role) -> None:
@@ -111,9 +111,9 @@ class Credentials:
             )
 
     def current(self) -> Material:
-        """Return what a new connection uses; new files count at most LOOK_S after they are whole.
+        """Return the material for a new connection; new files are used at most LOOK_S after they are complete.
 
-        Files that are damaged, or do not belong together because they are being replaced, change nothing but the log.
+        Files that are damaged or do not match, as while they are being replaced, are logged and not used.
         """
         with self._lock:
             if self._clock() >= self._next_look_s:
@@ -123,37 +123,37 @@ class Credentials:
             return self._material
 
     def server_context(self) -> ssl.SSLContext:
-        """Return the context of a connection that was accepted just now."""
+        """Return the context for an accepted connection."""
         return self.current().server
 
     def client_context(self) -> ssl.SSLContext:
-        """Return the context of a connection that is being opened."""
+        """Return the context for a connection to open."""
         return self.current().client
 
     def _look(self) -> None:
         try:
             stamp = _stamp(self.folder)
             if stamp == self._stamp:
-                self._told = "", 0.0
+                self._reported = "", 0.0
                 return
             material = load(self.folder)
             if _stamp(self.folder) != stamp:
-                return  # they changed meanwhile: at the next look
+                return  # they changed meanwhile: check again next time
         except (ConfigurationError, Unavailable) as error:
             self._tell(str(error))
             return
-        self._material, self._stamp, self._told = material, stamp, ("", 0.0)
+        self._material, self._stamp, self._reported = material, stamp, ("", 0.0)
         log.info("credentials-renewed", roles=in_words(material.identities), expires=material.expires.isoformat())
 
     def _tell(self, why: str) -> None:
-        """Say why new files are not used: when that changes, else once a day."""
-        told, again_s = self._told
+        """Log why new files are not used: when that changes, else once a day."""
+        told, again_s = self._reported
         if why != told or self._clock() >= again_s:
-            self._told = why, self._clock() + WARN_EVERY_S
+            self._reported = why, self._clock() + WARN_EVERY_S
             log.warning("credentials-not-renewed", why=why, expires=self._material.expires.isoformat())
 
     def _warn(self) -> None:
-        """Warn once a day while little time is left; not where nobody set up a log: a command's output is no log."""
+        """Warn once a day before the expiry, if logging is configured: a command's output is not a log."""
         expires = self._material.expires
         if not structlog.is_configured() or self._clock() < self._next_warning_s:
             return
@@ -188,7 +188,7 @@ def load(folder: Path, now: datetime | None = None) -> Material:
 
 
 def check_key_mode(path: Path, mode: int) -> None:
-    """Raise `ConfigurationError` if others than its owner and its group may read a key, or others than him write it."""
+    """Raise `ConfigurationError` if a key is readable beyond owner and group, or writable beyond its owner."""
     if mode & OTHERS_MAY:
         raise ConfigurationError(
             f"{path}: its mode is {stat.S_IMODE(mode):04o}; allowed: no access for others, no writing for its group, "
@@ -197,7 +197,7 @@ def check_key_mode(path: Path, mode: int) -> None:
 
 
 def trusted_in(path: Path) -> tuple[bytes, list[x509.Certificate]]:
-    """Return the authorities that a file makes trusted; `ConfigurationError` if others than its owner may write it."""
+    """Return the trusted authorities in a file; `ConfigurationError` if others than its owner may write it."""
     content, mode = _content(path)
     if mode & OTHERS_MAY_WRITE:
         raise ConfigurationError(
@@ -211,7 +211,7 @@ def _kind_of(error: OSError) -> type[ConfigurationError | Unavailable]:
 
 
 def _content(path: Path) -> tuple[bytes, int]:
-    """Return what a file holds, and its mode."""
+    """Return a file's content and its mode."""
     try:
         with path.open("rb") as file:
             return file.read(), os.fstat(file.fileno()).st_mode
@@ -257,11 +257,11 @@ def _uris(certificate: x509.Certificate) -> list[str]:
 
 
 def _context(folder: Path, protocol: int) -> ssl.SSLContext:
-    context = ssl.SSLContext(protocol)  # a client's checks the server's name
+    context = ssl.SSLContext(protocol)  # a client's context checks the server's name
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.verify_mode = ssl.CERT_REQUIRED
     if protocol == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # who resumes a session shows no certificate: an expired one would still get in
+        context.num_tickets = 0  # a resumed session does not check the certificate, which may have expired
     try:
         context.load_verify_locations(folder / CA_FILE)
         context.load_cert_chain(folder / CERTIFICATE_FILE, folder / KEY_FILE, password=_no_password)
@@ -275,14 +275,14 @@ def _context(folder: Path, protocol: int) -> ssl.SSLContext:
 
 
 def _no_password() -> str:
-    """Stand in for the terminal, where OpenSSL would ask for the password of an encrypted key."""
+    """Return no password, so that OpenSSL does not prompt for the one of an encrypted key."""
     return ""
 
 
 def _settled(folder: Path, pause: Callable[[float], None]) -> tuple[_Stamp, Material]:
-    """Return what a process starts with, and its stamp: a folder's fault is one only if it stays.
+    """Return the material that a process starts with, and its stamp; raise an error of the folder only if it persists.
 
-    Else a pod that starts while its certificate is renewed would report a mistake in the configuration.
+    Otherwise a pod that starts while its certificate is renewed would report a configuration error.
     """
     for looks_left in reversed(range(LOOKS_AT_START)):
         stamp: _Stamp | None = None
@@ -300,7 +300,7 @@ def _settled(folder: Path, pause: Callable[[float], None]) -> tuple[_Stamp, Mate
 
 
 def _stamp(folder: Path) -> _Stamp:
-    """Return what changes when one of the files does."""
+    """Return a value that changes when one of the files does."""
     try:
         found = [(folder / name).stat() for name in (CA_FILE, CERTIFICATE_FILE, KEY_FILE)]
     except OSError as error:

@@ -1,7 +1,7 @@
-"""gRPC's calls, peer by peer: how many may be under way, and how long a peer may take to send and to read.
+"""Admission of gRPC calls by peer: a bound on concurrent calls, and deadlines for sending and reading.
 
 Owns the count and the two deadlines, and decodes the message. gRPC's own bounds are for all peers together; its
-threads would wait for ever for a message that does not come, and it would keep for ever an answer that nobody reads.
+threads would wait without bound for a message that does not come, and it would keep an unread answer without bound.
 Does not know roles nor errors' statuses: those interceptors come first. Called by `parashard.protocol.rpc`.
 """
 
@@ -21,23 +21,23 @@ from parashard.security.grpc_tls import uris_of
 from parashard.security.peers import host_in_grpc, peer_of_certificate, peer_of_host
 from parashard.security.shares import Shares
 
-MESSAGE_DEADLINE_S = 20.0  # for a call's message, at most 4 MiB and a little, once its headers are here
-ANSWER_DEADLINE_S = 20.0  # for the peer to take its answer, as large
+MESSAGE_DEADLINE_S = 20.0  # to receive a call's message, at most little more than 4 MiB, after its headers
+ANSWER_DEADLINE_S = 20.0  # for the peer to read the answer, of the same size
 METADATA_BYTES_MAX = 16 << 10  # of one call
 LOOK_S = 1.0
 
 
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Lets a call begin within its peer's share, before its message is received; ends the slow.
+    """Admits a call within its peer's share, before its message is received; ends calls of slow peers.
 
-    Calls that answer with a stream are not served: each would hold a thread for as long as its caller likes.
+    Calls with a streamed response are not served: each would hold a thread without bound.
 
     Parameters
     ----------
     serving_max : int
-        How many calls are served at once: the server's threads.
+        Calls served at once: the server's threads.
     under_way_max : int
-        How many there are with those whose answer is not read yet.
+        Calls served or with an unread answer.
     clock : callable
         Monotonic seconds.
     """
@@ -46,15 +46,15 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         self._serving = Shares(serving_max)
         self._under_way = Shares(under_way_max)
         self.slow = 0
-        """Calls that were ended because their peer did not send its message, or did not read its answer."""
+        """Calls ended because their peer did not send its message or read its answer in time."""
         self._clock = clock
         self._lock = threading.Lock()
-        self._until_s: dict[_Call, float] = {}  # calls that wait for their peer
+        self._until_s: dict[_Call, float] = {}  # deadlines of calls that wait for their peer
         self._stopping = threading.Event()
         self._looking = threading.Thread(target=self._look_again, name="rpc-slow", daemon=True)
 
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
-        """Return a handler that is called before the message is there, and asks for it within a deadline."""
+        """Return a handler that is called before the message is received, and receives it within a deadline."""
         handler = continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return None
@@ -68,7 +68,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             finally:
                 self._served(call)
 
-        # Bytes: where gRPC itself decodes, a message that is none is answered as a fault of ours, and logged as one.
+        # Bytes: if gRPC itself decodes, an invalid message is answered and logged as an internal error.
         return grpc.stream_unary_rpc_method_handler(admitted, response_serializer=handler.response_serializer)
 
     def start(self) -> None:
@@ -76,13 +76,13 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         self._looking.start()
 
     def stop(self) -> None:
-        """Look no more."""
+        """Stop."""
         self._stopping.set()
         if self._looking.is_alive():
             self._looking.join()
 
     def look(self) -> None:
-        """End the calls whose time is over."""
+        """End the calls whose deadline is over."""
         now_s = self._clock()
         with self._lock:
             late = [call for call, until_s in self._until_s.items() if now_s >= until_s]
@@ -98,12 +98,12 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
     @property
     def refused(self) -> int:
-        """Calls that were refused because their peer's share was used up."""
+        """Calls refused because their peer's share was used up."""
         return self._serving.refused + self._under_way.refused
 
     def _begin(self, context: grpc.ServicerContext) -> _Call:
         metadata_bytes = sum(len(key) + len(value) for key, value in context.invocation_metadata())
-        # gRPC's own bound counts each frame by itself, so that much more passes.
+        # gRPC's own bound is per frame, so that much more passes.
         if metadata_bytes > METADATA_BYTES_MAX:
             raise LimitExceeded(f"{metadata_bytes} bytes of metadata; allowed are {METADATA_BYTES_MAX}")
         call = _Call(context, peer_of_call(context), self._clock())
@@ -116,7 +116,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
                     f"{call.peer or 'this host'} has {mine} calls under way here, of {everybodys}: others come first"
                 )
         if not context.add_callback(lambda: self._end(call)):
-            self._end(call)  # it is over already; what is raised next reaches nobody
+            self._end(call)  # it is over already; the next error is not sent
         return call
 
     def _taken(self, call: _Call) -> bool:
@@ -152,7 +152,7 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
 
 
 class _Call:
-    """A call under way, and whose it is."""
+    """A call in progress, and its peer."""
 
     def __init__(self, context: grpc.ServicerContext, peer: str, began_s: float) -> None:
         self.context = context
@@ -177,7 +177,7 @@ def _not_served(message: Any, context: grpc.ServicerContext) -> Any:
 
 
 def peer_of_call(context: grpc.ServicerContext) -> str:
-    """Return whose share a call counts in: its certificate's, without TLS its host's."""
+    """Return the peer that a call counts for: its certificate's identity, without TLS its host."""
     return peer_of_certificate(uris_of(context)) or _peer_in_grpc(context.peer())
 
 

@@ -1,7 +1,7 @@
-"""gRPC inside TLS: credentials of servers, the check of every call's certificate, and channels that outlive one.
+"""gRPC over TLS: server credentials, the check of every call's certificate, and channels that rotate certificates.
 
-Owns what gRPC needs for both; its options are `parashard.protocol.rpc`'s, the only caller. The table of roles is
-`parashard.security.roles`', the files are `parashard.security.credentials`'.
+Channel options are in `parashard.protocol.rpc`, the only caller; the table of roles is in `parashard.security.roles`,
+the files are `parashard.security.credentials`'.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parashard.security.roles import check_call
 
 URI_KEY = "peer_uri"  # of a verified certificate's alternative names only those that are URIs
 CERTIFICATE_KEY = "x509_pem_cert"
-CHAIN_KEY = "x509_pem_cert_chain"  # what the peer sent besides
+CHAIN_KEY = "x509_pem_cert_chain"  # the other certificates that the peer sent
 
 
 def utc_now() -> datetime:
@@ -30,11 +30,11 @@ def utc_now() -> datetime:
 
 
 class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
-    """Refuses every call that the caller's certificate does not carry, through the error seam.
+    """Refuses every call that the roles in the caller's certificate do not allow.
 
-    A role that may not make the call gets `NotAllowed`. A certificate that has expired gets `NotReady`: TLS looks at
-    the time only in a full handshake, so neither on a connection that is open nor where a session is resumed, which
-    Python's gRPC cannot switch off. A caller whose certificate is renewed late goes on then.
+    A role that may not make the call gets `NotAllowed`. An expired certificate gets `NotReady`: TLS checks the time
+    only in a full handshake, neither on an open connection nor when a session is resumed, which Python's gRPC cannot
+    disable. After a late renewal the caller's retries succeed.
 
     Parameters
     ----------
@@ -48,7 +48,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         handler = continuation(handler_call_details)
         method = handler_call_details.method
-        if handler is None:  # gRPC says that there is no such method
+        if handler is None:  # gRPC answers UNIMPLEMENTED
             return None
         behavior = behavior_of(handler)
 
@@ -61,7 +61,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
 
 
 def uris_of(context: grpc.ServicerContext) -> list[str]:
-    """Return the URIs in the caller's verified certificate; without TLS there are none."""
+    """Return the URIs in the caller's verified certificate; empty without TLS."""
     uris: Any = context.auth_context().get(URI_KEY, ())  # a list of bytes, whatever the stubs say
     return [uri.decode() for uri in uris]
 
@@ -75,14 +75,14 @@ def _check_time(context: grpc.ServicerContext, now: datetime) -> None:
 
 @lru_cache(maxsize=1024)  # a connection's are the same at every call
 def _end(certificate: bytes, others: bytes) -> datetime:
-    """Return when a verified certificate ends, or the first of those between it and the authority."""
+    """Return when a verified certificate or the first of its intermediates expires."""
     try:
         link = x509.load_pem_x509_certificate(certificate)
         issuers = x509.load_pem_x509_certificates(others) if others else []
     except ValueError as error:
         raise NotAllowed(f"the caller's certificate cannot be read: {error}") from None
     end = link.not_valid_after_utc
-    # The peer may have sent more than the path, and TLS took the path that is valid: of a name's the latest counts.
+    # The peer may have sent more than the verified path: of several certificates of a name the latest counts.
     for _ in issuers:
         found = [issuer for issuer in issuers if issuer.subject == link.issuer and issuer.subject != link.subject]
         if not found:
@@ -93,13 +93,13 @@ def _end(certificate: bytes, others: bytes) -> datetime:
 
 
 def behavior_of(handler: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """Return what a handler calls; it answers with one message."""
+    """Return the function of a handler with a unary response."""
     behavior: Callable[[Any, grpc.ServicerContext], Any] = handler.stream_unary or handler.unary_unary
     return behavior
 
 
 def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any], *, request_streaming: bool) -> Any:
-    """Return a handler that behaves in another way and keeps the serializers of the first."""
+    """Return a handler with another function and the serializers of the first."""
     kind = grpc.stream_unary_rpc_method_handler if request_streaming else grpc.unary_unary_rpc_method_handler
     return kind(
         behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
@@ -107,7 +107,7 @@ def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], A
 
 
 def server_credentials(credentials: Credentials) -> grpc.ServerCredentials:
-    """Return the credentials of a server that requires a certificate; a handshake uses the folder's present files."""
+    """Return credentials of a server that requires client certificates; a handshake uses the folder's present files."""
     first = credentials.current()
     used = [first]
 
@@ -126,10 +126,10 @@ def _configuration(material: Material) -> Any:
 
 
 class RotatingChannel:
-    """A channel that connects with the folder's present certificate, and ends no call when that changes.
+    """A channel that uses the folder's present certificate and does not interrupt calls when it changes.
 
-    gRPC fixes a channel's certificate when it is made. So calls that begin after a change go through a new channel; the
-    one before is closed once its last call has ended.
+    gRPC fixes a channel's certificate at its creation. So calls that begin after a change use a new channel; the
+    previous one is closed once its last call has ended.
 
     Parameters
     ----------
@@ -144,50 +144,50 @@ class RotatingChannel:
         self._open_one = open_one
         self._lock = threading.Lock()
         self._material = credentials.current()
-        self._lives = [self._opened()]  # the present one is the last
+        self._channels = [self._opened()]  # the present one is the last
         self._closed = False
 
     def unary_unary(self, method: str, *serializers: Any, **more: Any) -> _RotatingCall:
-        """Return what calls a method; it finds the present channel at each call."""
+        """Return a callable for a method, which uses the present channel at each call."""
         return _RotatingCall(self, lambda channel: channel.unary_unary(method, *serializers, **more))
 
     def close(self) -> None:
-        """Close every channel; calls under way are cancelled."""
+        """Close every channel; calls in progress are cancelled."""
         with self._lock:
             self._closed = True
-            lives = list(self._lives)
-        for life in lives:
-            life.channel.close()
+            channels = list(self._channels)
+        for channel in channels:
+            channel.channel.close()
 
-    def begin(self) -> _Life:
-        """Return the channel for a call that begins; `end` must follow."""
+    def begin(self) -> _Channel:
+        """Return the channel for a new call; `end` must follow."""
         material = self._credentials.current()
         with self._lock:
             if not self._closed:
                 if material is not self._material:
                     self._material = material
-                    self._lives.append(self._opened())
+                    self._channels.append(self._opened())
                 self._close_unused()
-            self._lives[-1].calls += 1
-            return self._lives[-1]
+            self._channels[-1].calls += 1
+            return self._channels[-1]
 
-    def end(self, life: _Life) -> None:
-        """Say that a call has ended."""
+    def end(self, channel: _Channel) -> None:
+        """Record the end of a call."""
         with self._lock:
-            life.calls -= 1
+            channel.calls -= 1
 
     def _close_unused(self) -> None:
-        for life in [life for life in self._lives[:-1] if not life.calls]:
-            self._lives.remove(life)
-            life.channel.close()
+        for channel in [channel for channel in self._channels[:-1] if not channel.calls]:
+            self._channels.remove(channel)
+            channel.channel.close()
 
-    def _opened(self) -> _Life:
+    def _opened(self) -> _Channel:
         material = self._material
-        return _Life(self._open_one(grpc.ssl_channel_credentials(material.ca, material.key, material.chain)))
+        return _Channel(self._open_one(grpc.ssl_channel_credentials(material.ca, material.key, material.chain)))
 
 
-class _Life:
-    """One of gRPC's channels, and how many calls are under way in it."""
+class _Channel:
+    """A gRPC channel and its number of calls in progress."""
 
     def __init__(self, channel: grpc.Channel) -> None:
         self.channel = channel
@@ -195,32 +195,32 @@ class _Life:
 
 
 class _RotatingCall:
-    """A method of a `RotatingChannel`, called as gRPC's own."""
+    """A method of a `RotatingChannel`, with the interface of gRPC's."""
 
     def __init__(self, channel: RotatingChannel, method_of: Callable[[grpc.Channel], Any]) -> None:
         self._channel = channel
         self._method_of = method_of
-        self._made: tuple[_Life, Any] | None = None  # replaced as one
+        self._made: tuple[_Channel, Any] | None = None  # replaced as one
 
     def __call__(self, request: Any, timeout: float) -> Any:
-        life = self._channel.begin()
+        channel = self._channel.begin()
         try:
-            return self._method(life)(request, timeout=timeout)
+            return self._method(channel)(request, timeout=timeout)
         finally:
-            self._channel.end(life)
+            self._channel.end(channel)
 
     def future(self, request: Any, timeout: float) -> Any:
-        life = self._channel.begin()
+        channel = self._channel.begin()
         try:
-            call = self._method(life).future(request, timeout=timeout)
+            call = self._method(channel).future(request, timeout=timeout)
         except BaseException:
-            self._channel.end(life)
+            self._channel.end(channel)
             raise
-        call.add_done_callback(lambda _: self._channel.end(life))
+        call.add_done_callback(lambda _: self._channel.end(channel))
         return call
 
-    def _method(self, life: _Life) -> Any:
+    def _method(self, channel: _Channel) -> Any:
         made = self._made
-        if made is None or made[0] is not life:
-            self._made = made = (life, self._method_of(life.channel))
+        if made is None or made[0] is not channel:
+            self._made = made = (channel, self._method_of(channel.channel))
         return made[1]

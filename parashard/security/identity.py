@@ -1,7 +1,7 @@
-"""Who a certificate says that its holder is: URIs `parashard://ROLE/NAME` among its alternative names.
+"""Identities in certificates: URIs `parashard://ROLE/NAME` among the subject alternative names.
 
-Owns the form of these URIs. Does not know how a certificate is checked, nor what a role may do: that is TLS's and
-`parashard.security.roles`'. Called by both, and by what issues certificates.
+Owns the form of these URIs. Does not verify certificates (TLS does) nor decide what a role may do
+(`parashard.security.roles`). Called by both, and where certificates are issued.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class Role(enum.StrEnum):
 
 
 SERVING = frozenset({Role.SHARD, Role.COORDINATOR})
-"""Roles whose processes are connected to; no other role's certificate is issued for a server."""
+"""Roles of servers; no other role gets a server certificate."""
 
 
 @dataclass(frozen=True, order=True)
 class Identity:
-    """One role, and whose: the name tells people and logs who it is, and decides nothing."""
+    """A role and a name; the name is for logs only."""
 
     role: Role
     name: str
@@ -41,12 +41,12 @@ class Identity:
 
     @property
     def uri(self) -> str:
-        """The URI that stands in a certificate."""
+        """The URI in a certificate."""
         return f"{SCHEME}://{self.role}/{self.name}"
 
 
 def identities_in(uris: Iterable[str]) -> tuple[Identity, ...]:
-    """Return the identities among the URIs of a certificate, in order; what is none of ours gives no right.
+    """Return the identities among the URIs of a certificate, in order; other URIs are ignored.
 
     >>> [str(identity) for identity in identities_in(["parashard://worker/worker-0", "spiffe://else/where"])]
     ['worker/worker-0']

@@ -1,7 +1,7 @@
-"""Who counts as one peer: the identity in a certificate, without TLS the host that a connection comes from.
+"""Names of peers: the identity in a certificate, without TLS the host of the connection.
 
-Owns these names. They decide whose share something counts in (`parashard.security.shares`) and nothing else: what a
-peer may do is `parashard.security.roles`'. Called by `parashard.security.grpc_admission` and
+They select the share that something counts in (`parashard.security.shares`) and nothing else: what a
+peer may do is decided by `parashard.security.roles`. Called by `parashard.security.grpc_admission` and
 `parashard_server.serving.stream_server`.
 """
 
@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 from parashard.security.identity import identities_in
 
-IPV6_PREFIX = 64  # what one subscriber has: whoever has one address of it has them all
+IPV6_PREFIX = 64  # one subscriber's network, all of whose addresses it can use
 
 
 def peer_of_certificate(uris: Sequence[str]) -> str:

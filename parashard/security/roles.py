@@ -1,7 +1,7 @@
 """Which role may call what: one table, for gRPC and for the streams, and the check against it.
 
-Owns the table; what is not in it nobody may call. Knows nothing of TLS or gRPC: it is given the URIs of a certificate
-that has been verified. Called by `parashard.security.grpc_tls` and `parashard_server.serving.stream_server`.
+Owns the table; a method that is not in it is always refused. Knows nothing of TLS or gRPC: it is given the URIs of a
+verified certificate. Called by `parashard.security.grpc_tls` and `parashard_server.serving.stream_server`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
         PULL: frozenset({Role.WORKER}),
         f"{_HEALTH}/Check": frozenset(Role),
         f"{_HEALTH}/List": frozenset(),  # the library does not implement it
-        f"{_HEALTH}/Watch": frozenset(),  # each would hold a thread for as long as its caller likes
+        f"{_HEALTH}/Watch": frozenset(),  # each would hold a thread without bound
     }
 )
 """Full name of an RPC -> roles that may call it; one of them in the caller's certificate is enough."""
 
 
 def check_call(method: str, uris: Sequence[str]) -> None:
-    """Let a call pass if the caller's certificate has a role that may make it.
+    """Raise unless the caller's certificate has a role that may make the call.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def check_call(method: str, uris: Sequence[str]) -> None:
     Raises
     ------
     NotAllowed
-        If no role of it may, or nobody may.
+        If none of its roles may.
     """
     allowed = ALLOWED.get(method, frozenset())
     identities = identities_in(uris)

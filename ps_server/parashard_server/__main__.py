@@ -23,7 +23,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
-from parashard.process.arguments import address, credentials_of, port, seconds, service_arguments, told_address
+from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
 from parashard.process.compute_threads import limit_threads
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
@@ -125,7 +125,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         last=lives.restored,
         on_cut=lives.rolled,
         on_collected=lives.collected,
-        on_no_room=lives.make_room,
+        on_disk_full=lives.make_room,
         wanted=lambda: bool(lives.log_error),
         on_look=lives.tell_of_log,
     )
@@ -149,7 +149,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     ports.start()
     http.start()
     where = pb.ShardAddress(
-        address=told_address(arguments, server.address, ports.address, stop.event),
+        address=advertised_address(arguments, server.address, ports.address, stop.event),
         data_address=arguments.advertise_data or ports.address,
         local_path=ports.local_path,
     )

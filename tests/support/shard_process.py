@@ -118,7 +118,7 @@ class ShardProcess:
             claims=claims,
             on_cut=self.lives.rolled,
             on_collected=self.lives.collected,
-            on_no_room=self.lives.make_room,
+            on_disk_full=self.lives.make_room,
             wanted=lambda: bool(self.lives.log_error),
             on_look=self.lives.tell_of_log,
             clock=lambda: self.now_s,

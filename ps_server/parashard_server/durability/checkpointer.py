@@ -22,7 +22,7 @@ from parashard.checkpoints.verify import damage_in_shard
 from parashard.errors import QueueFull, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
-from parashard.process.full_disk import no_room
+from parashard.process.full_disk import disk_is_full
 from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
@@ -72,7 +72,7 @@ class Checkpointer:
     on_cut, on_collected : callable
         Called under the shard's lock after each cut; and after each collection with the newest checkpoints that are
         kept.
-    on_no_room : callable
+    on_disk_full : callable
         Called with the cut's position in the log where there is still no room, though old checkpoints are deleted.
     wanted : callable
         Tells whether a checkpoint is to come soon, whatever the cadence says.
@@ -94,7 +94,7 @@ class Checkpointer:
         last: Stored | None = None,
         on_cut: Callable[[], None] = lambda: None,
         on_collected: Callable[[list[Held]], None] = lambda kept: None,
-        on_no_room: Callable[[int | None], None] = lambda position: None,
+        on_disk_full: Callable[[int | None], None] = lambda position: None,
         wanted: Callable[[], bool] = lambda: False,
         on_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
@@ -113,7 +113,7 @@ class Checkpointer:
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
         self._on_cut = on_cut
         self._on_collected = on_collected
-        self._on_no_room = on_no_room
+        self._on_disk_full = on_disk_full
         self._wanted = wanted
         self._on_look = on_look
         self._clock = clock
@@ -262,7 +262,7 @@ class Checkpointer:
                 self._make_room(cut)
             stored = self._store(cut)
         except (StoreFailed, QueueFull, Superseded) as error:
-            self._found_full = self._found_full + 1 if no_room(error) else 0
+            self._found_full = self._found_full + 1 if disk_is_full(error) else 0
             self.record.failed += 1
             if self._trouble.begins(self._clock()):
                 log.warning("checkpoint-failed", error=str(error))
@@ -287,7 +287,7 @@ class Checkpointer:
         That one is read first: a damaged one replaces nothing. Where that was not enough, the log must give way.
         """
         if self._found_full > 1:
-            self._on_no_room(cut.replay_from)
+            self._on_disk_full(cut.replay_from)
         while self._good():
             newest = self._by_age()[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))

@@ -27,7 +27,7 @@ from parashard.errors import (
 )
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
-from parashard.process.full_disk import when_there_is_room
+from parashard.process.full_disk import retry_while_disk_fails
 from parashard.process.trouble import Trouble
 from parashard.store.base import Store
 from parashard.store.claims import Claims, Return
@@ -111,14 +111,14 @@ class ShardLifecycle:
 
     def first(self) -> Served:
         """Claim an incarnation, restore, replay, and return what is served from now on."""
-        incarnation = when_there_is_room(self.claims.next, "claims", self._giving_up)  # P3
+        incarnation = retry_while_disk_fails(self.claims.next, "claims", self._giving_up)  # P3
         failpoints.hit("shard.boot.claimed")
         restored = self._restorer.newest(self.claims.returns)
         self.known, self.returns = restored.known, list(restored.returns)
         if restored.passed_over and self._restorer.first_round is not None:
             # What was passed over may be readable again one day, when all have gone another way from here.
             round_ = self._restorer.first_round if restored.state is None else restored.state.round or 0
-            incarnation = when_there_is_room(lambda: self._claim_return(round_), "claims", self._giving_up)
+            incarnation = retry_while_disk_fails(lambda: self._claim_return(round_), "claims", self._giving_up)
         self.first_incarnation = incarnation
         if restored.manifest is not None:
             self.restored = stored_as(restored.manifest)

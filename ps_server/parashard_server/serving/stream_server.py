@@ -196,7 +196,7 @@ class StreamServer:
         if leaves is not None:
             self._counted.discard(leaves)
             self._unproven.discard(leaves)
-            self._shares.pass_on(giver, host, 1)
+            self._shares.transfer(giver, host, 1)
             self.turned_away += 1
         return leaves
 

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.process.arguments import credentials_of, port, service_arguments, told_address, write_address
+from parashard.process.arguments import advertised_address, credentials_of, port, service_arguments, write_address
 from parashard.process.shell import ExitCode
 from parashard.security.identity import Role
 
@@ -48,12 +48,12 @@ def test_a_number_that_is_no_port_is_refused(text, capsys):
 
 def test_a_service_tells_where_it_listens_unless_another_address_leads_there(tmp_path):
     parser, file = service_arguments("A service."), tmp_path / "shard-0.json"
-    assert told_address(parser.parse_args([]), "127.0.0.1:4000") == "127.0.0.1:4000"
+    assert advertised_address(parser.parse_args([]), "127.0.0.1:4000") == "127.0.0.1:4000"
     assert list(tmp_path.iterdir()) == []
     found = parser.parse_args(["--advertise", "proxy:7", "--address-file", str(file)])
-    assert told_address(found, "127.0.0.1:4000") == "proxy:7"
+    assert advertised_address(found, "127.0.0.1:4000") == "proxy:7"
     assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000", "data_address": ""}
-    told_address(found, "127.0.0.1:4000", "127.0.0.1:4001")
+    advertised_address(found, "127.0.0.1:4000", "127.0.0.1:4001")
     assert json.loads(file.read_text()) == {"address": "127.0.0.1:4000", "data_address": "127.0.0.1:4001"}
 
 

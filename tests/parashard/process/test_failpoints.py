@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
 from parashard.process import failpoints
-from parashard.process.failpoints import FAILPOINTS, Fault, InjectedFault, firings, hit, hit_of_life, parse
+from parashard.process.failpoints import FAILPOINTS, Fault, InjectedFault, firings, hit, hit_of_process, parse
 from parashard.process.shell import ExitCode
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -88,7 +88,7 @@ def test_several_failpoints_may_be_armed(arm, tmp_path):
 
 def test_lives_end_at_different_moments_that_the_seed_repeats(arm):
     def moments(seed: str) -> list[int | None]:
-        return [hit_of_life(Fault(PULL, "kill", 0.0, 1, 50, 20), seed, life) for life in range(1, 21)]
+        return [hit_of_process(Fault(PULL, "kill", 0.0, 1, 50, 20), seed, life) for life in range(1, 21)]
 
     assert moments("7") == moments("7")
     assert moments("7") != moments("8")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import NotReady, StoreFailed
-from parashard.process.full_disk import ROOM_PATIENCE_S, when_there_is_room
+from parashard.process.full_disk import DISK_PATIENCE_S, retry_while_disk_fails
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.store.claims import claim_incarnation
 from parashard.store.local import LocalStore
@@ -46,7 +46,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device")
 
 def test_it_is_tried_with_growing_pauses_until_there_is_room() -> None:
     pauses = Pauses()
-    assert when_there_is_room(failing(4, FULL), "claims", pauses) == "written"
+    assert retry_while_disk_fails(failing(4, FULL), "claims", pauses) == "written"
     assert pauses.s == [1.0, 2.0, 4.0, 8.0]
 
 
@@ -54,8 +54,8 @@ def test_after_a_minute_it_says_why_instead(monkeypatch: pytest.MonkeyPatch) -> 
     """The process ends with that reason, which people see, and is started again."""
     pauses = Pauses()
     with pytest.raises(OSError, match="No space left") as raised:
-        when_there_is_room(failing(1000, FULL), "claims", pauses)
-    assert ROOM_PATIENCE_S <= sum(s for s in pauses.s if s) < 2 * ROOM_PATIENCE_S
+        retry_while_disk_fails(failing(1000, FULL), "claims", pauses)
+    assert DISK_PATIENCE_S <= sum(s for s in pauses.s if s) < 2 * DISK_PATIENCE_S
     store_failed = StoreFailed("claims: no space left on device")
     store_failed.__cause__ = raised.value
     assert exit_code_of(store_failed) == ExitCode.IO_ERROR
@@ -70,17 +70,17 @@ def test_a_claim_waits_for_the_disk_of_its_store(tmp_path: Path, monkeypatch: py
         return False
 
     pauses.wait = room_again  # type: ignore[method-assign]
-    assert when_there_is_room(lambda: claim_incarnation(store, "shard-0"), "claims", pauses) == 1
+    assert retry_while_disk_fails(lambda: claim_incarnation(store, "shard-0"), "claims", pauses) == 1
 
 
 def test_whoever_is_asked_to_end_waits_no_more() -> None:
     with pytest.raises(NotReady, match="claims cannot be written: no space left on device"):
-        when_there_is_room(failing(9, FULL), "claims", Pauses(gives_up_after=2))
+        retry_while_disk_fails(failing(9, FULL), "claims", Pauses(gives_up_after=2))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), StoreFailed("s3://b: access denied")])
 def test_what_waiting_does_not_mend_is_an_error_at_once(error: Exception) -> None:
     pauses = Pauses()
     with pytest.raises(type(error)):
-        when_there_is_room(failing(1, error), "claims", pauses)
+        retry_while_disk_fails(failing(1, error), "claims", pauses)
     assert pauses.s == []

@@ -119,7 +119,7 @@ def test_a_call_under_way_is_answered_on_the_connection_that_it_began_on(cluster
         cluster.worker.renew()
         cluster.shard.renew()
         assert cluster.pushed_with() == cluster.worker.serial
-    assert len(cluster.channel._lives) == 2, "those that nobody waits for are closed"
+    assert len(cluster.channel._channels) == 2, "unused ones are closed"
     cluster.let_go.set()
     assert waiting.result() == b"weights"
 
@@ -128,12 +128,12 @@ def test_a_channel_is_closed_after_its_last_call(cluster):
     ended = threading.Event()
     waiting = cluster.pull.future(b"weights", timeout=DEADLINE_S)
     waiting.add_done_callback(lambda _: ended.set())  # called after the channel's own
-    old = cluster.channel._lives[0].channel
+    old = cluster.channel._channels[0].channel
     cluster.worker.renew()
     cluster.let_go.set()
     assert ended.wait(DEADLINE_S)
     cluster.pushed_with()
-    assert len(cluster.channel._lives) == 1
+    assert len(cluster.channel._channels) == 1
     with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
         old.unary_unary(PUSH)(b"", timeout=DEADLINE_S)
 
@@ -148,9 +148,9 @@ def test_a_closed_channel_calls_nobody(cluster):
 
 def test_without_a_change_one_connection_carries_everything(cluster):
     cluster.pushed_with()
-    (life,) = cluster.channel._lives
+    (channel,) = cluster.channel._channels
     cluster.pushed_with()
-    assert (cluster.channel._lives, life.calls) == ([life], 0)
+    assert (cluster.channel._channels, channel.calls) == ([channel], 0)
 
 
 def test_no_push_of_many_is_lost_while_everybodys_certificates_change(cluster):

@@ -82,7 +82,7 @@ class TestWithOthers:
     def test_a_place_is_passed_on(self):
         shares = Shares(4, alone_s=math.inf)
         grab(shares, "", 1)
-        shares.pass_on("", "b", 1)
+        shares.transfer("", "b", 1)
         assert (shares.of(""), shares.of("b"), shares.held) == (3, 1, 4)
 
     def test_nobody_gives_back_more_than_it_took(self):

@@ -9,7 +9,7 @@ import pytest
 
 from parashard_server.durability.write_ahead_log.records import HEAD_BYTES, HEADER_BYTES, LogIdentity
 from parashard_server.durability.write_ahead_log.replay import replay
-from parashard_server.durability.write_ahead_log.segments import CHECK_BYTES, check_room
+from parashard_server.durability.write_ahead_log.segments import CHECK_BYTES, check_free_space
 from support.log_cases import DEADLINE_S, IDENTITY, Disk, append, files, opened, read
 
 RECORD_BYTES = HEAD_BYTES + 12  # of the gradients of 3 elements
@@ -202,15 +202,15 @@ def test_a_log_leaves_room_for_what_cannot_be_done_without(size_mib, room_mib, f
     blocks = {"f_frsize": 4096, "f_blocks": size_mib << 8, "f_bavail": room_mib << 8}
     disk = SimpleNamespace(**blocks)
     if not fails:
-        check_room(disk)
+        check_free_space(disk)
         return
     with pytest.raises(OSError, match=rf"^.Errno 28. {room_mib}\.0 MiB are left on the disk, and a log leaves "):
-        check_room(disk)
+        check_free_space(disk)
 
 
 def test_a_log_looks_at_the_room_that_is_left_now_and_then(tmp_path, monkeypatch):
     looks = []
-    monkeypatch.setattr("parashard_server.durability.write_ahead_log.segments.check_room", looks.append)
+    monkeypatch.setattr("parashard_server.durability.write_ahead_log.segments.check_free_space", looks.append)
     log = opened(tmp_path)
     append(log, *range(8), elements=CHECK_BYTES // 16)  # a fourth of what is written between two looks
     assert len(looks) in (2, 3)

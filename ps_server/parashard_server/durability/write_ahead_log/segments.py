@@ -17,7 +17,7 @@ from parashard.errors import DamagedCheckpoint, StoreFailed, WrongRun
 from parashard_server.durability.write_ahead_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
 
 CHECK_BYTES = 256 << 10  # written between two looks at the room that is left
-ROOM_LEFT_BYTES_MAX = 64 << 20
+RESERVED_BYTES_MAX = 64 << 20
 
 _NAME = re.compile(r"i([0-9]{8,20})-n([0-9]{8,20})-p([0-9]{12,20})\.log")
 
@@ -53,7 +53,7 @@ class SegmentFile:
         left = [memoryview(piece) for piece in pieces if memoryview(piece).nbytes]
         if self._unchecked_bytes >= CHECK_BYTES:
             self._unchecked_bytes = 0
-            check_room(os.fstatvfs(self._descriptor))
+            check_free_space(os.fstatvfs(self._descriptor))
         self._unchecked_bytes += sum(piece.nbytes for piece in left)
         while left:
             written = os.writev(self._descriptor, left)
@@ -76,10 +76,10 @@ class SegmentFile:
             os.close(self._descriptor)
 
 
-def check_room(disk: os.statvfs_result) -> None:
-    """Raise OSError where less room is left than a log leaves: an eighth of the disk, at most `ROOM_LEFT_BYTES_MAX`."""
+def check_free_space(disk: os.statvfs_result) -> None:
+    """Raise OSError where less room is left than a log leaves: an eighth of the disk, at most `RESERVED_BYTES_MAX`."""
     room_bytes, size_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
-    least_bytes = min(ROOM_LEFT_BYTES_MAX, size_bytes // 8)
+    least_bytes = min(RESERVED_BYTES_MAX, size_bytes // 8)
     if room_bytes < least_bytes:
         text = f"{room_bytes / 2**20:.1f} MiB are left on the disk, and a log leaves {least_bytes / 2**20:.1f} MiB"
         raise OSError(errno.ENOSPC, text)
