@@ -59,7 +59,7 @@ def _checked_shard_device(value: Any) -> Any:
 class Table(BaseModel):
     """A table of the job file: unknown keys are errors, and no value is read as another type than it has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class JobOptions(Table):

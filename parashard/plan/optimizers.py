@@ -91,7 +91,7 @@ class OptimizerSpec(BaseModel):
         0: off.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: str = Field(description="Names the update rule.")
     learning_rate: _Rate

@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import structlog
 from cryptography import x509
 
 from parashard.errors import ConfigurationError, Unavailable, may_pass
+from parashard.process.logs import structlog
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
 
 CA_FILE = "ca.pem"
