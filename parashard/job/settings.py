@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.plan.variables import Variable

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.encodings import Encoded, GradientEncoder, decode
+from parashard.encodings.codec import decode
+from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.plan.partition import Placed, Plan, fixed_shards, place, split
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import DType
