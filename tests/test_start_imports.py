@@ -5,13 +5,11 @@ By name, for time depends on the machine; `python -m benchmarks.start_costs` has
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[1]
 
 RARELY = {
     "cryptography": "reads certificates: only with --tls-dir",
@@ -51,13 +49,50 @@ COMMAND = {
     "tenacity": "asks processes",
 }
 
+HELP = """
+import sys
+from parashard.cli.main import main
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
+
 STARTS = {
     "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
     "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
-    "parashard --help": ("import runpy, sys; sys.argv[1:] = ['--help']\nif 1:\n {run}", RARELY | COMMAND),
-    "parashard health": (
-        "import parashard.cli.main, parashard.cli.health",
-        RARELY | {"grpc": "", "numpy": "", "rich": ""},
-    ),
+    "parashard --help": (HELP, RARELY | COMMAND),
+    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | HEALTH),
+    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | HEALTH).keys() - {"cryptography"}),
 }
+
+
+def imported(program: str) -> set[str]:
+    """Return the modules that a fresh process has after a program."""
+    tell = "import sys\nprint(*sys.modules, file=sys.stderr)"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-P", "-c", f"{program}\n{tell}"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_imports_nothing_that_it_has_no_use_for(start: str) -> None:
+    program, unused = STARTS[start]
+    modules = imported(program)
+    assert any(module.startswith("parashard") for module in modules)
+    assert sorted(module for module in modules if any(f"{module}.".startswith(f"{name}.") for name in unused)) == []
+
+
+def test_a_service_that_does_not_trace_imports_no_spans_of_its_own() -> None:
+    every = "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__"
+    assert sorted(module for module in imported(every) if module.endswith(".traced")) == []
+
+
+def test_where_rich_was_loaded_before_the_log_it_stays() -> None:
+    modules = imported("import rich\nfrom parashard.process.logs import structlog\nimport rich.text")
+    assert {"rich", "structlog"} <= modules
+    assert {"rich.text", "structlog"} <= imported("from parashard.process.logs import structlog\nimport rich.text")

@@ -264,7 +264,9 @@ class ClusterOptions(Table):
         default="auto",
         description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )
-    partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
+    partitioner: PartitionerOptions = Field(
+        default_factory=MinimumSize, description="How variables are cut into row ranges."
+    )
     host: str = Field(
         default="127.0.0.1",
         min_length=1,

@@ -96,7 +96,9 @@ class OptimizerSpec(BaseModel):
     kind: str = Field(description="Names the update rule.")
     learning_rate: _Rate
     weight_decay: _Coupled = 0.0
-    schedule: ScheduleOptions = Field(default=ConstantSchedule(), description="Multiplies the learning rate over time.")
+    schedule: ScheduleOptions = Field(
+        default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
+    )
     clip_value: Positive | None = Field(
         default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
     )
