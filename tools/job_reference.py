@@ -194,7 +194,7 @@ def _type(annotation: Any) -> str:
 
 
 def _default(field: FieldInfo) -> str:
-    default = field.default
+    default = field.get_default(call_default_factory=not field.is_required())
     if default is PydanticUndefined:
         return "needed"
     if default is None:

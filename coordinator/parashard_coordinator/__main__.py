@@ -17,8 +17,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
@@ -29,6 +27,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, seconds, service_arguments, write_address
 from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
+from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.protocol.proto_conversion import plan_message

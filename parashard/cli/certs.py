@@ -1,6 +1,6 @@
 """The command line of certificates: `parashard certs`, an authority of one's own for development.
 
-Parses, calls, prints; decides nothing. Registered in `parashard.cli.main`.
+Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.options import App
+from parashard.cli.app import App
 from parashard.security.certs import has_authority, make_authority
 from parashard.security.certs import issue as issue_certificate
 from parashard.security.identity import SERVING, Identity, Role, in_words

@@ -1,6 +1,6 @@
 """The command `parashard chaos`: a job under faults on purpose, and what became of it.
 
-Parses, calls, prints; decides nothing but that a broken promise is a failure. Registered in `parashard.cli.main`.
+Parses, calls, prints; decides nothing but that a broken promise is a failure. Loaded by `parashard.cli.main`.
 """
 
 from __future__ import annotations

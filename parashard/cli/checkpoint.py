@@ -28,7 +28,8 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
 from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
-from parashard.cli.options import App, TlsDir, complete_runs
+from parashard.cli.app import App
+from parashard.cli.options import TlsDir, complete_runs
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside

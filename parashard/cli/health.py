@@ -1,6 +1,6 @@
 """The command `parashard health`, which container engines and people ask about one service.
 
-Parses, calls, prints; decides nothing. Called by `parashard.cli.main`.
+Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 """
 
 from __future__ import annotations

@@ -6,52 +6,20 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from typer.core import TyperCommand, TyperGroup
 
-from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, Unreachable
-from parashard.job.layers import Override
+from parashard.job.layers import Override, parse_set
 from parashard.job.load import LoadedJob, load_job
-from parashard.launch.run import Outcome
 from parashard.launch.run_folders import LOCK_FILE, discard_unbegun, launcher_of, runs_here
 from parashard.launch.stopping import resume_command
 from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
 
-_Run = TypeVar("_Run", bound=Callable[..., Any])
-
-
-class _PlainFlags:
-    """Help that shows no type beside a flag, which takes no value."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; those without a value have nothing to be shown for it."""
-        params: list[Any] = super().get_params(ctx)  # type: ignore[misc]  # of the command that this is mixed into
-        for param in params:
-            if getattr(param, "is_flag", False):
-                param.metavar = ""
-        return params
-
-
-class _Command(_PlainFlags, TyperCommand):
-    pass
-
-
-class _Group(_PlainFlags, TyperGroup):
-    pass
-
-
-class App(typer.Typer):
-    """A command with commands of its own, whose flags are shown as flags."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=_Group, **settings)
-
-    def command(self, *names: Any, **settings: Any) -> Callable[[_Run], _Run]:
-        """Return a decorator that registers a command."""
-        return super().command(*names, cls=_Command, **settings)
+if TYPE_CHECKING:
+    from parashard.display.live import JobView
+    from parashard.launch.run import Outcome
 
 
 def complete_runs(incomplete: str) -> list[str]:
@@ -75,6 +43,11 @@ def told_how_to_continue(place: str) -> Iterator[None]:
         raise Unreachable(f"{error}; its `parashard run` is gone. Continue: {command}") from None
 
 
+JobFile = Annotated[Path, typer.Argument(metavar="JOB.toml", help="The job file.")]
+Shards = Annotated[int | None, typer.Option(help="Number of shards (cluster.shards).")]
+Workers = Annotated[int | None, typer.Option(help="Number of workers (cluster.workers).")]
+Consistency = Annotated[str | None, typer.Option(help="async, ssp:K or sync:N (consistency.policy).")]
+DeviceName = Annotated[str | None, typer.Option(help="auto, cpu, cuda or cuda:N (cluster.device).")]
 Sets = Annotated[
     list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Set any key, such as job.epochs=3.")
 ]
@@ -89,6 +62,26 @@ Trace = Annotated[
     # The services read the variable, which they inherit: one place says what it may be.
     typer.Option("--trace", help=f"Send spans of every step by OpenTelemetry (the extra otel); or {TRACE_VARIABLE}=1."),
 ]
+
+
+def job_flags(
+    shards: int | None,
+    workers: int | None,
+    consistency: str | None,
+    device: str | None,
+    sets: Sequence[str] | None,
+) -> list[Override]:
+    """Return what flags set, by key; `--set` comes first, so that a flag of its own wins."""
+    flags: list[Override] = [parse_set(text) for text in sets or ()]
+    for key, value, flag in (
+        ("cluster.shards", shards, "--shards"),
+        ("cluster.workers", workers, "--workers"),
+        ("consistency.policy", consistency, "--consistency"),
+        ("cluster.device", device, "--device"),
+    ):
+        if value is not None:
+            flags.append((key, value, flag))
+    return flags
 
 
 def told_job(path: Path, flags: Sequence[Override]) -> LoadedJob:

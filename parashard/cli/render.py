@@ -1,6 +1,6 @@
 """The commands `parashard render`: a job as manifests for a platform that runs containers.
 
-Parses, calls, writes files, prints; decides nothing. Registered in `parashard.cli.main`.
+Parses, calls, writes files, prints; decides nothing. Loaded by `parashard.cli.main`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from typing import Annotated
 
 import typer
 
-from parashard.cli.options import App, Sets
+from parashard.cli.app import App
+from parashard.cli.options import Sets
 from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job

@@ -1,6 +1,6 @@
 """The commands `parashard runs` and `parashard kill`: which runs there are on this machine, and one process's end.
 
-Parses, calls, prints; decides nothing. Registered in `parashard.cli.main`.
+Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from parashard.cli.options import App, complete_runs
+from parashard.cli.app import App
+from parashard.cli.options import complete_runs
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch.run_files import JOB_FILE

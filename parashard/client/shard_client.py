@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.client.fan_out import Asking
 from parashard.client.pull_buffers import PullBuffer, PullBuffers
-from parashard.encodings import Encoded, GradientEncoder
+from parashard.encodings.feedback import Encoded, GradientEncoder
 from parashard.errors import ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s

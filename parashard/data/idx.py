@@ -32,7 +32,7 @@ Bytes = npt.NDArray[np.uint8]
 class IdxOptions(BaseModel):
     """A folder with the four files of MNIST; inputs of shape (rows, columns) in [0, 1]."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
     source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
     path: Path = Field(

@@ -17,7 +17,7 @@ _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelate
 class SplitOptions(BaseModel):
     """How many examples are held out, and which."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
     held_out: float = Field(
         default=0.2,

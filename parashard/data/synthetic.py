@@ -27,7 +27,7 @@ _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
 class SyntheticOptions(BaseModel):
     """Gaussian clusters; inputs of shape (features,)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
     source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
     examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")

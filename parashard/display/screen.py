@@ -13,9 +13,10 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.display.columns import Column
 from parashard.display.figures import count, counted, duration
 from parashard.display.status_tables import figures_of, progress_figures, shard_columns, state_of, worker_columns
-from parashard.display.text_table import Column, cut, item_lines, table_lines, text_lines
+from parashard.display.text_table import cut, item_lines, table_lines, text_lines
 
 BAR_CELLS = 40
 BAR_CELLS_MIN = 10

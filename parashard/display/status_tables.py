@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.display.columns import Column
 from parashard.display.figures import count, mebibytes, metric, metric_name, percent, rate
-from parashard.display.text_table import Column
 from parashard.telemetry.transfer import Bytes, Overlap
 
 TRAINING_LOSS = "training loss"

@@ -1,6 +1,6 @@
 """The summary of a run that has ended: its report as lines, with the names of the live view.
 
-Pure. Called by the command line.
+Called by the command line.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
 from rich.text import Text
 
 from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
@@ -17,6 +18,12 @@ from parashard.launch.run_files import WEIGHTS_FILE
 from parashard.launch.stopping import short_path
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
+
+
+def print_summary(report: Mapping[str, Any], run_dir: Path, console: Console) -> None:
+    """Print the figures of a report; a path stays one line, to be copied."""
+    for line in summary_lines(report, run_dir):
+        console.print(line, soft_wrap=True)
 
 
 def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:

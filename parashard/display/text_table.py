@@ -7,37 +7,16 @@ columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
+
+from parashard.display.columns import Column
 
 GAP = "  "
 ITEM_GAP = "   "
 TEXT_CELLS_MIN = 8
 CUT = "\u2026"
-
-
-@dataclass(frozen=True)
-class Column:
-    """One column of a table.
-
-    Attributes
-    ----------
-    title : str
-        Above it.
-    cells : tuple of str
-        From top to bottom.
-    is_text : bool
-        True: aligned to the left, and may be truncated; False: a number, shown in full or not at all.
-    rank : int
-        Columns that do not fit are dropped in order of descending rank; 0: never dropped.
-    """
-
-    title: str
-    cells: tuple[str, ...]
-    is_text: bool = False
-    rank: int = 0
 
 
 def table_lines(columns: Sequence[Column], width: int) -> list[str]:

@@ -6,10 +6,8 @@ settings, and by both ends of a push, which so derive the same lengths from the 
 
 from __future__ import annotations
 
-import math
 import re
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from parashard.errors import ConfigurationError
@@ -103,6 +101,7 @@ class Encoding:
             if plain.elements > _TOPK_ELEMENTS_MAX:
                 return plain
             # In decimal: in floats, 0.07 x 100 is a little more than 7.
-            kept = math.ceil(Fraction(str(self)[len("topk:") :]) * plain.elements)
+            digits = str(self).partition(".")[2]
+            kept = -(-int(digits) * plain.elements // 10 ** len(digits))
         encoded = Slice(partition, row_elements, self.dtype, kept)
         return encoded if encoded.size_bytes < plain.size_bytes else plain

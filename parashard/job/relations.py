@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.job.keys import dotted, key_parts
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ class Job(BaseModel):
     Frozen and complete: every key has its value or its default. Paths are absolute once `load_job` has read it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
 
     job: JobOptions = Field(description="What is trained for how long.")
     data: DataOptions = Field(description="Where the examples come from.")

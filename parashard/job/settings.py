@@ -12,7 +12,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.plan.variables import Variable
@@ -30,7 +30,7 @@ def _checked_encoding(value: Any) -> Any:
 class VariableSettings(BaseModel):
     """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
     frozen: bool | None = Field(default=None, description="True: the variable is never pushed and never changes.")
     decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")

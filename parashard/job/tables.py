@@ -59,7 +59,7 @@ def _checked_shard_device(value: Any) -> Any:
 class Table(BaseModel):
     """A table of the job file: unknown keys are errors, and no value is read as another type than it has."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 class JobOptions(Table):
@@ -264,7 +264,9 @@ class ClusterOptions(Table):
         default="auto",
         description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )
-    partitioner: PartitionerOptions = Field(default=MinimumSize(), description="How variables are cut into row ranges.")
+    partitioner: PartitionerOptions = Field(
+        default_factory=MinimumSize, description="How variables are cut into row ranges."
+    )
     host: str = Field(
         default="127.0.0.1",
         min_length=1,

@@ -17,14 +17,16 @@ from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parashard.errors import ConfigurationError
 from parashard.job.layers import Override
-from parashard.job.load import LoadedJob, load_job
 from parashard.launch.run_files import JOB_FILE, ORIGIN_FILE, REPORT_FILE
 from parashard.protocol.coordinator_client import ADDRESS_FILE
 from parashard.store.durable import write_durably
+
+if TYPE_CHECKING:
+    from parashard.job.load import LoadedJob
 
 LOCK_FILE = "lock"
 RUNS = Path("runs")
@@ -151,6 +153,8 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 
     The environment was applied when the run began. Models are looked up in the same place as then.
     """
+    from parashard.job.load import load_job
+
     loaded = load_job(run_dir / JOB_FILE, overrides, environ={})
     with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
         return replace(loaded, path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
@@ -278,6 +282,8 @@ def coordinator_in(run_dir: Path) -> dict[str, Any]:
 
 def _job_name_in(run_dir: Path) -> str:
     """Return the name of the job in a run directory; "" if this version cannot read its file."""
+    from parashard.job.load import load_job
+
     try:
         return load_job(run_dir / JOB_FILE, environ={}).job.job.name
     except ConfigurationError:

@@ -23,7 +23,7 @@ from parashard.plan.variables import Variable
 class CnnOptions(BaseModel):
     """Options of a convolutional network."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
     kind: Literal["cnn"] = Field("cnn", description="Convolutional network.")
     channels: tuple[PositiveInt, ...] = Field(

@@ -25,7 +25,7 @@ LEDGER_EPOCHS_MAX = 368
 class LedgerOptions(BaseModel):
     """Options of the ledger: none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
     kind: Literal["ledger"] = Field("ledger", description="Oracle: counts every example of every epoch.")

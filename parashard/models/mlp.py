@@ -20,7 +20,7 @@ from parashard.models.regressor import Regressor, need_values
 class MlpOptions(BaseModel):
     """Options of a multilayer perceptron."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
     kind: Literal["mlp"] = Field("mlp", description="Multilayer perceptron.")
     hidden: tuple[PositiveInt, ...] = Field(

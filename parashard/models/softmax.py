@@ -17,7 +17,7 @@ from parashard.models.dense import DenseClassifier
 class SoftmaxOptions(BaseModel):
     """Options of softmax regression: none."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
 
     kind: Literal["softmax"] = Field("softmax", description="Softmax regression.")
 

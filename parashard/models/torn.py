@@ -29,7 +29,7 @@ _CONSTANT_BITS = 10
 class TornOptions(BaseModel):
     """Options of the torn test."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
     for_tests: ClassVar[bool] = True  # errors do not offer it
 
     kind: Literal["torn"] = Field("torn", description="Oracle: shows pushes that were mixed or applied in part.")

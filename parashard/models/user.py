@@ -29,7 +29,7 @@ _METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 class UserOptions(BaseModel):
     """A user's own model; keys other than `kind` are the factory's keyword arguments."""
 
-    model_config = ConfigDict(frozen=True, extra="allow", strict=True)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow", strict=True)
 
     kind: str = Field(
         description="module:factory, a Python module and a function in it. It is installed, beside the job "

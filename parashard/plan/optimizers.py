@@ -91,12 +91,14 @@ class OptimizerSpec(BaseModel):
         0: off.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     kind: str = Field(description="Names the update rule.")
     learning_rate: _Rate
     weight_decay: _Coupled = 0.0
-    schedule: ScheduleOptions = Field(default=ConstantSchedule(), description="Multiplies the learning rate over time.")
+    schedule: ScheduleOptions = Field(
+        default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
+    )
     clip_value: Positive | None = Field(
         default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
     )

@@ -37,7 +37,7 @@ class Schedule(BaseModel):
         Length W >= 0 of the warm-up. Update t <= W has the multiplier t / W: no update has 0, and update W has 1.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     warmup_steps: int = Field(
         default=0, ge=0, description="Updates over which the multiplier rises linearly to 1 before the curve begins."
@@ -133,7 +133,7 @@ class StepSchedule(Schedule):
         since `factor` is the method of all schedules.
     """
 
-    model_config = ConfigDict(populate_by_name=True)  # a dump says `ratio`, a job file `factor`
+    model_config = ConfigDict(defer_build=True, populate_by_name=True)  # a dump says `ratio`, a job file `factor`
 
     kind: Literal["step"] = Field(default="step", description="Names this schedule.")
     every_steps: int = Field(ge=1, description="Updates on one tread of the staircase.")

@@ -10,9 +10,8 @@ import math
 import threading
 from argparse import ArgumentParser, Namespace
 
-import structlog
-
 from parashard.process.arguments import seconds
+from parashard.process.logs import structlog
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-import structlog
-
 from parashard.errors import NotReady, ParashardError, StoreFailed, may_pass
 from parashard.process.backoff import retry_pause_s
+from parashard.process.logs import structlog
 from parashard.process.side_effects import SideEffect, why_failed
 
 _Result = TypeVar("_Result")

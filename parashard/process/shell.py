@@ -18,12 +18,11 @@ import traceback
 from collections.abc import Callable
 from typing import NoReturn
 
-import structlog
-
 from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardError, RetryLater, shortened
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_failed
 from parashard.process.log_text import as_text
+from parashard.process.logs import structlog
 from parashard.process.side_effects import lossy
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h

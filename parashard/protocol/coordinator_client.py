@@ -12,12 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-import structlog
 import tenacity
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard.process.logs import structlog
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from parashard._proto import coordinator_pb2, shard_pb2
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError, MalformedFrame
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan

@@ -14,11 +14,11 @@ from datetime import datetime
 from typing import Any
 
 import grpc
-import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
+from parashard.process.logs import structlog
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor

@@ -16,12 +16,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-
-import structlog
-from cryptography import x509
+from typing import TYPE_CHECKING
 
 from parashard.errors import ConfigurationError, Unavailable, may_pass
+from parashard.process.logs import structlog
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
+
+if TYPE_CHECKING:
+    from cryptography import x509
 
 CA_FILE = "ca.pem"
 CERTIFICATE_FILE = "cert.pem"
@@ -222,6 +224,8 @@ def _content(path: Path) -> tuple[bytes, int]:
 
 
 def _certificates(path: Path, content: bytes) -> list[x509.Certificate]:
+    from cryptography import x509  # here: a process without TLS has no use for it
+
     try:
         return x509.load_pem_x509_certificates(content)
     except ValueError:
@@ -249,6 +253,8 @@ def _renewal(path: Path) -> str:
 
 
 def _uris(certificate: x509.Certificate) -> list[str]:
+    from cryptography import x509
+
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName)
     except (x509.ExtensionNotFound, ValueError):

@@ -13,7 +13,6 @@ from functools import lru_cache
 from typing import Any
 
 import grpc
-from cryptography import x509
 
 from parashard.errors import NotAllowed, NotReady
 from parashard.security.credentials import Credentials, Material
@@ -76,6 +75,8 @@ def _check_time(context: grpc.ServicerContext, now: datetime) -> None:
 @lru_cache(maxsize=1024)  # a connection's are the same at every call
 def _end(certificate: bytes, others: bytes) -> datetime:
     """Return when a verified certificate or the first of its intermediates expires."""
+    from cryptography import x509  # here: a process without TLS does not use it
+
     try:
         link = x509.load_pem_x509_certificate(certificate)
         issuers = x509.load_pem_x509_certificates(others) if others else []

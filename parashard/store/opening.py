@@ -8,7 +8,9 @@ from __future__ import annotations
 from parashard.errors import ConfigurationError
 from parashard.store.base import Store
 from parashard.store.local import LocalStore
-from parashard.store.remote import CREATE_IS_CONDITIONAL, ObjectStore
+
+CREATE_IS_CONDITIONAL = ("gs", "memory", "s3")
+"""The schemes whose create we know to be conditional. fsspec has others, some of which ignore the mode."""
 
 
 def open_store(url: str) -> Store:
@@ -33,4 +35,6 @@ def open_store(url: str) -> Store:
             f"{url}: {scheme}:// is not a store we take; allowed are a path, file://, "
             + ", ".join(f"{known}://" for known in sorted(CREATE_IS_CONDITIONAL))
         )
+    from parashard.store.remote import ObjectStore  # here: a folder has no use for fsspec
+
     return ObjectStore(url)

@@ -38,9 +38,6 @@ CALL_DEADLINE_S = 300.0
 
 CREATE_ATTEMPTS_MAX = 5
 
-CREATE_IS_CONDITIONAL = ("gs", "memory", "s3")
-"""The schemes whose create is known to be conditional. fsspec has others, some of which ignore the mode."""
-
 _PACKAGES = {"s3": "s3fs", "gs": "gcsfs"}
 _EXTRAS = {"s3": "s3", "gs": "gcs"}
 

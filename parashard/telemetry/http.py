@@ -13,7 +13,6 @@ from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-import structlog
 from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
 from prometheus_client.core import CounterMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
@@ -21,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from parashard import __version__
 from parashard.errors import Unavailable
+from parashard.process.logs import structlog
 from parashard.process.side_effects import failed_writes
 from parashard.protocol.rpc import address_family, join_address
 from parashard.security.credentials import Credentials

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 
-import structlog
 from opentelemetry.context import Context
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor, TracerProvider
@@ -31,6 +30,7 @@ from opentelemetry.util.types import AttributeValue
 
 from parashard import __version__
 from parashard.errors import ConfigurationError, ParashardError
+from parashard.process.logs import structlog
 
 TRACEPARENT_BYTES = 55  # version 00 of W3C Trace Context: 2 + 32 + 16 + 2 hexadecimal digits and three dashes
 CLOSE_S = 1.0

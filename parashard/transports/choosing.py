@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Generic, Protocol, TypeVar
 
-import structlog
-
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
+from parashard.process.logs import structlog
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt

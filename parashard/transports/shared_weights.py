@@ -28,11 +28,11 @@ from bisect import bisect_right
 from collections.abc import Sequence
 
 import numpy as np
-import structlog
 
 from parashard.errors import MalformedFrame, StaleRound
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
+from parashard.process.logs import structlog
 from parashard.protocol.buffers import Buffers
 from parashard.transports import memory
 from parashard.transports.memory import Bytes

@@ -17,8 +17,6 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-import structlog
-
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.errors import ParashardError, PeerFailed, RetryLater
@@ -26,6 +24,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
 from parashard.process.compute_threads import limit_threads
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
+from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import interval_messages

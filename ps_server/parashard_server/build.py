@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 from parashard import encodings
 from parashard._proto import coordinator_pb2 as pb
@@ -87,12 +88,18 @@ class ShardBuilder:
         cluster = self.job.cluster
         self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
-        fused.warm_up()  # compile before the first push, not during it
+        if self._card is not None:
+            cuda_storage.warm_up(self._card, self.optimizer)
+        beside = ThreadPoolExecutor(1, "kernels")
+        self._kernels = beside.submit(self._load_kernels)
+        beside.shutdown(wait=False)
+
+    def _load_kernels(self) -> None:
+        """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
+        fused.warm_up(rounds=self.round_steps is not None, compensated=self.job.optimizer.delay_compensation > 0)
         encodings.warm_up(self.plan.variables.values())
         if self._card is None:
             self.optimizer.warm_up()
-        else:
-            cuda_storage.warm_up(self._card, self.optimizer)
 
     @property
     def round_steps(self) -> int | None:
@@ -103,6 +110,9 @@ class ShardBuilder:
     def build(self, incarnation: int, state: ShardState | None) -> Shard:
         """Return a shard with the state of a checkpoint, or with its first values, ready to serve.
 
+        The kernels load on a thread of their own meanwhile, and while the caller claims and reads; no push waits for
+        them.
+
         Raises
         ------
         DamagedCheckpoint, StoreFailed
@@ -111,11 +121,13 @@ class ShardBuilder:
             If this machine has no memory for the weights and what lies beside them.
         """
         try:
-            return self._build(incarnation, state)
+            shard = self._build(incarnation, state)
         except MemoryError as error:
             if not self.plan.layouts[self.index]:
                 raise
             raise Unavailable(self._without_memory(error)) from error
+        self._kernels.result()
+        return shard
 
     def _without_memory(self, error: MemoryError) -> str:
         layout, slots = self.plan.layouts[self.index], len(self.optimizer.slots)

@@ -47,5 +47,7 @@ def test_a_model_of_the_working_directory_is_imported_within_its_process_s_threa
     assert run.report()["state"] == "done"
     noted = dict(line.split(" ", 1) for line in (here / "noted").read_text().splitlines())
     of_the_user = THREAD_VARIABLES.index("MKL_NUM_THREADS")
-    assert noted["parashard_coordinator"].split() == ["7" if at == of_the_user else "1" for at in range(len(THREAD_VARIABLES))]
+    assert noted["parashard_coordinator"].split() == [
+        "7" if at == of_the_user else "1" for at in range(len(THREAD_VARIABLES))
+    ]
     assert noted["parashard_worker"].split() == ["7" if by_hand else "3"] * len(THREAD_VARIABLES)

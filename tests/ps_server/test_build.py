@@ -212,3 +212,25 @@ def test_values_with_another_bit_are_refused(store: MemoryStore) -> None:
     store.contents[name] = store.contents[name][:-1] + b"\1"
     with pytest.raises(DamagedCheckpoint, match=r"variables-0\.safetensors: SHA-256"):
         joined_from(store)
+
+
+def test_no_shard_is_built_whose_kernels_do_not_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(**_: bool) -> None:  # on a thread of its own
+        raise OSError("the cache of machine code cannot be read")
+
+    monkeypatch.setattr("parashard_server.build.fused.warm_up", broken)
+    with pytest.raises(OSError, match="machine code"):
+        built()
+
+
+def test_a_job_loads_the_kernels_that_it_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    loaded: list[dict[str, bool]] = []
+    monkeypatch.setattr("parashard_server.build.fused.warm_up", lambda **needed: loaded.append(needed))
+    built()
+    built(consistency="sync:3")
+    built(optimizer={"delay_compensation": 0.5})
+    assert loaded == [
+        {"rounds": False, "compensated": False},
+        {"rounds": True, "compensated": False},
+        {"rounds": False, "compensated": True},
+    ]

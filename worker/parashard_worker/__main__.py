@@ -12,8 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import structlog
-
 from parashard import encodings
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
@@ -33,6 +31,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import credentials_of, service_arguments
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
+from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.proto_conversion import plan_from, view_from
 from parashard.security.identity import Role

@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
-import structlog
-
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError
 from parashard.process import failpoints
+from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard_worker.leased import Joined, LeasedWork, Work

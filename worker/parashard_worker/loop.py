@@ -15,7 +15,6 @@ from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-import structlog
 import tenacity
 
 from parashard._proto import coordinator_pb2 as pb
@@ -35,6 +34,7 @@ from parashard.errors import (
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
+from parashard.process.logs import structlog
 from parashard.transports.base import View
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.leasing import Leasing

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from html import escape
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.display.columns import Column
 from parashard.display.figures import count, duration
 from parashard.display.status_tables import figures_of, shard_columns, state_of, worker_columns
-from parashard.display.text_table import Column
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1c2733; }

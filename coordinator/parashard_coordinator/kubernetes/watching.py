@@ -12,10 +12,9 @@ import threading
 from collections.abc import Callable
 from typing import NamedTuple
 
-import structlog
-
 from parashard.errors import ConfigurationError, RetryLater
 from parashard.process.backoff import backoff_s
+from parashard.process.logs import structlog
 from parashard_coordinator.kubernetes.cluster import Cluster, Conflict, StaleList, Unreadable
 from parashard_coordinator.kubernetes.ledger import PodEnd, PodLedger
 

@@ -15,8 +15,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-import structlog
-
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
     DamagedCheckpoint,
@@ -34,6 +32,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
+from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop
 from parashard.process.side_effects import SideEffect
 from parashard.process.trouble import STEADY_S

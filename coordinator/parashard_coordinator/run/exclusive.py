@@ -12,8 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import structlog
-
+from parashard.process.logs import structlog
 from parashard_coordinator.core.core import Core
 
 _Result = TypeVar("_Result")

@@ -20,7 +20,7 @@ from parashard.checkpoints.manifest import InitialManifest
 from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.display.figures import counted
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job

@@ -20,8 +20,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import structlog
-
 from parashard.checkpoints.catalogue import (
     COORDINATORS,
     RUN_NAME,
@@ -44,6 +42,7 @@ from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.process import failpoints
+from parashard.process.logs import structlog
 from parashard.store.base import Store
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved

@@ -9,8 +9,6 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 
-import structlog
-
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import ShardManifest
@@ -18,6 +16,7 @@ from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_te
 from parashard.errors import StoreFailed, Superseded
 from parashard.plan.intervals import IntervalSet
 from parashard.process import failpoints
+from parashard.process.logs import structlog
 from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut

@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import structlog
-
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.checkpoints.retention import Held, collect, given_up, superseded
 from parashard.checkpoints.verify import damage_in_shard
@@ -23,6 +21,7 @@ from parashard.errors import QueueFull, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
+from parashard.process.logs import structlog
 from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard

@@ -12,8 +12,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import structlog
-
 from parashard._proto import shard_pb2
 from parashard.checkpoints.retention import Held
 from parashard.errors import (
@@ -28,6 +26,7 @@ from parashard.errors import (
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import retry_while_disk_fails
+from parashard.process.logs import structlog
 from parashard.process.trouble import Trouble
 from parashard.store.base import Store
 from parashard.store.claims import Claims, Return

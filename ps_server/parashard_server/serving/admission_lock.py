@@ -12,9 +12,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-import structlog
-
 from parashard.errors import ParashardError, QueueFull
+from parashard.process.logs import structlog
 
 _Result = TypeVar("_Result")
 BROKEN_EXIT_CODE = 70  # sysexits.h: internal software error

@@ -16,8 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import structlog
-
+from parashard.process.logs import structlog
 from parashard.transports.socket_io import is_own_user
 
 ROOT = Path("/dev/shm")

@@ -17,9 +17,8 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import structlog
-
 from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
+from parashard.process.logs import structlog
 from parashard.protocol.rpc import join_address
 from parashard.security.peers import peer_of_certificate, peer_of_host
 from parashard.security.roles import check_call

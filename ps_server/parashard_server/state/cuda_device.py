@@ -12,11 +12,11 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
-import structlog
 
 from parashard.errors import ConfigurationError
 from parashard.plan.variables import Float32s
 from parashard.process import cuda
+from parashard.process.logs import structlog
 from parashard_server.state.cuda_storage import Resident
 from parashard_server.state.kernels import cuda as kernels
 

@@ -11,11 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import typer
 
 from parashard import __version__
-from parashard.cli import main
+from parashard.cli import run as run_commands
+from parashard.cli.main import app
 from parashard.display.live import NoView
-from parashard.job import LoadedJob, as_toml, load_job, parse_set
+from parashard.job.layers import parse_set
+from parashard.job.load import LoadedJob, as_toml, load_job
 from parashard.launch.run import Outcome
 from parashard.launch.run_folders import launcher_lock
 from parashard.process.shell import ExitCode
@@ -168,7 +171,7 @@ def test_after_a_mistake_the_terminal_is_given_back_and_no_folder_is_left(parash
         def close(self) -> None:
             closed.append(True)
 
-    monkeypatch.setattr(f"parashard.cli.{'chaos' if command == 'chaos' else 'main'}.open_view", lambda _: View())
+    monkeypatch.setattr(f"parashard.cli.{command}.open_view", lambda _: View())
     assert_refused(parashard(command, "job.toml", "--set", "cluster.host=198.51.100.7"), "off loopback")
     assert closed
     assert list(Path("runs").iterdir()) == []
@@ -261,10 +264,18 @@ def test_config_as_a_table_has_a_line_for_every_value(parashard):
 
 def test_help_begins_with_run_and_shows_no_type_of_flags(parashard):
     said = parashard("--help").out
-    commands = [line.split()[1] for line in said.partition("Commands")[2].splitlines() if line.startswith("│ ")]
+    commands = [line.split()[0] for line in said.partition("Commands:\n")[2].splitlines()]
     assert commands[:2] == ["run", "resume"]
     for words in [["--help"], ["run", "--help"], ["checkpoint", "ls", "--help"], ["certs", "--help"]]:
         assert "bool" not in parashard(*words).out.lower(), words
+
+
+def test_help_says_of_a_command_what_its_own_help_says():
+    # It does so without the command's file: the table in `parashard.cli.main` has the sentence.
+    commands = typer.main.get_command(app).commands
+    told = {name: found.help for name, found in type(typer.main.get_command(app)).table.items()}
+    own = {name: " ".join(commands[name].help.partition("\n\n")[0].split()) for name in told}
+    assert told == own
 
 
 def test_a_shell_is_given_what_completes_commands(parashard, monkeypatch):
@@ -404,7 +415,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
 
     def play(exit_code: int, report: dict[str, object], reason: str = "") -> None:
         monkeypatch.setattr(
-            main,
+            run_commands,
             "run_job",
             lambda loaded, folder, view, *, init, output, resume, from_checkpoint, tls_dir, trace: Outcome(
                 exit_code, report, reason, folder
@@ -552,7 +563,7 @@ def taken_up(monkeypatch: pytest.MonkeyPatch) -> list[tuple[LoadedJob, Path]]:
         taken.append((loaded, folder))
         return Outcome(ExitCode.DONE, REPORT, "", folder)
 
-    monkeypatch.setattr(main, "run_job", run)
+    monkeypatch.setattr(run_commands, "run_job", run)
     return taken
 
 

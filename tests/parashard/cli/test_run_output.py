@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from parashard.cli import main
+from parashard.cli import run as run_commands
 from parashard.launch.run import Outcome
 from support.command_line import run_command
 from support.small_job import SMALL_JOB
@@ -17,9 +17,9 @@ DEADLINE_S = 60.0
 PROGRAM = """
 import sys
 from pathlib import Path
-from parashard.cli import main
+from parashard.cli import main, run
 from parashard.launch.run import Outcome
-main.run_job = lambda *_, **__: Outcome(0, {"state": "done"}, "done", Path("runs/x"))
+run.run_job = lambda *_, **__: Outcome(0, {"state": "done"}, "done", Path("runs/x"))
 sys.argv = ["parashard", "run", "job.toml", "--json"]
 main.main()
 """
@@ -53,8 +53,8 @@ def test_a_finished_job_whose_progress_nobody_could_read_is_done(
 ) -> None:  # P21
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SMALL_JOB)
-    monkeypatch.setattr(main, "run_job", lambda *_, **__: Outcome(0, {"state": "done"}, "done", tmp_path))
-    monkeypatch.setattr(main, "_print_summary", lambda report, run_dir, console: console.print("summary"))
+    monkeypatch.setattr(run_commands, "run_job", lambda *_, **__: Outcome(0, {"state": "done"}, "done", tmp_path))
+    monkeypatch.setattr(run_commands, "print_summary", lambda report, run_dir, console: console.print("summary"))
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
         ran = run_command(monkeypatch, capsys, "run", "job.toml")

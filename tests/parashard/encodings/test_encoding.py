@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from parashard.encodings import Encoding
+from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError
 from parashard.plan.partition import Partition
 from parashard.protocol.messages import DType, Slice

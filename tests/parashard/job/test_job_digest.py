@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from parashard.data.base import DataSpec
-from parashard.job import Job, changed_keys, identity_digest, job_identity, load_job, parse_set
+from parashard.job.digest import changed_keys, identity_digest, job_identity
+from parashard.job.layers import parse_set
+from parashard.job.load import load_job
+from parashard.job.schema import Job
 from parashard.plan.variables import Initializer, Variable
 
 SPEC = DataSpec(examples=100, held_out=20, input_shape=(4, 4), classes=3, fingerprint="f00d")

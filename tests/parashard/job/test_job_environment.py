@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.job import load_job
 from parashard.job.environment import COMPOSE_VARIABLES, OWN_VARIABLES
+from parashard.job.load import load_job
 from parashard.process import failpoints
 from parashard.process.arguments import TLS_VARIABLE, TRACE_VARIABLE
 

@@ -5,7 +5,9 @@ from pathlib import Path
 import pytest
 
 from parashard.data import open_source
-from parashard.job import apply_settings, load_job, parse_set
+from parashard.job.layers import parse_set
+from parashard.job.load import load_job
+from parashard.job.settings import apply_settings
 from parashard.models import build_model
 from parashard.plan.variables import Variable
 

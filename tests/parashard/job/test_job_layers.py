@@ -4,8 +4,7 @@ from typing import Any
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.job import parse_set
-from parashard.job.layers import layered
+from parashard.job.layers import layered, parse_set
 
 FILE = Path("job.toml")
 TABLE: dict[str, Any] = {"cluster": {"shards": 2, "partitioner": {"kind": "maximum-size", "max_bytes": 64}}, "data": {}}

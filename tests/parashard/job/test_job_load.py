@@ -9,7 +9,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
-from parashard.job import Job, Policy, as_toml, describe, load_job, parse_set
+from parashard.job.layers import parse_set
+from parashard.job.load import as_toml, describe, load_job
+from parashard.job.policy import Policy
+from parashard.job.schema import Job
 
 WriteJob = Callable[..., Path]
 

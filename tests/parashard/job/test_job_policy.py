@@ -3,7 +3,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
-from parashard.job import Policy
+from parashard.job.policy import Policy
 
 policies = st.one_of(
     st.just(Policy("async")),

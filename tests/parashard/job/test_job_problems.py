@@ -9,7 +9,9 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
-from parashard.job import Job, load_job, parse_set
+from parashard.job.layers import parse_set
+from parashard.job.load import load_job
+from parashard.job.schema import Job
 
 # What is set, and the message after its origin.
 KEYS = [

@@ -1,7 +1,7 @@
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.job import VariableSettings, apply_settings
+from parashard.job.settings import VariableSettings, apply_settings
 from parashard.plan.variables import Variable
 
 VARIABLES = {

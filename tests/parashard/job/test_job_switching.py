@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard.job import load_job, parse_set
+from parashard.job.layers import parse_set
+from parashard.job.load import load_job
 
 Write = Callable[..., Path]
 

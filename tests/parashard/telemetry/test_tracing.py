@@ -51,17 +51,6 @@ def test_the_flag_or_the_environment_says_so(monkeypatch: pytest.MonkeyPatch) ->
     assert service_arguments("x").parse_args([]).trace == "yes"
 
 
-def test_services_that_do_not_trace_never_load_opentelemetry() -> None:
-    done = run(
-        "import sys, parashard.cli.main\n"
-        "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__\n"
-        "from parashard.telemetry.tracing import tracing\n"
-        "with tracing('', 'worker', '') as tracer:\n"
-        "    print(tracer, sorted(m for m in sys.modules if m.startswith('opentelemetry') or m.endswith('traced')))"
-    )
-    assert (done.stdout, done.stderr) == ("None []\n", "")
-
-
 @pytest.mark.parametrize(
     ("service", "more"),
     [("worker", []), ("server", ["--index", "0"]), ("coordinator", ["--job", "x.toml", "--run-dir", "x"])],

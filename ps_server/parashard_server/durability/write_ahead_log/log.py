@@ -15,10 +15,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
-import structlog
 
 from parashard.errors import NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.plan.variables import Float32s
+from parashard.process.logs import structlog
 from parashard.store.durable import sync_folder, sync_upwards
 from parashard_server.durability.write_ahead_log.records import LogIdentity, decode_header, encode_head, encode_header
 from parashard_server.durability.write_ahead_log.segments import Segment, SegmentFile, find_segments, segment_name

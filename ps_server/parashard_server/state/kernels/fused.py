@@ -6,15 +6,25 @@ shard. See `reference` for what each function does; the number of threads change
 
 from __future__ import annotations
 
+from functools import cache
+from types import ModuleType
+
 import numpy as np
 
 from parashard.plan.variables import Float32s
-from parashard_server.state.kernels import loops
 from parashard_server.state.kernels.lanes import Lanes
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
 
 _f32 = np.float32
 _lanes = Lanes(1)
+
+
+@cache
+def _loops() -> ModuleType:
+    """Return the compiled loops; importing them loads Numba, which nothing of a shard needs before its kernels."""
+    from parashard_server.state.kernels import loops
+
+    return loops
 
 
 def use_threads(threads: int) -> None:
@@ -25,22 +35,32 @@ def use_threads(threads: int) -> None:
         _lanes = Lanes(threads)
 
 
-def warm_up() -> None:
-    """Compile what pushes need beside the kernel of their optimizer, or load it from the cache."""
+def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
+    """Compile what pushes need beside the kernel of their optimizer, or load it from the cache.
+
+    Parameters
+    ----------
+    rounds : bool
+        Gradients will be added up.
+    compensated : bool
+        Gradients will be corrected for their delay.
+    """
     values, received = np.empty(0, np.float32), np.empty(0, np.float32)
     received.flags.writeable = False
     for gradient in (values, received):
         is_finite(gradient)
-        accumulate(values, gradient)
         copy(values, gradient)
-    delay_compensated(values, values, values, 0.0)
+        if rounds:
+            accumulate(values, gradient)
+    if compensated:
+        delay_compensated(values, values, values, 0.0)
 
 
 def sgd(
     weights: Float32s, gradient: Float32s, *, learning_rate: float, weight_decay: float, clip: float, scale: float
 ) -> None:
     """See `reference.sgd`."""
-    _lanes.run(loops.sgd, (weights, gradient), _f32(learning_rate), _f32(weight_decay), _f32(clip), _f32(scale))
+    _lanes.run(_loops().sgd, (weights, gradient), _f32(learning_rate), _f32(weight_decay), _f32(clip), _f32(scale))
 
 
 def momentum(
@@ -49,7 +69,7 @@ def momentum(
 ) -> None:  # fmt: skip
     """See `reference.momentum`."""
     _lanes.run(
-        loops.momentum, (weights, gradient, velocity),
+        _loops().momentum, (weights, gradient, velocity),
         _f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
 
@@ -60,7 +80,7 @@ def nesterov(
 ) -> None:  # fmt: skip
     """See `reference.nesterov`."""
     _lanes.run(
-        loops.nesterov, (weights, gradient, velocity),
+        _loops().nesterov, (weights, gradient, velocity),
         _f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
 
@@ -71,7 +91,7 @@ def adagrad(
 ) -> None:  # fmt: skip
     """See `reference.adagrad`."""
     _lanes.run(
-        loops.adagrad, (weights, gradient, accumulator),
+        _loops().adagrad, (weights, gradient, accumulator),
         _f32(learning_rate), _f32(epsilon), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
 
@@ -82,7 +102,7 @@ def rmsprop(
 ) -> None:  # fmt: skip
     """See `reference.rmsprop`."""
     _lanes.run(
-        loops.rmsprop, (weights, gradient, mean_square),
+        _loops().rmsprop, (weights, gradient, mean_square),
         _f32(learning_rate), _f32(rho), _f32(1.0 - rho), _f32(epsilon), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
 
@@ -95,7 +115,7 @@ def adam(
     """See `reference.adam`."""
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
     _lanes.run(
-        loops.adam, (weights, gradient, m, v),
+        _loops().adam, (weights, gradient, m, v),
         _f32(learning_rate * correction), _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2),
         _f32(epsilon_t), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
@@ -109,7 +129,7 @@ def adamw(
     """See `reference.adamw`."""
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
     _lanes.run(
-        loops.adamw, (weights, gradient, m, v),
+        _loops().adamw, (weights, gradient, m, v),
         _f32(learning_rate * correction), _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2),
         _f32(epsilon_t), _f32(learning_rate * weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
@@ -123,7 +143,7 @@ def ftrl(
     if learning_rate < SMALLEST_FTRL_RATE:
         return
     _lanes.run(
-        loops.ftrl, (weights, gradient, z, n),
+        _loops().ftrl, (weights, gradient, z, n),
         _f32(1.0 / learning_rate), _f32(beta), _f32(l1), _f32(l2), _f32(weight_decay), _f32(clip), _f32(scale),
     )  # fmt: skip
 
@@ -137,29 +157,29 @@ def lamb(
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
     direction = (_f32(correction), _f32(epsilon_t), _f32(weight_decay))
     squares = _lanes.run(
-        loops.lamb_moments, (weights, gradient, m, v),
+        _loops().lamb_moments, (weights, gradient, m, v),
         _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2), *direction, _f32(clip), _f32(scale),
         BLOCK_ELEMENTS,
     )  # fmt: skip
     ratio = trust_ratio(np.concatenate(squares))
-    _lanes.run(loops.lamb_step, (weights, m, v), *direction, _f32(learning_rate * ratio))
+    _lanes.run(_loops().lamb_step, (weights, m, v), *direction, _f32(learning_rate * ratio))
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:
     """See `reference.accumulate`."""
-    _lanes.run(loops.accumulate, (total, gradient))
+    _lanes.run(_loops().accumulate, (total, gradient))
 
 
 def delay_compensated(gradient: Float32s, weights: Float32s, pulled: Float32s, strength: float) -> None:
     """See `reference.delay_compensated`."""
-    _lanes.run(loops.delay_compensated, (gradient, weights, pulled), _f32(strength))
+    _lanes.run(_loops().delay_compensated, (gradient, weights, pulled), _f32(strength))
 
 
 def is_finite(array: Float32s) -> bool:
     """See `reference.is_finite`."""
-    return all(_lanes.run(loops.is_finite, (array,)))
+    return all(_lanes.run(_loops().is_finite, (array,)))
 
 
 def copy(destination: Float32s, source: Float32s) -> None:
     """See `reference.copy`."""
-    _lanes.run(loops.copy, (destination, source))
+    _lanes.run(_loops().copy, (destination, source))

@@ -1,0 +1,189 @@
+"""The commands `parashard run` and `parashard resume`: train a job on a local cluster.
+
+Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from parashard.cli.app import complain
+from parashard.cli.options import (
+    Consistency,
+    DeviceName,
+    JobFile,
+    Sets,
+    Shards,
+    TlsDir,
+    Trace,
+    Workers,
+    begin_run,
+    complete_runs,
+    job_flags,
+    told_job,
+)
+from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.display.summary import print_summary
+from parashard.errors import ConfigurationError
+from parashard.job.differences import NAMED_MAX
+from parashard.job.keys import shown
+from parashard.job.load import LoadedJob, describe
+from parashard.launch.run import INTERRUPTED, Outcome, run_job
+from parashard.launch.run_folders import new_run_dir, resumed_job, resumed_run_dir, unfinished_run
+from parashard.launch.stopping import short_path
+from parashard.process.shell import ExitCode
+from parashard.process.side_effects import why_failed
+
+Output = Annotated[Path | None, typer.Option(help="Where to copy the final weights.")]
+FromCheckpoint = Annotated[
+    str, typer.Option(metavar="jN", help="With other --shards than before: start from this drained checkpoint.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the report as one JSON line.")]
+
+
+def run(
+    job: JobFile,
+    shards: Shards = None,
+    workers: Workers = None,
+    consistency: Consistency = None,
+    device: DeviceName = None,
+    set_: Sets = None,
+    run_dir: Annotated[Path | None, typer.Option(help="The run's own directory; must be empty or new.")] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with a run that was stopped: --run-dir, or this job's newest one.")
+    ] = False,
+    from_checkpoint: FromCheckpoint = "",
+    init: Annotated[Path | None, typer.Option(help="safetensors file to start from.")] = None,
+    output: Output = None,
+    tls_dir: TlsDir = None,
+    trace: Trace = False,
+    json_: Json = False,
+) -> None:
+    """Train a job on a local cluster, and show how it goes."""
+    flags = job_flags(shards, workers, consistency, device, set_)
+    loaded = told_job(job, flags)
+    if resume and init is not None:
+        raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
+    if from_checkpoint and not resume:
+        raise ConfigurationError("--from-checkpoint needs --resume: it names a checkpoint of a run that goes on")
+    name, console = loaded.job.job.name, _console(json_)
+    if resume:
+        folder, named = resumed_run_dir(run_dir, name), loaded
+        loaded = replace(resumed_job(folder, flags), path=named.path)
+        for line in not_taken(named, loaded, folder):
+            console.print(Text(line), soft_wrap=True)
+    else:
+        keep = run_dir is not None and run_dir.exists()
+        folder = new_run_dir(run_dir, name)
+
+    view = _view(console, json_)
+
+    def train() -> Outcome:
+        return run_job(
+            loaded,
+            folder,
+            view,
+            init=init,
+            output=output,
+            resume=resume,
+            from_checkpoint=from_checkpoint,
+            tls_dir=tls_dir,
+            trace=trace,
+        )
+
+    if resume:
+        with closing(view):
+            outcome = train()
+    else:
+        outcome = begin_run(folder, view, train, keep=keep)
+    _tell_end(outcome, name, console, json_)
+
+
+def resume(
+    run: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="RUN",
+            help="A run directory, or its name under runs/; default: the newest unfinished one.",
+            autocompletion=complete_runs,
+        ),
+    ] = None,
+    shards: Shards = None,
+    workers: Workers = None,
+    device: DeviceName = None,
+    set_: Sets = None,
+    from_checkpoint: FromCheckpoint = "",
+    output: Output = None,
+    tls_dir: TlsDir = None,
+    trace: Trace = False,
+    json_: Json = False,
+) -> None:
+    """Go on with a run that was stopped, with the values that it began with and the flags of now over them."""
+    folder, console = unfinished_run(run), _console(json_)
+    loaded = resumed_job(folder, job_flags(shards, workers, None, device, set_))
+    with closing(_view(console, json_)) as view:
+        outcome = run_job(
+            loaded,
+            folder,
+            view,
+            init=None,
+            output=output,
+            resume=True,
+            from_checkpoint=from_checkpoint,
+            tls_dir=tls_dir,
+            trace=trace,
+        )
+    _tell_end(outcome, loaded.job.job.name, console, json_)
+
+
+def _view(console: Console, json_: bool) -> JobView:
+    return open_view(console) if not json_ or console.is_terminal else NoView()
+
+
+def _console(json_: bool) -> Console:
+    """Return where a run's progress is shown: standard output is for the report alone with `--json`."""
+    return console_for(sys.stderr if json_ else sys.stdout)
+
+
+def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoReturn:
+    """Print how a run ended, and exit as it did."""
+    interrupted = outcome.exit_code == INTERRUPTED
+    if outcome.report and not json_ and (interrupted or outcome.exit_code == ExitCode.DONE):
+        print_summary(outcome.report, outcome.run_dir, console)
+    if outcome.exit_code != ExitCode.DONE:
+        logs = "" if outcome.is_refused or interrupted else f"; logs are in {short_path(outcome.run_dir / 'logs')}"
+        complain(f"{outcome.reason}{logs}")
+    if json_:
+        where = {} if outcome.is_refused else {"run_dir": str(outcome.run_dir)}
+        try:
+            typer.echo(json.dumps(outcome.report or {"job": job, "state": "failed", "weights": None, **where}))
+        except OSError as error:
+            complain(f"the report cannot be printed: {why_failed(error)}; see {short_path(outcome.run_dir)}")
+            raise typer.Exit(outcome.exit_code or int(ExitCode.FAILED)) from None
+    raise typer.Exit(outcome.exit_code)
+
+
+def not_taken(named: LoadedJob, resumed: LoadedJob, run_dir: Path) -> list[str]:
+    """Return what tells that a run goes on with its own values where the job file that was named has others."""
+    theirs = {key: value for key, value, _ in describe(resumed)}
+    others = [
+        f"{key} = {shown(value)} (the run: {shown(theirs.get(key))})"
+        for key, value, _ in describe(named)
+        if value != theirs.get(key)
+    ]
+    if not others:
+        return []
+    more = f", and {len(others) - NAMED_MAX} more" if len(others) > NAMED_MAX else ""
+    return [
+        f"{short_path(run_dir)} goes on with its own values; not taken from {short_path(named.path)}: "
+        f"{', '.join(others[:NAMED_MAX])}{more}"
+    ]

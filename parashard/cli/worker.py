@@ -1,0 +1,48 @@
+"""The command `parashard worker`, which becomes a worker's process.
+
+Parses and executes; decides nothing. Loaded by `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parashard.cli.options import DeviceName, Sets, TlsDir, Trace, complete_runs
+from parashard.launch.local_cluster import MODULES
+from parashard.launch.run_folders import place_of
+from parashard.process.shell import LogFormat
+
+
+def worker(
+    connect: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDR|RUN",
+            help="The coordinator: host:port, a run directory or a name under runs/.",
+            autocompletion=complete_runs,
+        ),
+    ],
+    device: DeviceName = None,
+    name: Annotated[str, typer.Option(help="Its name in the job; default: the next free one.")] = "",
+    set_: Sets = None,
+    model_folder: Annotated[Path | None, typer.Option(help="Where a model of your own lies on this machine.")] = None,
+    tls_dir: TlsDir = None,
+    trace: Trace = False,
+    log_format: Annotated[
+        LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
+    ] = LogFormat.TEXT,
+) -> None:
+    """Join a running job with one more worker, from anywhere."""
+    arguments = ["--connect", place_of(connect), "--name", name, "--device", device or "", "--log-format", log_format]
+    arguments += [part for text in set_ or () for part in ("--set", text)]
+    if model_folder is not None:
+        arguments += ["--model-folder", str(model_folder.absolute())]
+    if tls_dir is not None:
+        arguments += ["--tls-dir", str(tls_dir.absolute())]
+    arguments += ["--trace"] if trace else []
+    os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES["worker"], *arguments])

@@ -1,0 +1,30 @@
+"""Column: a column of a table of a job's status, as text, for a terminal and for the status page.
+
+Pure. Made by `parashard.display.status_tables`; shown by `parashard.display.text_table` and by the coordinator's page.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table.
+
+    Attributes
+    ----------
+    title : str
+        Above it.
+    cells : tuple of str
+        From top to bottom.
+    is_text : bool
+        True: aligned to the left, and may be shortened; False: a number, shown in full or not at all.
+    rank : int
+        Of the columns that there is no room for, the one with the greatest rank goes first; 0: it stays.
+    """
+
+    title: str
+    cells: tuple[str, ...]
+    is_text: bool = False
+    rank: int = 0

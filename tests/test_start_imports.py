@@ -1,0 +1,98 @@
+"""What a process imports as it starts: nothing that only some jobs, or only some commands, have a use for.
+
+By name, for time depends on the machine; `python -m benchmarks.start_costs` has the seconds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+RARELY = {
+    "cryptography": "reads certificates: only with --tls-dir",
+    "cupy": "a card",
+    "fsspec": "an object store, not a folder",
+    "kubernetes": 'only with cluster.launcher = "kubernetes"',
+    "matplotlib": "plots of benchmarks",
+    "opentelemetry": "only with --trace",
+    "pandas": "nothing of ours has a use for it",
+    "pyarrow": 'only with data.source = "parquet"',
+    "s3fs": "an object store, not a folder",
+    "scipy": "comes with Numba and scikit-learn",
+    "sklearn": "only where it has the digits, whose file is read without it",
+}
+"""What neither a service nor a command imports as it starts, and what for it is imported."""
+
+SERVICE = {
+    "llvmlite": "compiles: a shard's kernels, and encodings",
+    "numba": "compiles: a shard's kernels, which load beside the rest of its start, and encodings",
+    "rich": "people's terminals, and structlog where it finds it",
+    "parashard.cli": "people's commands",
+    "shellingham": "comes with typer",
+    "typer": "people's commands",
+}
+NO_ARRAYS = {"safetensors": "a worker has neither weights on a disk nor checkpoints"}
+COMMAND = {
+    "google": "asks processes",
+    "grpc": "asks processes",
+    "numba": "compiles",
+    "numpy": "computes",
+    "parashard.job": "reads job files: the commands that take one",
+    "parashard.launch": "starts processes: `run`, `resume`, `chaos`",
+    "prometheus_client": "is in services",
+    "pydantic": "checks job files: the commands that take one",
+    "rich": "the live view and tables",
+    "structlog": "is in services",
+    "tenacity": "asks processes",
+}
+
+HELP = """
+import sys
+from parashard.cli.main import main
+sys.argv[1:] = ["--help"]
+try:
+    main()
+except SystemExit:
+    pass
+"""
+HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
+
+STARTS = {
+    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
+    "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
+    "shard": ("import parashard_server.__main__", RARELY | SERVICE),
+    "parashard --help": (HELP, RARELY | COMMAND),
+    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | HEALTH),
+    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | HEALTH).keys() - {"cryptography"}),
+}
+
+
+def imported(program: str) -> set[str]:
+    """Return the modules that a fresh process has after a program."""
+    tell = "import sys\nprint(*sys.modules, file=sys.stderr)"
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-P", "-c", f"{program}\n{tell}"]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("start", STARTS)
+def test_a_start_imports_nothing_that_it_has_no_use_for(start: str) -> None:
+    program, unused = STARTS[start]
+    modules = imported(program)
+    assert any(module.startswith("parashard") for module in modules)
+    assert sorted(module for module in modules if any(f"{module}.".startswith(f"{name}.") for name in unused)) == []
+
+
+def test_a_service_that_does_not_trace_imports_no_spans_of_its_own() -> None:
+    every = "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__"
+    assert sorted(module for module in imported(every) if module.endswith(".traced")) == []
+
+
+def test_where_rich_was_loaded_before_the_log_it_stays() -> None:
+    modules = imported("import rich\nfrom parashard.process.logs import structlog\nimport rich.text")
+    assert {"rich", "structlog"} <= modules
+    assert {"rich.text", "structlog"} <= imported("from parashard.process.logs import structlog\nimport rich.text")
