@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
+DOCS_READY := $(VENV)/.docs-installed
 
 DATA ?= mnist
 SEEDS ?= 1500
 
-.PHONY: demo test test-containers test-gpu check format protos docs lock bench bench-peers clean
+.PHONY: demo test test-containers test-gpu check format protos docs docs-site pictures lock bench bench-peers clean
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -57,6 +58,12 @@ docs: $(READY)  ## write the reference of the job file and the dashboards again
 	$(BIN)/python tools/job_reference.py
 	$(BIN)/python -m deploy.grafana.dashboards
 
+docs-site: $(DOCS_READY)  ## the pages of docs/ as a site, build/docs/index.html; a dead link or any other warning fails it
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html -d build/docs-trees docs build/docs
+
+pictures: $(DOCS_READY)  ## record the live view for docs/pictures again; about two minutes
+	$(BIN)/python tools/live_picture.py
+
 # Both take DATA=FOLDER, where MNIST's four files are.
 bench: $(READY)  ## the races that need no peer, and the kernels
 	$(BIN)/python -m benchmarks.kernels --write
@@ -84,6 +91,8 @@ lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	  --output-file requirements.lock pyproject.toml
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra examples --extra kubernetes --extra otel \
 	  --extra s3 --constraint requirements.lock --output-file deploy/docker/requirements.lock pyproject.toml
+	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra docs --constraint requirements.lock \
+	  --output-file docs/requirements.lock pyproject.toml
 	uv pip compile --python-platform linux --python-version 3.11 --generate-hashes --no-header \
 	  --constraint deploy/docker/requirements.lock --output-file deploy/docker/requirements-cuda.lock \
 	  deploy/docker/requirements-cuda.in
@@ -94,6 +103,11 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(READY)
+
+# What only the site needs comes on top, with the versions of requirements.lock where both have a package.
+$(DOCS_READY): $(READY) docs/requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.lock
+	touch $(DOCS_READY)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -1,4 +1,4 @@
-"""Every failure that parashard raises on purpose, grouped by what the caller must do.
+"""Every failure that parashard raises on purpose, grouped by what the caller must do::
 
     ParashardError
     ├── InvalidRequest          fix the caller; the same request never succeeds
@@ -32,7 +32,8 @@
     └── JobFailed               the job cannot go on; the message says why
 
 Each leaf has a permanent `code` that travels in the trailing metadata of a gRPC answer (`parashard.protocol.rpc`), and
-the client raises the same class again. Broken invariants are `assert`s: they crash the process and are not listed here.
+the client raises the same class again. Broken invariants are assertions: they crash
+the process and are not listed here.
 """
 
 from __future__ import annotations

@@ -29,3 +29,11 @@ def test_the_cuda_image_adds_to_the_packages_and_changes_none():
 def test_the_images_label_names_this_version():
     labels = re.findall(r"^ARG VERSION=(.*)$", (ROOT / "deploy/docker/Dockerfile").read_text(), re.MULTILINE)
     assert set(labels) == {__version__}
+
+
+def test_the_site_adds_to_the_packages_of_the_tests_and_changes_none():
+    versions = {pin.split(" ;")[0].partition("==")[::2] for pin in pins("requirements.lock")}
+    names = {name for name, _ in versions}
+    added = {pin.split(" ;")[0].partition("==")[::2] for pin in pins("docs/requirements.lock")}
+    assert "sphinx" in {name for name, _ in added}
+    assert {pin for pin in added if pin[0] in names} <= versions, "`make lock` resolves them again"
