@@ -27,6 +27,7 @@ myst_heading_anchors = 4  # links to headings are written as GitHub names them
 html_theme = "pydata_sphinx_theme"
 html_title = "parashard"
 html_show_sourcelink = False
+html_sidebars: dict[str, list[str]] = {"getting-started": []}  # a section of one page
 html_theme_options: dict[str, Any] = {"navbar_align": "left", "show_toc_level": 2, "navigation_with_keys": False}
 
 default_role = "code"  # docstrings write code between single backticks
