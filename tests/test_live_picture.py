@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 
 pytest.importorskip("pyte", reason="needs `make docs-site` once: NOT CHECKED")
-from tools.live_picture import DIM, INK, Frame, Run, _Terminal, animated, joined, screen_of, still, telling
+from tools.live_picture import DIM, INK, Frame, Run, Terminal, animated, joined, screen_of, still, telling
 
 SVG = "{http://www.w3.org/2000/svg}"
 TITLE = (Run(0, "digits <running>", INK, True),)
@@ -41,7 +41,7 @@ def test_frames_that_show_the_same_become_one():
 
 
 def test_faint_text_of_a_terminal_is_grey():
-    terminal = _Terminal(20, 2)
+    terminal = Terminal(20, 2)
     for character in "ab":
         terminal.draw(character)
     terminal.select_graphic_rendition(2)

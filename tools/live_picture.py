@@ -69,7 +69,7 @@ class Frame(NamedTuple):
 # --- the terminal ---
 
 
-class _Terminal(pyte.Screen):
+class Terminal(pyte.Screen):
     """pyte knows no faint text (SGR 2); it is shown in grey."""
 
     def select_graphic_rendition(self, *attributes: int, **more: bool) -> None:
@@ -94,7 +94,7 @@ def screen_of(terminal: pyte.Screen) -> Screen:
 
 def recorded(columns: int, folder: Path) -> list[Frame]:
     """Run the job in a terminal of so many columns, kill what KILLS names, and return what was shown."""
-    terminal = _Terminal(columns, ROWS[columns])
+    terminal = Terminal(columns, ROWS[columns])
     stream = pyte.ByteStream(terminal)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS[columns], columns, 0, 0))

@@ -1,4 +1,4 @@
-"""Jobs on a user's table, from the file to a prediction: the README's line as a CSV, and one with a stray text."""
+"""Jobs on a user's table, from the file to a prediction: a line as a CSV, and one with a stray text."""
 
 from __future__ import annotations
 
