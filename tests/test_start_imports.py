@@ -27,6 +27,9 @@ RARELY = {
 """What neither a service nor a command imports as it starts, and what for it is imported."""
 
 SERVICE = {
+    "parashard.data.tables": "reads tables: only where data.source is one",
+    "parashard.data.npz": 'reads archives: only with data.source = "npz"',
+    "parashard.models.dense": "computes: only the job's own model is imported",
     "llvmlite": "compiles: a shard's kernels, and encodings",
     "numba": "compiles: a shard's kernels, which load beside the rest of its start, and encodings",
     "rich": "people's terminals, and structlog where it finds it",

@@ -38,7 +38,17 @@ class _Command(_PlainFlags, TyperCommand):
 
 
 class _Group(_PlainFlags, TyperGroup):
-    pass
+    """A group whose help lists each command with the whole first paragraph of its own."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the section of help that lists the commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl(self.listed())
+
+    def listed(self) -> list[tuple[str, str]]:
+        """Return the name and the help of each command that help shows."""
+        shown = [(name, command) for name, command in self.commands.items() if not command.hidden]
+        return [(name, " ".join((command.help or "").partition("\n\n")[0].split())) for name, command in shown]
 
 
 class App(typer.Typer):
@@ -61,7 +71,7 @@ class OnDemand(NamedTuple):
     """Of this folder, without its ending."""
     attribute: str
     help: str
-    """The first sentence of its help."""
+    """The first paragraph of its help."""
 
     def load(self, name: str) -> Any:
         """Import the command and return it as click has it."""
@@ -83,10 +93,9 @@ class OnDemandGroup(_Group):
         super().__init__(**settings)
         self.commands = _Commands(self.table, self.commands)
 
-    def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the section of help that lists the commands."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, command.help) for name, command in self.table.items()])
+    def listed(self) -> list[tuple[str, str]]:
+        """Return the name and the help of each command that help shows; imports none."""
+        return [(name, command.help) for name, command in self.table.items()]
 
 
 class _Commands(MutableMapping[str, Any]):

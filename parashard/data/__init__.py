@@ -1,27 +1,22 @@
-"""Data sources: one per format, each with its options, and `open_source` for any of them.
+"""Where examples come from: one source per format, each with its options, and `open_source` for any of them.
 
-Libraries that only one source needs (scikit-learn, pyarrow) are imported when that source is opened.
+A source's file, and the libraries that only it needs (scikit-learn, pyarrow), are imported when that source is opened.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, assert_never
-
-from pydantic import Field
+from typing import assert_never
 
 from parashard.data.base import DataSource
-from parashard.data.csv import CsvOptions, open_csv
-from parashard.data.digits import DigitsOptions, open_digits
-from parashard.data.idx import IdxOptions, open_idx
-from parashard.data.npz import NpzOptions, open_npz
-from parashard.data.parquet import ParquetOptions, open_parquet
-from parashard.data.synthetic import SyntheticOptions, SyntheticSource
-
-DataOptions = Annotated[
-    CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions,
-    Field(discriminator="source"),
-]
-"""The `[data]` table of a job file; its key `source` says which."""
+from parashard.data.options import (
+    CsvOptions,
+    DataOptions,
+    DigitsOptions,
+    IdxOptions,
+    NpzOptions,
+    ParquetOptions,
+    SyntheticOptions,
+)
 
 
 def open_source(options: DataOptions) -> DataSource:
@@ -38,16 +33,28 @@ def open_source(options: DataOptions) -> DataSource:
     """
     match options:
         case CsvOptions():
+            from parashard.data.csv import open_csv
+
             return open_csv(options)
         case DigitsOptions():
+            from parashard.data.digits import open_digits
+
             return open_digits(options)
         case IdxOptions():
+            from parashard.data.idx import open_idx
+
             return open_idx(options)
         case NpzOptions():
+            from parashard.data.npz import open_npz
+
             return open_npz(options)
         case ParquetOptions():
+            from parashard.data.parquet import open_parquet
+
             return open_parquet(options)
         case SyntheticOptions():
+            from parashard.data.synthetic import SyntheticSource
+
             return SyntheticSource(options)
         case _:
             assert_never(options)

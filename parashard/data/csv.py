@@ -10,43 +10,13 @@ from __future__ import annotations
 import csv
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Literal
-
-from pydantic import Field, field_validator
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
 from parashard.data.columns import Table, shown_cell, words
-from parashard.data.tables import TableOptions, table_source
+from parashard.data.options import CsvOptions
+from parashard.data.tables import table_source
 from parashard.errors import BadData, shown_names
-
-
-class CsvOptions(TableOptions):
-    """One text table, or one for training and one held out."""
-
-    source: Literal["csv"] = Field(default="csv", description="Separated text in UTF-8.")
-    columns: tuple[str, ...] | None = Field(
-        default=None, min_length=2, description="Names of the columns of files without a header row."
-    )
-    separator: str = Field(default=",", description="One character, and then spaces if they follow it in the files.")
-    comment: str = Field(default="", description="Lines that begin with this are skipped; empty: none are.")
-    strip_label: str = Field(
-        default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
-    )
-
-    @field_validator("separator")
-    @classmethod
-    def _one_character(cls, separator: str) -> str:
-        if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
-            raise ValueError(f"must be one character and then only spaces, found {separator!r}")
-        return separator
-
-    @field_validator("columns")
-    @classmethod
-    def _distinct(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if columns is not None and len(set(columns)) < len(columns):
-            raise ValueError(f"names must differ, found {columns}")
-        return columns
 
 
 def open_csv(options: CsvOptions) -> ArraySource:

@@ -8,23 +8,15 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
-from pydantic import Field
 
 from parashard.data.arrays import ArraySource, Split
-from parashard.data.split import SplitOptions
+from parashard.data.options import DigitsOptions
 from parashard.errors import ConfigurationError
 
 _BRIGHTEST = 16.0
 _FILE = Path("datasets", "data", "digits.csv.gz")  # in scikit-learn's package: 64 pixels and the label in each row
-
-
-class DigitsOptions(SplitOptions):
-    """The bundled digits; inputs of shape (64,) in [0, 1], 10 classes."""
-
-    source: Literal["digits"] = Field(default="digits", description="scikit-learn's bundled handwritten digits.")
 
 
 def open_digits(options: DigitsOptions) -> ArraySource:

@@ -11,14 +11,14 @@ import gzip
 import math
 import zlib
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.arrays import ArraySource, Split, class_labels, count_classes
 from parashard.data.base import kind_of_failure
+from parashard.data.options import IdxOptions
 from parashard.errors import BadData
 
 _UNSIGNED_BYTE = 8
@@ -27,18 +27,6 @@ _MAX_INFLATION = 1032  # the most bytes that DEFLATE makes of one: a match of 25
 _READ_BYTES = 1 << 20
 
 Bytes = npt.NDArray[np.uint8]
-
-
-class IdxOptions(BaseModel):
-    """A folder with the four files of MNIST; inputs of shape (rows, columns) in [0, 1]."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
-
-    source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
-    path: Path = Field(
-        description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
-        "t10k-labels-idx1-ubyte, each with or without .gz."
-    )
 
 
 def open_idx(options: IdxOptions) -> ArraySource:

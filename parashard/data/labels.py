@@ -8,22 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.data.base import MAX_CLASSES
 from parashard.data.columns import Column, Numbers, as_words, number_text
+from parashard.data.options import TargetKind
 from parashard.errors import BadData, shortened
 from parashard.plan.variables import Float32s
 
-TargetKind = Literal["class", "value"]
-
-TARGET_MEANING = (
-    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: told from the '
-    "labels where that is safe, else refused."
-)
 INFERRED_CLASSES_MAX = 20
 """With more distinct whole numbers than this the labels may be amounts: the job file must say."""
 

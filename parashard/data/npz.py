@@ -12,16 +12,15 @@ import tokenize
 import zipfile
 import zlib
 from pathlib import Path
-from typing import IO, Literal
+from typing import IO
 
 import numpy as np
 from numpy.lib import format as npy
-from pydantic import Field
 
 from parashard.data.arrays import AnyArray, ArraySource, Split, class_labels, count_classes
 from parashard.data.base import kind_of_failure
-from parashard.data.labels import TARGET_MEANING, TargetKind, kind_of_array, kind_of_dtype, whole_numbers
-from parashard.data.split import SplitOptions
+from parashard.data.labels import kind_of_array, kind_of_dtype, whole_numbers
+from parashard.data.options import NpzOptions, TargetKind
 from parashard.errors import BadData, shown_names
 
 _MAX_INFLATION = 1032  # DEFLATE's; np.savez_compressed uses no other method
@@ -38,20 +37,6 @@ _DAMAGE = (
     ),  # from a .npy header's text
     *(RuntimeError, NotImplementedError),  # from zipfile: encryption and versions that it does not know
 )
-
-
-class NpzOptions(SplitOptions):
-    """One .npz archive; inputs as they are, integer and boolean targets as class labels, float targets as values."""
-
-    source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
-    path: Path = Field(description="The archive.")
-    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
-    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
-    held_out_inputs: str = Field(
-        default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
-    )
-    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
-    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
 
 
 def open_npz(options: NpzOptions) -> ArraySource:

@@ -7,22 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import Field
 
 from parashard.data.arrays import ArraySource
 from parashard.data.base import kind_of_failure
 from parashard.data.columns import Column, Numbers, Table, Words, shown_cell
-from parashard.data.tables import TableOptions, table_source
+from parashard.data.options import ParquetOptions
+from parashard.data.tables import table_source
 from parashard.errors import BadData, ConfigurationError, shown_names
-
-
-class ParquetOptions(TableOptions):
-    """One Parquet file, or one for training and one held out."""
-
-    source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
 
 
 def open_parquet(options: ParquetOptions) -> ArraySource:

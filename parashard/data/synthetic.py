@@ -8,47 +8,17 @@ oracle, which needs only the number of examples. Called by `parashard.data.open_
 from __future__ import annotations
 
 import hashlib
-from typing import Literal, Self
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parashard.data.base import MAX_CLASSES, DataSpec, Indices
-from parashard.plan.permutation import MAX_LENGTH
+from parashard.data.base import DataSpec, Indices
+from parashard.data.options import SyntheticOptions
 from parashard.plan.splitmix import splitmix64
 
 _Words = npt.NDArray[np.uint64]
 _U64 = np.uint64
 _SQUARE_ROOT_OF_3 = 1.7320508075688772
-_MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
-
-
-class SyntheticOptions(BaseModel):
-    """Gaussian clusters; inputs of shape (features,)."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
-
-    source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
-    examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
-    held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
-    features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
-    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
-    noise: float = Field(
-        default=1.0,
-        ge=0.0,
-        allow_inf_nan=False,
-        description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
-    )
-    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
-
-    @model_validator(mode="after")
-    def _centres_fit(self) -> Self:
-        if self.classes * self.features > _MAX_CENTRE_ELEMENTS:
-            raise ValueError(
-                f"classes * features must be at most {_MAX_CENTRE_ELEMENTS}, found {self.classes} * {self.features}"
-            )
-        return self
 
 
 class SyntheticSource:

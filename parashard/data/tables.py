@@ -9,11 +9,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import Field
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Indices
@@ -29,7 +27,8 @@ from parashard.data.columns import (
     typed,
     typed_like,
 )
-from parashard.data.labels import TARGET_MEANING, TargetKind, class_names, class_targets, kind_of_labels, value_targets
+from parashard.data.labels import class_names, class_targets, kind_of_labels, value_targets
+from parashard.data.options import TableOptions
 from parashard.data.preprocessing import (
     ClassTarget,
     InputColumn,
@@ -39,7 +38,6 @@ from parashard.data.preprocessing import (
     fitted_text,
     fitted_value,
 )
-from parashard.data.split import SplitOptions
 from parashard.errors import BadData, shown_names
 from parashard.plan.variables import Float32s
 
@@ -47,27 +45,6 @@ WARNED_ROWS_MIN = 20  # in fewer rows all values may differ by chance
 WARNED_DISTINCT_SHARE = 0.9
 WARNED_NUMERALS_MIN = 10  # fewer distinct texts may be names, such as 1st and 2nd
 _NUMERAL = re.compile(r"[\W_]*\d[\d\W_]*[^\W\d_]{0,3}[\d\W_]*Z?")  # letters: a unit, a currency, a month
-
-
-class TableOptions(SplitOptions):
-    """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
-
-    path: Path = Field(description="The training table.")
-    label: str = Field(description="Name of the column to predict.")
-    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
-    held_out_path: Path | None = Field(
-        default=None,
-        description="A held-out table with the same columns, encoded with what the training table taught; without it "
-        "a fraction of the training table is held out.",
-    )
-    categorical: tuple[str, ...] = Field(
-        default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
-    )
-    ignore: tuple[str, ...] = Field(default=(), description="Columns that are no inputs, such as ids.")
-    missing: str = Field(
-        default="",
-        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
-    )
 
 
 def table_source(options: TableOptions, table: Table, held_out: Table | None) -> ArraySource:

@@ -11,11 +11,11 @@ from typing import Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from parashard.data import DataOptions
+from parashard.data.options import DataOptions
 from parashard.job.relations import Contradictions, contradictions
 from parashard.job.settings import VariableSettings
 from parashard.job.tables import CheckpointOptions, ClusterOptions, ConsistencyOptions, EvaluationOptions, JobOptions
-from parashard.models import ModelOptions
+from parashard.models.options import ModelOptions
 from parashard.plan.optimizers import OptimizerOptions
 
 

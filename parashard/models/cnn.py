@@ -7,38 +7,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from typing import Any
 
 from parashard.data.base import Array, DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.classifier import Classifier, Pullback, need_classes
-from parashard.models.convolution import PaddingName, columns, columns_pull_back, max_pool, max_pool_pull_back, window
+from parashard.models.convolution import columns, columns_pull_back, max_pool, max_pool_pull_back, window
 from parashard.models.dense import DenseStack, hidden_start
-from parashard.models.layers import ACTIVATIONS, DROPOUT_RATE_MAX, ActivationName
+from parashard.models.layers import ACTIVATIONS
+from parashard.models.options import ActivationName, CnnOptions
 from parashard.plan.variables import Variable
-
-
-class CnnOptions(BaseModel):
-    """Options of a convolutional network."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-
-    kind: Literal["cnn"] = Field("cnn", description="Convolutional network.")
-    channels: tuple[PositiveInt, ...] = Field(
-        (16, 32),
-        min_length=1,
-        strict=False,  # a TOML array comes as a list
-        description="Output channels of each convolution; each is followed by 2x2 max pooling.",
-    )
-    kernel: PositiveInt = Field(3, description="Height and width of the convolutions' windows, in pixels.")
-    padding: PaddingName = Field("same", description="same: zeros around keep the image's size; valid: no padding.")
-    hidden: tuple[PositiveInt, ...] = Field((128,), strict=False, description="Units of each dense hidden layer.")
-    activation: ActivationName = Field("relu", description="Activation of convolutions and hidden layers.")
-    dropout: float = Field(
-        0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a unit of a dense hidden layer."
-    )
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ matrix is copied in runs. Knows no variables' names. Called by `cnn`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from parashard.data.base import Array
-
-PaddingName = Literal["same", "valid"]
+from parashard.models.options import PaddingName
 
 
 @dataclass(frozen=True)

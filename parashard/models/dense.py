@@ -14,7 +14,8 @@ from typing import Any
 
 from parashard.data.base import Array, DataSpec
 from parashard.models.classifier import Classifier, Pullback
-from parashard.models.layers import ACTIVATIONS, ActivationName, dropout_mask
+from parashard.models.layers import ACTIVATIONS, dropout_mask
+from parashard.models.options import ActivationName
 from parashard.plan.variables import Initializer, Variable, glorot_uniform, he_normal
 
 

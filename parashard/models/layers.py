@@ -10,14 +10,11 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from parashard.data.base import Array
+from parashard.models.options import ActivationName
 from parashard.plan.splitmix import splitmix64
-
-ActivationName = Literal["relu", "gelu", "tanh"]
-
-DROPOUT_RATE_MAX = 0.99
 
 _LANES = 4  # 16-bit uniforms cut from one 64-bit hash
 _LANE_VALUES = 1 << 16

@@ -9,10 +9,9 @@ other across epochs. Knows no shard. Built by `parashard.models.build_model`; au
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
+from typing import Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
@@ -20,15 +19,6 @@ from parashard.plan.variables import Float32s, Variable
 
 LEDGER_EPOCHS_MAX = 368
 """Most epochs whose sum of squares is at most 2^24, up to where float32 counts exactly."""
-
-
-class LedgerOptions(BaseModel):
-    """Options of the ledger: none."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-    for_tests: ClassVar[bool] = True  # errors do not offer it
-
-    kind: Literal["ledger"] = Field("ledger", description="Oracle: counts every example of every epoch.")
 
 
 class Ledger:

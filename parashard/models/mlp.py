@@ -5,36 +5,12 @@ Owns its options. Knows no other model. Built by `parashard.models.build_model`.
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
-
 from parashard.data.base import DataSpec
 from parashard.models.base import Model
 from parashard.models.classifier import need_classes
 from parashard.models.dense import DenseClassifier, DenseNetwork
-from parashard.models.layers import DROPOUT_RATE_MAX, ActivationName
+from parashard.models.options import MlpOptions
 from parashard.models.regressor import Regressor, need_values
-
-
-class MlpOptions(BaseModel):
-    """Options of a multilayer perceptron."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-
-    kind: Literal["mlp"] = Field("mlp", description="Multilayer perceptron.")
-    hidden: tuple[PositiveInt, ...] = Field(
-        (256, 128),
-        strict=False,  # a TOML array comes as a list
-        description="Units of each hidden layer, from the input on.",
-    )
-    activation: ActivationName = Field("relu", description="Activation of the hidden layers.")
-    dropout: float = Field(0.0, ge=0.0, le=DROPOUT_RATE_MAX, description="Probability of dropping a hidden unit.")
-    loss: Literal["cross_entropy", "squared"] | None = Field(
-        None,
-        description='"cross_entropy" tells classes apart, "squared" predicts a number; unset: what the data\'s targets '
-        "are.",
-    )
 
 
 def multilayer_perceptron(options: MlpOptions, spec: DataSpec, seed: int) -> Model:

@@ -5,21 +5,9 @@ Owns its options. Knows no other model. Built by `parashard.models.build_model`.
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import BaseModel, ConfigDict, Field
-
 from parashard.data.base import DataSpec
 from parashard.models.classifier import need_classes
 from parashard.models.dense import DenseClassifier
-
-
-class SoftmaxOptions(BaseModel):
-    """Options of softmax regression: none."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-
-    kind: Literal["softmax"] = Field("softmax", description="Softmax regression.")
 
 
 class SoftmaxRegression(DenseClassifier):

@@ -13,31 +13,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal
-
-from pydantic import BaseModel, ConfigDict, Field
+from typing import Any
 
 from parashard.data.base import Array, Batch
+from parashard.models.options import TornOptions
 from parashard.plan.variables import Float32s, Variable
 
 TORN_VARIABLES = tuple(f"torn_{piece:02}" for piece in range(8))
 
 _COLUMNS = 16
 _CONSTANT_BITS = 10
-
-
-class TornOptions(BaseModel):
-    """Options of the torn test."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-    for_tests: ClassVar[bool] = True  # errors do not offer it
-
-    kind: Literal["torn"] = Field("torn", description="Oracle: shows pushes that were mixed or applied in part.")
-    rows: int = Field(
-        1024,
-        ge=1,
-        description="Rows, of 64 bytes, of each of the eight variables. The partitioner must leave each in one piece.",
-    )
 
 
 class Torn:

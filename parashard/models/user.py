@@ -8,40 +8,19 @@ from __future__ import annotations
 
 import hashlib
 import importlib
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
-
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
 from parashard.models.base import Model
 from parashard.models.blame import named_with_line
+from parashard.models.options import UserOptions
 
-_KIND = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 _METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
-
-
-class UserOptions(BaseModel):
-    """A user's own model; keys other than `kind` are the factory's keyword arguments."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="allow", strict=True)
-
-    kind: str = Field(
-        description="module:factory, a Python module and a function in it. It is installed, beside the job "
-        "file or in the working directory.",
-    )
-
-    @field_validator("kind")
-    @classmethod
-    def _names(cls, kind: str) -> str:
-        if not _KIND.fullmatch(kind):
-            raise ValueError("module:factory, such as line:build: a Python module, a colon and a function in it")
-        return kind
 
 
 def load_user_model(options: UserOptions, spec: DataSpec, folder: Path | None) -> Model:

@@ -1,7 +1,7 @@
 """Permutation: a seeded shuffle of [0, length) that is computed position by position and never stored.
 
 Pure integer arithmetic: the same on every machine. Knows nothing of steps, batches or data. Called by
-`parashard.plan.steps` (the order of an epoch) and `parashard.data.split` (which examples are held out).
+`parashard.plan.steps` (the order of an epoch) and `parashard.data.options` (which examples are held out).
 """
 
 from __future__ import annotations

@@ -270,6 +270,11 @@ def test_help_begins_with_run_and_shows_no_type_of_flags(parashard):
         assert "bool" not in parashard(*words).out.lower(), words
 
 
+def test_help_tells_the_whole_first_paragraph_of_a_command(parashard):
+    # click would cut it: "Make a certificate authority; keep its key off the machines..."
+    assert "..." not in parashard("certs", "--help").out.partition("Commands:")[2]
+
+
 def test_help_says_of_a_command_what_its_own_help_says():
     # It does so without the command's file: the table in `parashard.cli.main` has the sentence.
     commands = typer.main.get_command(app).commands

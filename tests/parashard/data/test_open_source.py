@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from parashard.data import DataOptions, open_source
+from parashard.data import open_source
+from parashard.data.options import DataOptions
 from parashard.errors import BadData, Unavailable
 
 ADAPTER = TypeAdapter(DataOptions)

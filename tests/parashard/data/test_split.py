@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from parashard.data.split import SplitOptions
+from parashard.data.options import SplitOptions
 
 
 @settings(deadline=None, max_examples=60)

@@ -1,0 +1,172 @@
+"""The `[data]` tables of a job file: for each source its options, what they may be, and what they mean.
+
+Owns no reading: that is each source's own file, imported when such data is opened, so that a process which only reads
+the job loads none of them. Called by the job file's schema and the sources.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+from parashard.data.base import MAX_CLASSES, Indices
+from parashard.plan.permutation import MAX_LENGTH, Permutation
+
+_NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
+_MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
+
+TargetKind = Literal["class", "value"]
+
+TARGET_MEANING = (
+    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: told from the '
+    "labels where that is safe, else refused."
+)
+
+
+class SplitOptions(BaseModel):
+    """How many examples are held out, and which."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+
+    held_out: float = Field(
+        default=0.2,
+        ge=0.0,
+        lt=1.0,
+        description="Fraction of the examples that is kept out of training; unused where the data has its own split.",
+    )
+    split_seed: int = Field(
+        default=0, ge=0, description="Chooses which examples are held out; independent of the job's seed."
+    )
+
+    def rows(self, examples: int) -> tuple[Indices, Indices]:
+        """Return the (training, held-out) rows of `examples` >= 1 rows, each ascending; at least one is for training.
+
+        The number held out is `held_out * examples` rounded down.
+        """
+        shuffled = Permutation(examples, self.split_seed, _NO_EPOCH)(np.arange(examples, dtype=np.int64))
+        count = min(int(self.held_out * examples), examples - 1)
+        return np.sort(shuffled[count:]), np.sort(shuffled[:count])
+
+
+class TableOptions(SplitOptions):
+    """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
+
+    path: Path = Field(description="The training table.")
+    label: str = Field(description="Name of the column to predict.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
+    held_out_path: Path | None = Field(
+        default=None,
+        description="A held-out table with the same columns, encoded with what the training table taught; without it "
+        "a fraction of the training table is held out.",
+    )
+    categorical: tuple[str, ...] = Field(
+        default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
+    )
+    ignore: tuple[str, ...] = Field(default=(), description="Columns that are no inputs, such as ids.")
+    missing: str = Field(
+        default="",
+        description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
+    )
+
+
+class CsvOptions(TableOptions):
+    """One text table, or one for training and one held out."""
+
+    source: Literal["csv"] = Field(default="csv", description="Separated text in UTF-8.")
+    columns: tuple[str, ...] | None = Field(
+        default=None, min_length=2, description="Names of the columns of files without a header row."
+    )
+    separator: str = Field(default=",", description="One character, and then spaces if they follow it in the files.")
+    comment: str = Field(default="", description="Lines that begin with this are skipped; empty: none are.")
+    strip_label: str = Field(
+        default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
+    )
+
+    @field_validator("separator")
+    @classmethod
+    def _one_character(cls, separator: str) -> str:
+        if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
+            raise ValueError(f"must be one character and then only spaces, found {separator!r}")
+        return separator
+
+    @field_validator("columns")
+    @classmethod
+    def _distinct(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        if columns is not None and len(set(columns)) < len(columns):
+            raise ValueError(f"names must differ, found {columns}")
+        return columns
+
+
+class DigitsOptions(SplitOptions):
+    """The bundled digits; inputs of shape (64,) in [0, 1], 10 classes."""
+
+    source: Literal["digits"] = Field(default="digits", description="scikit-learn's bundled handwritten digits.")
+
+
+class IdxOptions(BaseModel):
+    """A folder with the four files of MNIST; inputs of shape (rows, columns) in [0, 1]."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+
+    source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
+    path: Path = Field(
+        description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
+        "t10k-labels-idx1-ubyte, each with or without .gz."
+    )
+
+
+class NpzOptions(SplitOptions):
+    """One .npz archive; inputs as they are, integer and boolean targets as class labels, float targets as values."""
+
+    source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
+    path: Path = Field(description="The archive.")
+    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
+    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
+    held_out_inputs: str = Field(
+        default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
+    )
+    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
+    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
+
+
+class ParquetOptions(TableOptions):
+    """One Parquet file, or one for training and one held out."""
+
+    source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
+
+
+class SyntheticOptions(BaseModel):
+    """Gaussian clusters; inputs of shape (features,)."""
+
+    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
+
+    source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
+    examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
+    features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
+    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
+    noise: float = Field(
+        default=1.0,
+        ge=0.0,
+        allow_inf_nan=False,
+        description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
+    )
+    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+
+    @model_validator(mode="after")
+    def _centres_fit(self) -> Self:
+        if self.classes * self.features > _MAX_CENTRE_ELEMENTS:
+            raise ValueError(
+                f"classes * features must be at most {_MAX_CENTRE_ELEMENTS}, found {self.classes} * {self.features}"
+            )
+        return self
+
+
+DataOptions = Annotated[
+    CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions,
+    Field(discriminator="source"),
+]
+"""The `[data]` table of a job file; its key `source` says which."""
