@@ -10,6 +10,7 @@ from parashard.errors import ConfigurationError, NotReady, QueueFull, Superseded
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import WORKERS_MAX
+from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
@@ -52,6 +53,17 @@ def test_a_lease_from_grant_to_receipt() -> None:
     caller.complete_all(now_s=4.0)
     assert core.complete
     assert core.progress.training_s() == 3.0
+
+
+def test_training_begins_with_the_first_lease_and_not_with_the_first_call() -> None:
+    core = core_of()
+    core.create_checkpoint(request=1)  # leasing pauses
+    caller = Caller(core)
+    assert caller.lease(1, now_s=5.0) == []
+    assert core.progress.first_lease_s is None
+    core.checkpoint_ended(Answer(checkpoint="j1", steps=0))
+    assert caller.lease(1, now_s=9.0) == [0]
+    assert core.progress.first_lease_s == 9.0
 
 
 def test_no_call_gets_more_than_the_lease_batch() -> None:

@@ -146,6 +146,16 @@ def test_a_listed_step_that_is_complete_is_revoked() -> None:
     assert leases.held_by("a") == {1}
 
 
+@pytest.mark.parametrize("policy", [Async(), Sync(4)])
+def test_a_listed_step_past_an_early_stop_is_revoked(policy: LeasingPolicy) -> None:  # P8
+    leases = leases_of(8, policy)
+    assert grant(leases, "a", 4) == [0, 1, 2, 3]
+    leases.stop_at(2)
+    assert leases.renew("a", [1, 2, 3], 1.0) == [2, 3]
+    assert leases.held_by("a") == {1}
+    assert grant(leases, "b", 4) == [0]
+
+
 def test_a_listed_step_that_was_freed_is_held_again() -> None:
     leases = leases_of(2)
     grant(leases, "zombie")

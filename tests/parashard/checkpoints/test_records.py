@@ -247,6 +247,8 @@ def test_a_plan_comes_back_with_what_its_shards_start_from():
 ROWS = {
     "a gap": [[("dense/bias", 0, 5), ("dense/weight", 1, 8)], []],
     "an overlap": [[("dense/bias", 0, 5), ("dense/weight", 0, 4)], [("dense/weight", 3, 8)]],
+    "a range without rows": [[("dense/bias", 0, 0), ("dense/bias", 0, 5)], [("dense/weight", 0, 8)]],
+    "a range without rows at the end": [[("dense/bias", 0, 5)], [("dense/weight", 0, 8), ("dense/weight", 8, 8)]],
     "rows that are missing": [[("dense/bias", 0, 5)], [("dense/weight", 0, 7)]],
     "no rows at all": [[("dense/bias", 0, 5)], []],
     "rows too many": [[("dense/bias", 0, 5)], [("dense/weight", 0, 9)]],
