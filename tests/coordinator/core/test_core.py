@@ -247,6 +247,13 @@ def test_a_scale_out_of_bounds_is_refused(workers: int) -> None:
     assert core.workers_wanted == 2
 
 
+@pytest.mark.parametrize("workers", [0, WORKERS_MAX])
+def test_a_job_may_be_scaled_to_none_and_to_the_most(workers: int) -> None:
+    core = core_of()
+    core.scale(workers)
+    assert core.workers_wanted == workers
+
+
 @pytest.mark.parametrize("name", ["worker-9", "", "guest-0"])
 def test_a_new_name_beyond_the_most_waits_and_ends_no_job(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("parashard_coordinator.core.core.WORKERS_MAX", 3)
@@ -356,3 +363,13 @@ def test_a_silent_shard_is_told_of_once_until_it_is_heard_again() -> None:
     assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 2
     core.shard_silent(0, 3600.0, "nobody answers")
     assert core.state is JobState.RUNNING, "it is started again, or comes back"
+
+
+def test_each_silent_shard_is_a_problem_of_its_own() -> None:
+    core = core_of()
+    for shard in (0, 1):
+        core.shard_silent(shard, 4.0, "nobody answers")
+    assert [core.shard_live(0), core.shard_live(1)] == [False, False]
+    announce(core, 0)
+    assert [text.partition(" ")[0] for text in core.problems.texts] == ["shard-1"]
+    assert [core.shard_live(0), core.shard_live(1)] == [True, False]
