@@ -119,6 +119,15 @@ def test_a_step_of_an_earlier_coordinator_s_lease_moves_the_drain_further() -> N
     assert [Caller(core).lease(1) for _ in range(4)] == [[0], [1], [2], []]
 
 
+def test_nothing_is_taken_of_a_job_that_has_failed() -> None:
+    core = core_of()
+    core.create_checkpoint(request=7)
+    assert core.drained
+    core.fail("the disk is full")
+    assert not core.drained
+    assert core.due_checkpoint() is None
+
+
 def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
