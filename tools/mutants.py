@@ -24,6 +24,7 @@ import importlib
 import importlib.abc
 import importlib.util
 import json
+import math
 import os
 import resource
 import selectors
@@ -35,7 +36,6 @@ import tempfile
 import time
 import tomllib
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -217,7 +217,7 @@ class Runner:
     def __init__(self, copy: Path, jobs: int) -> None:
         self._copy, self._jobs, self._scratch = copy, jobs, copy / "scratch"
         self._scratch.mkdir()
-        self._cpu_s: defaultdict[str, float] = defaultdict(float)  # what each file of tests takes with no mutant
+        self._cpu_s: dict[str, float] = {}  # what each file of tests takes with no mutant
         listed = subprocess.run(
             ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
             cwd=ROOT,
@@ -241,15 +241,20 @@ class Runner:
                         importlib.import_module(name)
         gc.freeze()
 
-    def measure(self, tests: Sequence[str]) -> None:
+    def measure(self, tests: Sequence[str], kept: Kept) -> None:
         """Run tests with no mutant: they must pass, and tell how long a mutant may take."""
-        code, told, _ = self._ended(*self._fork([tests], None, UNMUTATED_CPU_S, tell_times=True))
-        if code:
-            failed = [line for line in told if "::" in line]
-            sys.exit(f"without any mutant the tests fail (exit code {code}): {failed or told}")
-        for line in told:
-            file, cpu_s = line.rsplit(" ", 1)
-            self._cpu_s[file] += float(cpu_s)
+        unknown = [test for test in tests if kept.cpu_s(test) is None]
+        if unknown:
+            code, told, _ = self._ended(*self._fork([unknown], None, UNMUTATED_CPU_S, tell_times=True))
+            if code:
+                failed = [line for line in told if "::" in line]
+                sys.exit(f"without any mutant the tests fail (exit code {code}): {failed or told}")
+            taken_s = dict.fromkeys(unknown, 0.0)
+            for line in told:
+                file, cpu_s = line.rsplit(" ", 1)
+                taken_s[file] += float(cpu_s)
+            kept.keep_times(taken_s)
+        self._cpu_s = {test: kept.cpu_s(test) or 0.0 for test in tests}
 
     def run(self, mutants: Sequence[Mutant]) -> Iterator[tuple[Mutant, Verdict]]:
         """Run mutants; yield each with its verdict as soon as there is one."""
@@ -276,11 +281,13 @@ class Runner:
 
     def _start(self, mutant: Mutant) -> tuple[int, int, float]:
         rounds = tests_of(mutant.path)
-        limit_s = EXTRA_CPU_S + round(SLOWER * sum(self._cpu_s[test] for tests in rounds for test in tests))
-        pid, pipe = self._fork(rounds, mutant, limit_s)
-        return pid, pipe, time.monotonic() + WALL_TIMES * limit_s
+        limits_s = [EXTRA_CPU_S + SLOWER * sum(self._cpu_s[test] for test in tests) for tests in rounds]
+        pid, pipe = self._fork(rounds, mutant, *limits_s)
+        return pid, pipe, time.monotonic() + WALL_TIMES * sum(limits_s)
 
     def _verdict(self, pid: int, pipe: int) -> Verdict:
+        with suppress(ProcessLookupError):
+            os.killpg(pid, signal.SIGKILL)  # what its tests started, and would keep the pipe open
         code, told, cpu_s = self._ended(pid, pipe)
         if code < 0:
             return Verdict(True, f"{signal.Signals(-code).name} after {cpu_s:.0f} s", cpu_s)
@@ -293,8 +300,6 @@ class Runner:
         with open(pipe, "rb") as told:
             lines = told.read().decode().splitlines()
         _, status, used = os.wait4(pid, 0)
-        with suppress(ProcessLookupError):
-            os.killpg(pid, signal.SIGKILL)  # what its tests started
         shutil.rmtree(self._scratch / str(pid), ignore_errors=True)
         return os.waitstatus_to_exitcode(status), lines, round(used.ru_utime + used.ru_stime, 1)
 
@@ -302,12 +307,11 @@ class Runner:
         self,
         rounds: Sequence[Sequence[str]],
         mutant: Mutant | None,
-        cpu_s: int,
-        *,
+        *limits_s: float,
         tell_modules: bool = False,
         tell_times: bool = False,
     ) -> tuple[int, int]:
-        """Fork a process that runs pytest with each of these arguments until a test fails.
+        """Fork a process that runs pytest with each of these arguments until a test fails, each within its limit.
 
         Returns its number and the pipe in which it tells the first failure, or what else is asked for.
         """
@@ -319,7 +323,6 @@ class Runner:
         code = OUR_OWN_FAULT
         try:
             os.setsid()
-            resource.setrlimit(resource.RLIMIT_CPU, (cpu_s, cpu_s + 5))
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES_MAX, MEMORY_BYTES_MAX))
             nowhere = os.open(os.devnull, os.O_RDWR)
@@ -331,8 +334,11 @@ class Runner:
                 source = mutant.applied_to((self._copy / mutant.path).read_bytes())
                 sys.meta_path.insert(0, MutatedModule(module_of(mutant.path), self._copy / mutant.path, source))
             code = 0
-            for arguments in filter(None, rounds):
-                code = code or self._pytest(arguments, Told(writer, times=tell_times))
+            for arguments, limit_s in zip(rounds, limits_s, strict=True):
+                if arguments and not code:
+                    used_s = math.ceil(time.process_time() + limit_s)
+                    resource.setrlimit(resource.RLIMIT_CPU, (used_s, resource.RLIM_INFINITY))
+                    code = self._pytest(arguments, Told(writer, times=tell_times))
             if tell_modules:
                 os.write(writer, "\n".join(sys.modules).encode())
         except BaseException as error:  # noqa: BLE001 (it ends with this function)
@@ -378,17 +384,19 @@ def equivalent() -> dict[str, str]:
 
 
 class Kept:
-    """Verdicts of earlier runs, as far as they still hold.
+    """Verdicts of earlier runs, as far as they still hold, and what tests take with no mutant.
 
     One that was killed stays killed while its file is the same; a survivor is run again when a test has changed.
     """
 
     def __init__(self) -> None:
-        self._entries: dict[str, dict[str, Any]] = json.loads(KEPT.read_text()) if KEPT.exists() else {}
+        told = json.loads(KEPT.read_text()) if KEPT.exists() else {"verdicts": {}, "times": {}}
+        self._verdicts: dict[str, dict[str, Any]] = told["verdicts"]
+        self._times: dict[str, tuple[str, float]] = told["times"]
 
     def verdict(self, mutant: Mutant) -> Verdict | None:
         """Return what is known of a mutant, if it still holds."""
-        entry = self._entries.get(identity(mutant))
+        entry = self._verdicts.get(identity(mutant))
         if entry is None or entry["file"] != _file_digest(mutant.path):
             return None
         if not entry["verdict"]["killed"] and entry["tests"] != _tests_digest(mutant.path):
@@ -398,11 +406,30 @@ class Kept:
     def keep(self, mutant: Mutant, verdict: Verdict) -> None:
         """Keep a verdict, on disk too."""
         digests = {"file": _file_digest(mutant.path), "tests": _tests_digest(mutant.path)}
-        self._entries[identity(mutant)] = {**digests, "verdict": asdict(verdict)}
+        self._verdicts[identity(mutant)] = {**digests, "verdict": asdict(verdict)}
+        self._write()
+
+    def cpu_s(self, test: str) -> float | None:
+        """Return what a file of tests takes with no mutant, if it passed and neither it nor a core has changed."""
+        digest, cpu_s = self._times.get(test, ("", None))
+        return cpu_s if digest == _unmutated_digest(test) else None
+
+    def keep_times(self, taken_s: dict[str, float]) -> None:
+        """Keep what tests that passed take, on disk too."""
+        self._times |= {test: (_unmutated_digest(test), round(cpu_s, 3)) for test, cpu_s in taken_s.items()}
+        self._write()
+
+    def _write(self) -> None:
         KEPT.parent.mkdir(exist_ok=True)
         fresh = KEPT.with_suffix(".new")
-        fresh.write_text(json.dumps(self._entries, indent=1))
+        fresh.write_text(json.dumps({"verdicts": self._verdicts, "times": self._times}, indent=1))
         fresh.replace(KEPT)
+
+
+@cache
+def _unmutated_digest(test: str) -> str:
+    helpers = sorted((ROOT / "tests/support").glob("*.py"))
+    return digest_of([ROOT / test, *helpers, *(ROOT / path for path in core_files())])
 
 
 @cache
@@ -444,7 +471,7 @@ def main() -> None:
             runner = Runner(Path(copy), asked.jobs)
             tests = sorted({test for m in left for tests in tests_of(m.path) for test in tests})
             runner.warm_up(tests)
-            runner.measure(tests)
+            runner.measure(tests, kept)
             for number, (mutant, verdict) in enumerate(runner.run(left), 1):
                 verdicts[identity(mutant)] = verdict
                 kept.keep(mutant, verdict)

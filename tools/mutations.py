@@ -120,11 +120,14 @@ def _mutated_children(node: ast.AST, where: str) -> Iterator[ast.AST]:
         case ast.AnnAssign():
             if node.value is not None:
                 yield node.value
-        case ast.Assign(targets=[ast.Name(id=name)]) if not where and name.isupper():
-            if not isinstance(node.value, ast.Constant):
-                yield node.value
+        case ast.Assign(targets=[ast.Name(id=name)]) if not where and name.isupper() and _is_number(node.value):
+            pass
         case _:
             yield from ast.iter_child_nodes(node)
+
+
+def _is_number(value: ast.expr) -> bool:
+    return not any(isinstance(part, ast.Name | ast.Call) for part in ast.walk(value))
 
 
 def _is_switch(value: ast.expr) -> bool:

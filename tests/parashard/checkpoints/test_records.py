@@ -161,6 +161,19 @@ def test_a_manifest_that_cannot_be_is_not_made(case):
         changed(**FIELDS[case])
 
 
+def test_the_largest_numbers_are_taken():
+    manifest = changed(number=10**9 - 1, incarnation=10**9 - 1, log_position=2**63 - 1)
+    assert decode(ShardManifest, encode(manifest), "f") == manifest
+
+
+@pytest.mark.parametrize("rows", [0, 2**63])
+def test_a_variable_with_no_rows_or_more_than_an_index_holds_is_refused(rows):
+    table = RECORDS["plan"].model_dump(mode="json")
+    table["plan"]["variables"][0]["shape"] = [rows]
+    with pytest.raises(ValidationError, match="shape"):
+        PlanRecord.model_validate_json(json.dumps(table))
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", ".hidden", "x\n", "x" * 201])
 def test_a_file_lies_in_its_manifests_folder(name):  # else collecting could delete what is not ours
     with pytest.raises(ValidationError):

@@ -200,6 +200,8 @@ def test_a_push_on_its_way_when_its_step_is_given_up_is_one_duplicate() -> None:
     shard.skip(0)
     assert [shard.push(late, 0.0).result for late in (second, third)] == [PushResult.DUPLICATE] * 2
     assert (shard.record.duplicate_pushes, shard.assemblies.held_bytes) == (1, 0)
+    assert (shard.record.skipped_steps, shard.record.buffered_pushes) == (1, 1)
+    assert 0 in shard.updates.skipped
 
 
 # --- the journal ---
@@ -226,6 +228,17 @@ def test_a_replay_begins_at_the_first_push_that_the_weights_lack(monkeypatch: py
             push(shard, step, 1.0)
         assert shard.replay_from() == 100 + 2 * round_, "a full round is not in the weights before the next begins"
         pull(shard, round_=round_ + 1)
+
+
+def test_what_is_replayed_into_an_open_round_would_be_replayed_again() -> None:  # P18
+    shard = zeros_shard(round_steps=2)
+    shard.journal = Positions()
+    assert shard.replay(50, 0, np.ones(4, np.float32), None, skipped=False)
+    assert not shard.replay(51, 0, np.ones(4, np.float32), None, skipped=False), "it is in already"
+    assert shard.replay_from() == 50
+    push(shard, 1, 1.0)
+    pull(shard, round_=1)
+    assert shard.replay_from() == 101, "the round is in the weights"
 
 
 def test_what_is_noted_of_the_journal_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
