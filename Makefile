@@ -7,8 +7,9 @@ DOCS_READY := $(VENV)/.docs-installed
 
 DATA ?= mnist
 SEEDS ?= 1500
+JOBS ?= 2
 
-.PHONY: demo test test-containers test-gpu check format protos docs docs-site pictures lock bench bench-peers clean
+.PHONY: demo test test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers clean
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -22,6 +23,9 @@ test-containers: $(READY)  ## the compose file brought up by podman, with kills:
 
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu
+
+mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
+	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
 
 chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
 

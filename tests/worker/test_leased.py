@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Unreachable
-from parashard_worker.leased import IDLE_WAIT_S
+from parashard_worker.leased import IDLE_WAIT_S, Joined
 from support.leased_cases import STEP_TIMEOUT_S, TTL_S, Worker, reported
 
 # --- asking ---
@@ -78,6 +78,13 @@ def test_an_idle_worker_pauses_as_long_as_the_coordinator_says() -> None:
     assert worker.call().wait_s == IDLE_WAIT_S
 
 
+@pytest.mark.parametrize(("lease_ttl_s", "wait_s"), [(2.0, 0.5), (4.0, 1.0), (40.0, IDLE_WAIT_S)])
+def test_a_held_call_takes_at_most_a_quarter_of_a_short_lease(lease_ttl_s: float, wait_s: float) -> None:  # P5
+    worker = Worker()
+    worker.work.joined_again(Joined("run-1", "worker-0", 3, lease_ttl_s))
+    assert worker.call().wait_s == wait_s
+
+
 def test_a_busy_worker_is_not_kept_waiting() -> None:
     worker = Worker().granted(0)
     worker.take()
@@ -92,6 +99,16 @@ def test_a_worker_holds_about_a_quarter_second_of_steps(step_s: float, want: int
         worker.take()
         worker.complete(step, step_s)
     assert worker.call().want == want
+
+
+def test_of_steps_in_the_works_together_each_took_the_time_since_the_one_before() -> None:
+    worker = Worker(batch=16, ahead=1).granted(0)
+    worker.take()
+    for step in range(1, 40):  # a push is under way while the next step is computed
+        worker.granted(step)
+        worker.take()
+        worker.complete(step - 1, 0.05)
+    assert worker.call().want == 5, "a step each 0.05 s, though each is in the works for 0.1 s"
 
 
 def test_time_without_work_is_not_the_steps_time() -> None:
@@ -140,6 +157,26 @@ def test_revoked_steps_leave_the_queue_but_not_the_works() -> None:
     worker.answer(worker.call(), revoked=[0, 2])
     assert list(worker.call().held) == [1, 0]
     assert (worker.take(), worker.work.take(worker.now_s)) == (1, None)
+
+
+def test_steps_that_wait_behind_a_computation_longer_than_a_lease_are_free_for_others() -> None:  # P5
+    worker, grant = Worker(), pb.EvaluationGrant(evaluation=6)
+    worker.answer(worker.call(), 0, 1, 2, evaluations=[grant])
+    assert isinstance(worker.work.take(worker.now_s), pb.EvaluationGrant)
+    worker.answer(worker.call(), evaluations=[pb.EvaluationGrant(evaluation=8)])
+    worker.work.computing(pb.Grant(step=worker.take()), worker.now_s)
+    worker.now_s += TTL_S
+    request = worker.work.request(worker.now_s, {})
+    assert request is not None
+    assert sorted(request.held) == [0, 1, 2], "as long as a lease, and no longer than that"
+    worker.answer(request)
+    worker.now_s += 0.1
+    request = worker.work.request(worker.now_s, {})
+    assert request is not None
+    assert list(request.held) == [0], "what is computed stays"
+    assert sorted(request.held_evaluations) == [6, 8], "an evaluation stays, too: it has no lease time"
+    worker.answer(request)
+    assert worker.work.waiting == 1
 
 
 def test_a_hung_step_is_reported_as_failed_and_the_worker_leaves() -> None:  # P6

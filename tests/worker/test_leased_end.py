@@ -56,6 +56,18 @@ def test_what_is_reported_while_a_call_is_under_way_waits_for_the_next() -> None
     assert reported(worker.call()) == [1]
 
 
+def test_what_fails_or_is_judged_while_a_call_is_under_way_waits_for_the_next() -> None:
+    worker = Worker().granted(0, 1)
+    worker.work.failed(worker.take(), "no", worker.now_s)
+    worker.work.evaluated(pb.EvaluationGrant(evaluation=4), {})
+    under_way = worker.call()
+    worker.work.failed(worker.take(), "neither", worker.now_s)
+    worker.work.evaluated(pb.EvaluationGrant(evaluation=8), {})
+    worker.answer(under_way)
+    request = worker.call()
+    assert ([f.step for f in request.failed], [e.evaluation for e in request.evaluated]) == ([1], [8])
+
+
 def test_steps_of_a_lost_answer_are_not_held() -> None:  # the coordinator sees that, and leases them again
     worker = Worker()
     worker.call()  # grants 0 and 1, and the answer is lost

@@ -10,6 +10,7 @@ from parashard.errors import ConfigurationError, NotReady, QueueFull, Superseded
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard_coordinator.core.calls import JobState, LeaseCall
 from parashard_coordinator.core.core import WORKERS_MAX
+from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, Orders, ProcessName
 from parashard_coordinator.core.policies import Sync
 from parashard_coordinator.core.restarts import Restarts
@@ -52,6 +53,17 @@ def test_a_lease_from_grant_to_receipt() -> None:
     caller.complete_all(now_s=4.0)
     assert core.complete
     assert core.progress.training_s() == 3.0
+
+
+def test_training_begins_with_the_first_lease_and_not_with_the_first_call() -> None:
+    core = core_of()
+    core.create_checkpoint(request=1)  # leasing pauses
+    caller = Caller(core)
+    assert caller.lease(1, now_s=5.0) == []
+    assert core.progress.first_lease_s is None
+    core.checkpoint_ended(Answer(checkpoint="j1", steps=0))
+    assert caller.lease(1, now_s=9.0) == [0]
+    assert core.progress.first_lease_s == 9.0
 
 
 def test_no_call_gets_more_than_the_lease_batch() -> None:
@@ -235,6 +247,13 @@ def test_a_scale_out_of_bounds_is_refused(workers: int) -> None:
     assert core.workers_wanted == 2
 
 
+@pytest.mark.parametrize("workers", [0, WORKERS_MAX])
+def test_a_job_may_be_scaled_to_none_and_to_the_most(workers: int) -> None:
+    core = core_of()
+    core.scale(workers)
+    assert core.workers_wanted == workers
+
+
 @pytest.mark.parametrize("name", ["worker-9", "", "guest-0"])
 def test_a_new_name_beyond_the_most_waits_and_ends_no_job(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setattr("parashard_coordinator.core.core.WORKERS_MAX", 3)
@@ -344,3 +363,13 @@ def test_a_silent_shard_is_told_of_once_until_it_is_heard_again() -> None:
     assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 2
     core.shard_silent(0, 3600.0, "nobody answers")
     assert core.state is JobState.RUNNING, "it is started again, or comes back"
+
+
+def test_each_silent_shard_is_a_problem_of_its_own() -> None:
+    core = core_of()
+    for shard in (0, 1):
+        core.shard_silent(shard, 4.0, "nobody answers")
+    assert [core.shard_live(0), core.shard_live(1)] == [False, False]
+    announce(core, 0)
+    assert [text.partition(" ")[0] for text in core.problems.texts] == ["shard-1"]
+    assert [core.shard_live(0), core.shard_live(1)] == [True, False]

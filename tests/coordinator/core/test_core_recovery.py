@@ -30,6 +30,13 @@ def announce_all(core: Core, *applied: Sequence[tuple[int, int]], incarnation: i
         announce(core, shard, incarnation, steps)
 
 
+def test_a_worker_that_a_new_coordinator_may_not_be_the_first_to_know_joins_it() -> None:
+    first, second = core_of(), core_after(core_of())
+    for core in (first, second):
+        Caller(core)
+    assert (first.events[-1], second.events[-1]) == ("guest-0 started (cpu)", "guest-0 joined (cpu)")
+
+
 # --- shards ---
 
 
@@ -66,6 +73,16 @@ def test_a_run_that_was_started_again_as_a_whole_had_no_restarts() -> None:
     core.started_anew()
     announce_all(core, [(0, 4)], [(0, 4)], incarnation=2)
     assert core.shard_restarts == 0
+    assert [event.partition(" (")[0] for event in core.events][:2] == ["shard-0 started", "shard-1 started"]
+
+
+def test_a_shard_is_told_of_by_what_became_of_its_process() -> None:
+    core = core_after(core_of())
+    announce(core, 0, 1, process=1)
+    announce(core, 0, 2, process=2)
+    announce(core, 0, 3, process=2)  # it was told to return to a round, and has another life
+    told = [event.partition(" (")[0] for event in core.events if event.startswith("shard-0")]
+    assert told == ["shard-0 reconnected", "shard-0 restarted", "shard-0 reconnected"]
 
 
 def test_lives_of_another_placement_are_other_shards() -> None:
@@ -341,6 +358,17 @@ def test_an_evaluation_whose_round_has_passed_is_given_up_and_told() -> None:  #
     announce_all(core, [(0, 8)], [(0, 8)])
     assert "warning: the evaluation after step 4 was missed: its weights are gone" in core.events
     assert Caller(core).lease(1) == [8]
+
+
+def test_no_evaluation_is_given_up_before_every_shard_has_said_where_it_stands() -> None:  # P12
+    core = core_of(Sync(4), evaluate_after=[4, 40], registered=False)
+    announce(core, 0, 1, [(0, 8)], returnable=[1])
+    announce(core, 1, 1, [(0, 4)], returnable=[1])
+    assert core.rounds.returning_to == 1
+    announce(core, 0, 2, [(0, 4)], returnable=[1], process=1)
+    assert core.rounds.returning_to is None
+    assert [e.after_step for e in Caller(core).call(want=1).evaluations] == [4]
+    assert not [event for event in core.events if "was missed" in event]
 
 
 # --- evaluations of weights that are gone ---

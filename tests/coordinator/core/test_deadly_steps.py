@@ -67,6 +67,11 @@ def test_a_step_that_kills_its_workers_stops_the_job_with_its_name_and_examples(
     assert it.core.reason == (
         "computing step 1 ended worker-0: killed by SIGSEGV; step 1 failed 5 times (examples 1, 7)"
     )
+    told = [event for event in it.core.events if event.startswith("computing step 1 ended")]
+    assert told == [
+        f"computing step 1 ended worker-0: killed by SIGSEGV (attempt {attempt} of 5) (examples 1, 7)"
+        for attempt in range(1, 6)
+    ]
 
 
 def test_steps_that_were_only_held_do_not_count() -> None:

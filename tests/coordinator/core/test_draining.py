@@ -7,7 +7,7 @@ import pytest
 from parashard.errors import JobFailed
 from parashard_coordinator.core.draining import ANSWERS_KEPT, TAKING_S_MAX, Answer, Draining
 from parashard_coordinator.core.policies import Sync
-from support.coordinator_cases import Caller, announce, core_of, done
+from support.coordinator_cases import Caller, announce, core_of, done, judged
 
 STORED = Answer(checkpoint="j1", steps=8)
 
@@ -119,6 +119,15 @@ def test_a_step_of_an_earlier_coordinator_s_lease_moves_the_drain_further() -> N
     assert [Caller(core).lease(1) for _ in range(4)] == [[0], [1], [2], []]
 
 
+def test_nothing_is_taken_of_a_job_that_has_failed() -> None:
+    core = core_of()
+    core.create_checkpoint(request=7)
+    assert core.drained
+    core.fail("the disk is full")
+    assert not core.drained
+    assert core.due_checkpoint() is None
+
+
 def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
@@ -152,3 +161,19 @@ def test_an_early_stop_moves_up_to_what_a_shard_has_applied_already() -> None:  
     core.drain_further(5)
     assert core.leases.target == 5
     assert core.decisions > decided, "it is stored before it acts"
+
+
+def test_the_last_evaluation_moves_up_with_an_early_stop() -> None:  # P8: the final weights are judged
+    core = core_of(evaluate_after=[40])
+    caller = Caller(core)
+    caller.lease(2)
+    core.evaluations.stop_at(core.leases.stop_at_frontier())
+    core.drain_further(3)
+    for shard in range(2):
+        announce(core, shard, 2, [(0, 3)])
+    due = []
+    while evaluations := caller.call(want=1).evaluations:
+        due += [evaluation.after_step for evaluation in evaluations]
+        caller.call(evaluated=judged(due[-1], incarnations=(2, 2), accuracy=0.5))
+    assert due[-1] == 3
+    assert core.complete

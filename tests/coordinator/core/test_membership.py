@@ -63,6 +63,14 @@ def test_a_late_or_repeated_call_is_refused(late: int) -> None:
     assert workers.by_name["worker-0"].last_seen_s == 1.0
 
 
+def test_calls_are_numbered_from_one() -> None:
+    workers = workers_of()
+    join(workers, "worker-0")
+    with pytest.raises(NotReady, match="call 0 comes after call 0"):
+        workers.heard("worker-0", 1, 0, 0.0)
+    assert workers.heard("worker-0", 1, 1, 0.0).live
+
+
 def test_who_is_silent_for_longer_than_the_lease_time_is_found() -> None:
     workers = workers_of()
     join(workers, "worker-0", now_s=0.0)

@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
-from parashard_coordinator.core.leases import HOLDERS_MAX, SPECULATION_MIN_S, Failed, Grant, StepLeases
+from parashard_coordinator.core.leases import (
+    HOLDERS_MAX,
+    SLOW_MEDIANS,
+    SLOW_S,
+    SPECULATION_MIN_S,
+    Failed,
+    Grant,
+    StepLeases,
+)
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Ssp, Sync
 
 FREE = 1 << 62
@@ -146,6 +154,16 @@ def test_a_listed_step_that_is_complete_is_revoked() -> None:
     assert leases.held_by("a") == {1}
 
 
+@pytest.mark.parametrize("policy", [Async(), Sync(4)])
+def test_a_listed_step_past_an_early_stop_is_revoked(policy: LeasingPolicy) -> None:  # P8
+    leases = leases_of(8, policy)
+    assert grant(leases, "a", 4) == [0, 1, 2, 3]
+    leases.stop_at(2)
+    assert leases.renew("a", [1, 2, 3], 1.0) == [2, 3]
+    assert leases.held_by("a") == {1}
+    assert grant(leases, "b", 4) == [0]
+
+
 def test_a_listed_step_that_was_freed_is_held_again() -> None:
     leases = leases_of(2)
     grant(leases, "zombie")
@@ -225,6 +243,13 @@ def test_the_caller_s_limit_is_kept() -> None:
     assert grant(leases, "a", 4, limit=2) == []
     leases.end("a")
     assert grant(leases, "a", 4, limit=1) == [0]
+
+
+def test_a_step_that_came_back_is_granted_though_the_limit_has_moved_below_what_was_leased() -> None:
+    leases = leases_of(10)
+    grant(leases, "a", 4)
+    leases.renew("a", [1, 2, 3], 1.0)
+    assert grant(leases, "b", limit=1) == [0]
 
 
 def test_ssp_waits_for_the_lowest_incomplete_step() -> None:  # P9
@@ -385,6 +410,28 @@ def test_failures_of_a_step_that_is_complete_or_unknown_do_not_count() -> None:
     assert leases.fail("b", 0, 0.0, skip=False) is None
     assert leases.fail("b", 1, 0.0, skip=False) is None
     assert grant(leases, "a") == [1]
+
+
+def test_only_a_holder_s_failure_counts() -> None:  # P6: a report may come twice, or after the lease
+    leases = leases_of(2, max_attempts=1)
+    grant(leases, "a")
+    assert leases.fail("b", 0, 0.0, skip=False) is None
+    assert leases.held_by("a") == {0}
+    assert leases.fail("a", 0, 0.0, skip=False) == Failed(1, given_up=True)
+    assert leases.fail("a", 0, 0.0, skip=False) is None
+
+
+def test_the_lease_that_is_held_far_longer_than_others_is_told_of() -> None:
+    leases = leases_of(4)
+    grant(leases, "fast", now_s=100.0)
+    assert leases.slowest(100.0 + SLOW_S) is None
+    assert leases.slowest(100.5 + SLOW_S) == ("fast", 0, 0.5 + SLOW_S), "nothing to compare it with"
+    leases.acknowledge("fast", 0, ALL, 120.0)  # 20 s are usual
+    assert leases.slowest(900.0) is None
+    grant(leases, "slow", now_s=200.0)
+    grant(leases, "slower", now_s=210.0)
+    assert leases.slowest(200.0 + SLOW_MEDIANS * 20.0) is None
+    assert leases.slowest(200.5 + SLOW_MEDIANS * 20.0) == ("slow", 1, 0.5 + SLOW_MEDIANS * 20.0)
 
 
 def test_an_early_stop_keeps_what_was_leased() -> None:  # P8

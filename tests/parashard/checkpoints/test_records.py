@@ -161,6 +161,19 @@ def test_a_manifest_that_cannot_be_is_not_made(case):
         changed(**FIELDS[case])
 
 
+def test_the_largest_numbers_are_taken():
+    manifest = changed(number=10**9 - 1, incarnation=10**9 - 1, log_position=2**63 - 1)
+    assert decode(ShardManifest, encode(manifest), "f") == manifest
+
+
+@pytest.mark.parametrize("rows", [0, 2**63])
+def test_a_variable_with_no_rows_or_more_than_an_index_holds_is_refused(rows):
+    table = RECORDS["plan"].model_dump(mode="json")
+    table["plan"]["variables"][0]["shape"] = [rows]
+    with pytest.raises(ValidationError, match="shape"):
+        PlanRecord.model_validate_json(json.dumps(table))
+
+
 @pytest.mark.parametrize("name", ["", ".", "..", "../x", "a/b", "/x", ".hidden", "x\n", "x" * 201])
 def test_a_file_lies_in_its_manifests_folder(name):  # else collecting could delete what is not ours
     with pytest.raises(ValidationError):
@@ -247,6 +260,8 @@ def test_a_plan_comes_back_with_what_its_shards_start_from():
 ROWS = {
     "a gap": [[("dense/bias", 0, 5), ("dense/weight", 1, 8)], []],
     "an overlap": [[("dense/bias", 0, 5), ("dense/weight", 0, 4)], [("dense/weight", 3, 8)]],
+    "a range without rows": [[("dense/bias", 0, 0), ("dense/bias", 0, 5)], [("dense/weight", 0, 8)]],
+    "a range without rows at the end": [[("dense/bias", 0, 5)], [("dense/weight", 0, 8), ("dense/weight", 8, 8)]],
     "rows that are missing": [[("dense/bias", 0, 5)], [("dense/weight", 0, 7)]],
     "no rows at all": [[("dense/bias", 0, 5)], []],
     "rows too many": [[("dense/bias", 0, 5)], [("dense/weight", 0, 9)]],

@@ -60,3 +60,11 @@ def test_a_step_that_the_job_does_not_have_is_an_error(step):
 def test_wrong_numbers_are_named(examples, batch_size, epochs, named):
     with pytest.raises(ConfigurationError, match=named):
         StepPlan(examples, batch_size, epochs, 0)
+
+
+def test_a_message_about_a_step_names_its_first_examples():
+    plan = StepPlan(20, 9, 1, seed=3)
+    first, last = plan.indices(0).tolist(), plan.indices(2).tolist()
+    assert plan.examples_in_words(0) == f" (examples {', '.join(map(str, first[:8]))}, ...)"
+    assert plan.examples_in_words(2) == f" (examples {last[0]}, {last[1]})"
+    assert StepPlan(8, 8, 1, 0).examples_in_words(0).count(",") == 7, "eight are shown, and nothing is left out"

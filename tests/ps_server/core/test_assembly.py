@@ -89,6 +89,22 @@ def test_a_push_alone_is_admitted_however_large() -> None:
     assert assemblies.held_bytes == 5000
 
 
+def test_a_push_that_the_machine_has_no_memory_for_takes_nothing_of_the_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # P14
+    def refuse(size_bytes: int) -> bytearray:
+        raise MemoryError
+
+    assemblies = Assemblies(PushMemory(100))
+    first, second = (dataclasses.replace(piece, peer="worker/a") for piece in in_pieces(0, bytes(100), 50))
+    with monkeypatch.context() as machine:
+        machine.setattr("parashard_server.core.assembly.bytearray", refuse, raising=False)
+        with pytest.raises(QueueFull, match="no memory for a push of 100 bytes now"):
+            assemblies.add(first, 0.0)
+    assert (len(assemblies), assemblies.held_bytes, assemblies.memory.shares.of("worker/a")) == (0, 0, 0)
+    assert add_all(assemblies, [first, second]) is not None, "later it has"
+
+
 def test_dropping_a_step_frees_all_its_attempts() -> None:  # P4
     assemblies = Assemblies(PushMemory(100))
     for attempt in (1, 2):

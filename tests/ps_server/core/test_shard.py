@@ -184,6 +184,73 @@ def test_the_first_whole_attempt_wins_and_drops_the_others() -> None:  # P4
     assert pull(shard)[1].tolist() == [2.0] * 4
 
 
+def test_a_late_twin_in_several_chunks_is_one_duplicate() -> None:  # P4
+    shard = zeros_shard()
+    push(shard, 0, 1.0)
+    late = [shard.push(chunk, 0.0).result for chunk in chunks_of(shard, 0, np.ones(4), attempt=2, cuts=(4, 8))]
+    assert late == [PushResult.DUPLICATE] * 3
+    assert shard.record.duplicate_pushes == 1
+    assert shard.record.push_float32_bytes == 2 * 16
+
+
+def test_a_push_on_its_way_when_its_step_is_given_up_is_one_duplicate() -> None:  # P24
+    shard = zeros_shard(round_steps=2)
+    first, second, third = chunks_of(shard, 0, np.ones(4), cuts=(4, 8))
+    assert shard.push(first, 0.0).result is PushResult.PENDING
+    shard.skip(0)
+    assert [shard.push(late, 0.0).result for late in (second, third)] == [PushResult.DUPLICATE] * 2
+    assert (shard.record.duplicate_pushes, shard.assemblies.held_bytes) == (1, 0)
+    assert (shard.record.skipped_steps, shard.record.buffered_pushes) == (1, 1)
+    assert 0 in shard.updates.skipped
+
+
+# --- the journal ---
+
+
+class Positions:
+    """A journal that keeps nothing but its position."""
+
+    def __init__(self) -> None:
+        self.position = 100
+
+    def append(self, step: int, gradient: object, *, staleness: int | None, skipped: bool) -> int:
+        self.position += 1
+        return self.position - 1
+
+
+def test_a_replay_begins_at_the_first_push_that_the_weights_lack(monkeypatch: pytest.MonkeyPatch) -> None:  # P18
+    monkeypatch.setattr("parashard_server.core.shard.NOTED_MAX", 4)
+    shard = zeros_shard(round_steps=2)
+    shard.journal = Positions()
+    for round_ in range(10):
+        assert shard.replay_from() == 100 + 2 * round_, "all rounds before this one are in the weights"
+        for step in (2 * round_ + 1, 2 * round_):
+            push(shard, step, 1.0)
+        assert shard.replay_from() == 100 + 2 * round_, "a full round is not in the weights before the next begins"
+        pull(shard, round_=round_ + 1)
+
+
+def test_what_is_replayed_into_an_open_round_would_be_replayed_again() -> None:  # P18
+    shard = zeros_shard(round_steps=2)
+    shard.journal = Positions()
+    assert shard.replay(50, 0, np.ones(4, np.float32), None, skipped=False)
+    assert not shard.replay(51, 0, np.ones(4, np.float32), None, skipped=False), "it is in already"
+    assert shard.replay_from() == 50
+    push(shard, 1, 1.0)
+    pull(shard, round_=1)
+    assert shard.replay_from() == 101, "the round is in the weights"
+
+
+def test_what_is_noted_of_the_journal_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("parashard_server.core.shard.NOTED_MAX", 4)
+    shard = zeros_shard(round_steps=2)
+    shard.journal = Positions()
+    for step in range(STEPS):
+        push(shard, step, 1.0)
+        assert len(shard._noted) <= 4 + 2
+    assert shard.replay_from() == 100 + STEPS - 2
+
+
 # --- pulls ---
 
 
