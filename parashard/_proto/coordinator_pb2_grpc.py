@@ -92,14 +92,14 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterShard(self, request, context):
-        """Announces a shard that listens; replaces all that was believed of that shard (P3).
+        """Registers a shard that listens; replaces the coordinator's state of that shard.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def RegisterWorker(self, request, context):
-        """Takes a worker in; ends the leases of an earlier life under the same name.
+        """Registers a worker; ends the leases of an earlier incarnation under the same name.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -113,14 +113,14 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Lease(self, request, context):
-        """Reports what is done, renews what is held and asks for more, in one call.
+        """Reports completed steps, renews held leases and requests new ones, in one call.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Tells how the job goes. Changes nothing.
+        """Returns the status of the job. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -134,14 +134,14 @@ class CoordinatorServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Supervise(self, request, context):
-        """The local launcher tells which processes ended and learns which to start and stop.
+        """Reports the local launcher's ended processes, and returns which to start and stop.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def CreateCheckpoint(self, request, context):
-        """Pauses leasing until all shards have the same steps, and stores a drained checkpoint (P8); asked until it is there.
+        """Pauses leasing until all shards have the same steps, and stores a drained checkpoint; repeated until it is stored.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

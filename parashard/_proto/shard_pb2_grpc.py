@@ -55,21 +55,21 @@ class ShardServicer:
     """Missing associated documentation comment in .proto file."""
 
     def Inspect(self, request, context):
-        """Tells what the shard holds and has counted; changes nothing.
+        """Returns the shard's state and counters; changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeCheckpoint(self, request, context):
-        """Saves the shard's state and answers when it is stored; refused from an older coordinator (P3).
+        """Saves the shard's state and answers when it is stored; refused from a superseded coordinator.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Takes the shard back to a round that it has a checkpoint of, under a new incarnation (P12).
+        """Restores a round of which the shard has a checkpoint, under a new incarnation.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

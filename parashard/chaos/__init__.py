@@ -1,1 +1,1 @@
-"""Chaos: a job under faults on purpose. A proxy for faults of the network, a schedule of faults, and a runner."""
+"""Fault injection into a running job: a proxy for network faults, a seeded schedule of faults, and a runner."""

@@ -1,6 +1,6 @@
-"""Campaign: makes the strikes of a schedule happen when they are due, ends them, and counts them.
+"""Campaign: begins, ends and counts the faults of a schedule.
 
-Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Field`. Called by
+Knows neither clock nor thread (`now_s` is an argument), and processes and links only through `Injector`. Called by
 `parashard.chaos.runner`.
 """
 
@@ -19,76 +19,76 @@ from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, Stri
 
 DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
 RETRY_S = 0.1
-PATIENCE_S = 10.0  # for a process that is to be struck and is not running: it is being started again
+PATIENCE_S = 10.0  # wait for a target process that is being restarted
 
 
-class Field(Protocol):
-    """What can be struck."""
+class Injector(Protocol):
+    """Injects faults into processes, links and the disk."""
 
     def ready(self) -> bool:
-        """Tell whether every process that the job begins with is running."""
+        """Return whether every initial process of the job is running."""
 
     def signal(self, process: str, number: int) -> bool:
         """Send a signal to a process; return whether it was running."""
 
     def stray(self, process: str) -> bool:
-        """Start a second process of a service's name, which claims an incarnation and dies; return whether it was."""
+        """Start a duplicate process of a service, which claims an incarnation and dies; return whether it started."""
 
-    def suffer(self, link: str, faults: Faults) -> None:
-        """Have a link suffer these faults from now on, and no others."""
+    def set_faults(self, link: str, faults: Faults) -> None:
+        """Set the present faults of a link."""
 
     def reset(self, link: str) -> None:
         """Reset every connection of a link."""
 
     def fill_disk(self) -> None:
-        """Leave no room on the file system of the run directory."""
+        """Fill the file system of the run directory."""
 
     def free_disk(self) -> None:
-        """Give that room back."""
+        """Free that space."""
 
 
 class Campaign:
-    """Strikes as they happen.
+    """Execution of a schedule of faults.
 
     Parameters
     ----------
-    field : Field
-        Whom to strike.
+    injector : Injector
+        Injects the faults.
     strikes : iterator of Strike
-        In order of time; their times count from the moment at which the field is ready, and stand still while a strike
-        waits for a process that is being started again.
+        In order of time; their clock starts when the injector is ready, and is paused while a strike waits for a
+        process that is being restarted.
     faults_max : int, optional
-        End after so many; None: never.
+        Stop after so many; None: never.
     tell : callable, optional
-        Called with each strike as it happens.
+        Called with each strike when it begins.
 
     Attributes
     ----------
     faults : Counter of str
-        How many strikes of each kind have happened.
+        Number of strikes of each kind so far.
     """
 
     def __init__(
         self,
-        field: Field,
+        injector: Injector,
         strikes: Iterator[Strike],
         faults_max: int | None,
         tell: Callable[[Strike], None] = lambda strike: None,
     ) -> None:
-        self._field = field
+        self._injector = injector
         self._strikes = strikes
         self._faults_max = faults_max
         self._tell = tell
         self._next = next(strikes)
         self._began_s: float | None = None
         self._waiting = False  # for the target of the next strike
-        self._lasting: list[tuple[float, Strike]] = []  # with the end of each
+        self._lasting: list[tuple[float, Strike]] = []  # with their ends
         self.faults: Counter[str] = Counter()
 
     def advance(self, now_s: float) -> float:
-        """Do what is due; return for how many seconds there will be nothing to do, infinity if there never will."""
+        """Do what is due; return the seconds until the next event, infinity if there is none."""
         if self._began_s is None:
-            if not self._field.ready():
+            if not self._injector.ready():
                 return RETRY_S
             self._began_s = now_s
         for end in [end for end in self._lasting if end[0] <= now_s]:
@@ -101,7 +101,7 @@ class Campaign:
             elif now_s < self._began_s + self._next.at_s + PATIENCE_S:
                 self._waiting = True
                 return RETRY_S
-            if self._waiting:  # later strikes keep their distance: they do not all meet a process that is just starting
+            if self._waiting:  # shift later strikes, so that they do not all hit a process that is just starting
                 self._began_s, self._waiting = now_s - self._next.at_s, False
             self._next = next(self._strikes)
         ends_s = [end_s for end_s, _ in self._lasting]
@@ -109,7 +109,7 @@ class Campaign:
         return max(0.0, min([*ends_s, *begins_s], default=math.inf) - now_s)
 
     def lift(self) -> None:
-        """End every fault that lasts, and begin no more."""
+        """End every present fault, and begin no more."""
         self._faults_max = 0
         lasting, self._lasting = self._lasting, []
         for _, strike in lasting:
@@ -120,39 +120,39 @@ class Campaign:
         return self._faults_max is None or self.faults.total() < self._faults_max
 
     def _strike(self, strike: Strike, now_s: float) -> bool:
-        """Begin a fault; return whether there was somebody to strike."""
+        """Begin a fault; return whether its target was running."""
         if strike.kind.startswith("stray_"):
-            if not self._field.stray(strike.target):
+            if not self._injector.stray(strike.target):
                 return False
         elif strike.kind in PROCESS_KINDS:
-            # A process that hangs is woken by nobody: whoever supervises it has to notice. (The end of a pause that
-            # began before would wake it: the two are then one longer pause.)
+            # A hang has no end: its supervisor has to detect it. (The end of an earlier pause would resume the process:
+            # the two are then one longer pause.)
             number = signal.SIGKILL if strike.kind.startswith("kill_") else signal.SIGSTOP
-            if not self._field.signal(strike.target, number):
+            if not self._injector.signal(strike.target, number):
                 return False
         if strike.length_s > 0:
             self._lasting.append((now_s + strike.length_s, strike))
         if strike.kind in DISK_KINDS:
-            self._field.fill_disk()
+            self._injector.fill_disk()
         if strike.kind in LINK_KINDS:
             self._settle(strike)
             if strike.kind in ("reset", "duplicate"):  # only a new connection is carried twice
-                self._field.reset(strike.target)
+                self._injector.reset(strike.target)
         return True
 
     def _settle(self, strike: Strike) -> None:
-        """Bring a strike's target to the state that all faults which last ask for together."""
+        """Set a target's state to the union of its present faults."""
         link = strike.kind in LINK_KINDS
         others = [s for _, s in self._lasting if s.target == strike.target and (s.kind in LINK_KINDS) == link]
         if link:
             faults = (_LINK_FAULTS[other.kind](other) for other in others)
-            self._field.suffer(strike.target, reduce(operator.or_, faults, NO_FAULTS))
+            self._injector.set_faults(strike.target, reduce(operator.or_, faults, NO_FAULTS))
         elif others:
             pass  # the last one to end brings relief
         elif strike.kind in DISK_KINDS:
-            self._field.free_disk()
+            self._injector.free_disk()
         else:
-            self._field.signal(strike.target, signal.SIGCONT)
+            self._injector.signal(strike.target, signal.SIGCONT)
 
 
 _LINK_FAULTS: dict[str, Callable[[Strike], Faults]] = {

@@ -1,9 +1,9 @@
-"""ProxiedCluster: a local cluster whose processes reach each other through a proxy's links, and can be struck.
+"""ProxiedCluster: a local cluster whose processes connect through a proxy's links, with injected faults.
 
-Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for whoever
-reads its address in the run directory. A shard listens at two ports; its one link has a way to each, and what befalls
-the link befalls both, as if the network between two hosts had failed. Does not know when a fault is due. Called by
-`parashard.launch.run`, as any local cluster, and by the campaign, whose `Field` it is.
+Owns the links: one to each shard, one to the coordinator for each process that connects to it, and one for readers of
+its address in the run directory. A shard listens at two ports; its link has a proxy address for each, and a fault
+affects both, as if the network between two hosts had failed. Does not know when a fault is due. Called by
+`parashard.launch.run`, as any local cluster, and by the campaign, whose `Injector` it is.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ STRAYS_MAX = 4  # at a time
 
 
 class ProxiedCluster(LocalCluster):
-    """Children that connect to fronts of a proxy.
+    """Children that connect through a proxy.
 
-    A child is started with other arguments than asked for: `--connect` names the front of its own link to the
+    A child's arguments are changed: `--connect` names the front of its own link to the
     coordinator; the coordinator and shards get `--advertise`, and shards `--advertise-data`, the fronts of the link to
     them, and `--address-file`, where the link finds its backends.
 
     Parameters
     ----------
     run_dir : Path
-        Where logs go, and the address files: `chaos/NAME.json`.
+        Gets the logs, and the address files `chaos/NAME.json`.
     proxy : Proxy
-        Running; its links last as long as it does.
+        Running; owns the links.
     shards, workers : int
-        How many the job begins with.
+        Initial numbers of the job.
     before_end : callable
-        Called once before the children are ended: whoever strikes them must have stopped.
+        Called once before the children are ended, to stop the campaign.
     """
 
     def __init__(self, run_dir: Path, proxy: Proxy, shards: int, workers: int, before_end: Callable[[], None]) -> None:
@@ -47,11 +47,11 @@ class ProxiedCluster(LocalCluster):
         self._folder.mkdir(exist_ok=True)
         self._disk = SmallDisk(run_dir)
         self._before_end = before_end
-        self._commands: dict[str, tuple[str, list[str]]] = {}  # of each service, as it was started last
+        self._commands: dict[str, tuple[str, list[str]]] = {}  # of each service, as last started
         self._strays: list[subprocess.Popen[bytes]] = []
         services = [COORDINATOR, *(f"shard-{index}" for index in range(shards))]
         self.processes = (*services, *(f"worker-{index}" for index in range(workers)))
-        # By name; of each the ways that suffer together, by the flag that tells a child the way's front.
+        # By name; the proxied addresses of each, by the flag that advertises them.
         self._links: dict[str, dict[str, Link]] = {}
         for name in services:
             self._links[name] = {"--advertise": self._open(proxy, name, name, "address")}
@@ -63,11 +63,11 @@ class ProxiedCluster(LocalCluster):
 
     @property
     def links(self) -> tuple[str, ...]:
-        """Names of all links: "shard-0" leads there, "worker-0>coordinator" is that worker's own."""
+        """Names of all links: "shard-0" is the link to it, "worker-0>coordinator" that worker's to the coordinator."""
         return tuple(self._links)
 
     def start(self, name: str, module: str, arguments: Sequence[str]) -> None:
-        """Start a child, with the addresses of links in the place of the true ones."""
+        """Start a child with the addresses of links instead of the true ones."""
         arguments = list(arguments)
         own = self._links.get(_to_coordinator(name))
         if own is not None and "--connect" in arguments:
@@ -75,24 +75,24 @@ class ProxiedCluster(LocalCluster):
         ways = self._links.get(name)
         if ways is not None:
             file = self._address_file(name)
-            file.unlink(missing_ok=True)  # an earlier life's port may be somebody else's by now
+            file.unlink(missing_ok=True)  # the port of an earlier incarnation may have another owner by now
             arguments += [part for flag, way in ways.items() for part in (flag, way.address)]
             arguments += ["--address-file", str(file)]
             self._commands[name] = module, arguments
         super().start(name, module, arguments)
 
     def end(self, grace_s: float = END_GRACE_S) -> None:
-        """End every child, once nobody strikes any more."""
+        """Stop the campaign, then end every child."""
         self._before_end()
         for stray in self._strays:
             stray.kill()
             stray.wait()
         super().end(grace_s)
 
-    # --- the campaign's field ---
+    # --- Injector ---
 
     def ready(self) -> bool:
-        """Tell whether every process that the job begins with is running."""
+        """Return whether every initial process of the job is running."""
         return set(self.processes) <= set(self.running)
 
     def signal(self, process: str, number: int) -> bool:
@@ -104,7 +104,7 @@ class ProxiedCluster(LocalCluster):
         return True
 
     def stray(self, process: str) -> bool:
-        """Start a service a second time; it is killed as soon as it has claimed an incarnation (P23)."""
+        """Start a duplicate of a service, which is killed as soon as it has claimed an incarnation."""
         self._strays = [stray for stray in self._strays if stray.poll() is None]
         if process not in self._commands or len(self._strays) >= STRAYS_MAX:
             return False
@@ -117,22 +117,22 @@ class ProxiedCluster(LocalCluster):
         self._strays.append(self._spawn(f"{process}-stray", module, arguments, dies))
         return True
 
-    def suffer(self, link: str, faults: Faults) -> None:
-        """Have a link suffer these faults from now on, and no others, on all of its ways."""
+    def set_faults(self, link: str, faults: Faults) -> None:
+        """Set the present faults of a link, for all of its addresses."""
         for way in self._links[link].values():
-            way.suffer(faults)
+            way.set_faults(faults)
 
     def reset(self, link: str) -> None:
-        """Reset every connection of a link, on all of its ways."""
+        """Reset every connection of a link, at all of its addresses."""
         for way in self._links[link].values():
             way.reset()
 
     def fill_disk(self) -> None:
-        """Write until nothing more fits onto the file system of the run directory."""
+        """Fill the file system of the run directory."""
         self._disk.fill()
 
     def free_disk(self) -> None:
-        """Remove what was written for that."""
+        """Remove the filler file."""
         self._disk.free()
 
     def _open(self, proxy: Proxy, name: str, backend: str, key: str) -> Link:
@@ -148,7 +148,7 @@ def _to_coordinator(name: str) -> str:
 
 
 def listening_at(file: Path, key: str) -> tuple[str, int] | None:
-    """Return host and port that a service wrote under a key of its address file; None until it has."""
+    """Return the host and port under a key of a service's address file; None until it is written."""
     try:
         host, _, port = str(json.loads(file.read_text())[key]).rpartition(":")
         return host.strip("[]"), int(port)

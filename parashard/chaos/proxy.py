@@ -1,10 +1,10 @@
-"""Proxy: TCP links with a stable front address, whose faults are switched on and off while they carry bytes.
+"""Proxy: TCP links with a stable front address and faults that are switched on and off.
 
-Owns the listening sockets, the connections and what a fault does to them. Does not know what the bytes mean, nor when a
+Owns the listening sockets, the connections and the effects of faults. Does not know what the bytes mean, nor when a
 fault is due. Called by `parashard.chaos.runner`, and by tests.
 
-All links live in one thread with one event loop. A connection that comes in at a link's front is carried to wherever
-the link's backend is at that moment, so that whoever connects to the front need not know that the backend has moved.
+All links run in one thread with one event loop. A connection to a link's front is forwarded to the present address of
+the link's backend, which may change.
 """
 
 from __future__ import annotations
@@ -19,32 +19,32 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 CHUNK_BYTES_MAX = 64 * 1024
-CHUNKS_UNDER_WAY_MAX = 64  # of each direction of a connection: 4 MiB that wait for a delay or a hold to end
+CHUNKS_UNDER_WAY_MAX = 64  # in each direction of a connection: 4 MiB delayed or held
 CONNECTIONS_MAX = 512  # of one link; more are reset
 CONNECT_S = 5.0
-ANSWER_S = 10.0  # for the proxy's own thread to do what it is asked
+ANSWER_S = 10.0  # for a request to the proxy's thread
 
 Backend = Callable[[], tuple[str, int] | None]
-"""Returns host and port of whom a link leads to at the moment; None: nobody is there."""
+"""Returns the present host and port of a link's backend; None: it has none."""
 
 _Result = TypeVar("_Result")
-_Chunk = tuple[float, bytes]  # when it may go on, by the event loop's clock; empty: the stream ends here
+_Chunk = tuple[float, bytes]  # earliest time to forward it, by the event loop's clock; empty: end of stream
 
 
 @dataclass(frozen=True)
 class Faults:
-    """What a link does to the bytes that it carries; two are put together with `|`.
+    """Faults of a link; `|` combines two.
 
     Attributes
     ----------
     delay_s : float
-        How long bytes are under way, in each direction.
+        Delay of bytes in each direction.
     requests_held, answers_held : bool
-        Nothing goes from the client to the backend, or back. Bytes are kept and go on when the fault is over, as TCP
-        would send them again: a request may arrive long after its sender has given up, or has died.
+        Nothing is forwarded from the client to the backend, or back. Bytes are held and forwarded after the fault, as
+        TCP would retransmit them: a request may arrive long after its sender has given up or died.
     duplicate : bool
-        What clients send on connections made while this lasts goes to the backend twice, on a second connection whose
-        answers are thrown away.
+        Bytes of clients on connections made during the fault are sent to the backend twice, on a second connection
+        whose answers are discarded.
     """
 
     delay_s: float = 0.0
@@ -65,7 +65,7 @@ NO_FAULTS = Faults()
 
 
 class Proxy:
-    """The thread that all links live in. A context manager: at its end every connection is gone."""
+    """The thread of all links. A context manager: its exit closes every connection."""
 
     def __init__(self) -> None:
         self._loop = asyncio.new_event_loop()
@@ -84,7 +84,7 @@ class Proxy:
         self._loop.close()
 
     def link(self, name: str, backend: Backend) -> Link:
-        """Open a link with a front of its own on 127.0.0.1; it leads to `backend`, asked at each connection."""
+        """Open a link with a front on 127.0.0.1; `backend` is called at each connection."""
         link = Link(name, backend, self._run)
         self._run(link.open())
         self._links.append(link)
@@ -95,12 +95,12 @@ class Proxy:
 
 
 class Link:
-    """One front address and what becomes of the connections made to it. Made by `Proxy.link`.
+    """One front address and its connections. Made by `Proxy.link`.
 
     Attributes
     ----------
     name : str
-        What the faults' report calls it.
+        Its name in the report of faults.
     address : str
         host:port of the front; does not change.
     """
@@ -117,12 +117,12 @@ class Link:
 
     # --- from any thread ---
 
-    def suffer(self, faults: Faults) -> None:
-        """Have these faults from now on, and no others."""
-        self._run(self._suffer(faults))
+    def set_faults(self, faults: Faults) -> None:
+        """Set the present faults."""
+        self._run(self._set_faults(faults))
 
     def reset(self) -> None:
-        """End every connection at once, both ways, with a reset: what was under way is lost."""
+        """Reset every connection in both directions: bytes in flight are lost."""
         self._run(self._reset())
 
     # --- in the proxy's thread ---
@@ -139,7 +139,7 @@ class Link:
         self._server.close()
         await self._reset()
 
-    async def _suffer(self, faults: Faults) -> None:
+    async def _set_faults(self, faults: Faults) -> None:
         async with self._changed:
             self._faults = faults
             self._changed.notify_all()
@@ -159,7 +159,7 @@ class Link:
         task.add_done_callback(self._carrying.discard)
 
     async def _carry(self, reader: asyncio.StreamReader, client: asyncio.StreamWriter) -> None:
-        """Carry one connection until both ends are done with it, or one of them is broken."""
+        """Forward one connection until both directions have ended, or one is broken."""
         writers = [client]
         finish: Callable[[asyncio.StreamWriter], None] = _abort
         try:
@@ -172,9 +172,9 @@ class Link:
                     tasks.create_task(_ignore(ignored))
                 tasks.create_task(self._stream(reader, receivers, lambda faults: faults.requests_held))
                 tasks.create_task(self._stream(answers, [client], lambda faults: faults.answers_held))
-            finish = asyncio.StreamWriter.close  # what has not been sent yet still is
+            finish = asyncio.StreamWriter.close  # flushes unsent bytes
         except* OSError:
-            pass  # an end is gone or was never there: so is the connection
+            pass  # one end is gone or was never there
         finally:
             for writer in writers:
                 finish(writer)
@@ -194,7 +194,7 @@ class Link:
         writers: list[asyncio.StreamWriter],
         held: Callable[[Faults], bool],
     ) -> None:
-        """Carry one direction to its end; the first writer is the real one, a second one the duplicate."""
+        """Forward one direction to its end; the first writer is the real one, a second one the duplicate."""
         under_way: asyncio.Queue[_Chunk] = asyncio.Queue(CHUNKS_UNDER_WAY_MAX)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._take_in(reader, under_way))
@@ -222,12 +222,12 @@ class Link:
                 _abort(writers.pop())
             await _send(writers[0], content)
             for duplicate in writers[1:]:
-                with suppress(OSError):  # the backend may refuse it: the real one goes on
+                with suppress(OSError):  # the backend may refuse the duplicate; the real one continues
                     await _send(duplicate, content)
 
 
 async def _send(writer: asyncio.StreamWriter, content: bytes) -> None:
-    """Send what is there, or say that the stream has ended."""
+    """Send bytes, or the end of the stream if there are none."""
     if content:
         writer.write(content)
         await writer.drain()
@@ -242,7 +242,7 @@ async def _ignore(reader: asyncio.StreamReader) -> None:
 
 
 def _abort(writer: asyncio.StreamWriter) -> None:
-    """Close a connection with a reset, throwing away what has not been sent."""
+    """Reset a connection, discarding unsent bytes."""
     with suppress(OSError):
         writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

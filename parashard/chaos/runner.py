@@ -1,7 +1,7 @@
 """Runs a job as `launch.run` does, behind a proxy and under a campaign of faults, and adds the faults to its report.
 
-Owns the thread that strikes and the record of what struck. Decides neither what strikes whom (`schedule`) nor what a
-strike does (`campaign`). Called by `parashard chaos`.
+Owns the campaign's thread and the record of faults. Decides neither which fault strikes which target (`schedule`) nor
+its effect (`campaign`). Called by `parashard chaos`.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ STRIKES_FILE = "strikes.jsonl"
 CHAOS_FLAG = "chaos"
 
 UNDER_CHAOS: tuple[Override, ...] = (
-    ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # saves must be oftener than kills
+    ("checkpoint.every_s", 1.0, CHAOS_FLAG),  # checkpoints must be more frequent than kills
     ("cluster.lease_ttl_s", 2.0, CHAOS_FLAG),  # shorter than a long pause: its leases end, and then it comes back
-    ("cluster.silence_s", 6.0, CHAOS_FLAG),  # a process that hangs is soon noticed; longer than any pause
-    ("cluster.start_s", 60.0, CHAOS_FLAG),  # likewise, one that hangs in its start
-    ("cluster.max_restarts", 200, CHAOS_FLAG),  # deaths are on purpose; a process that cannot start still ends the job
+    ("cluster.silence_s", 6.0, CHAOS_FLAG),  # a hang is detected soon; longer than any pause
+    ("cluster.start_s", 60.0, CHAOS_FLAG),  # likewise, a hang during a start
+    ("cluster.max_restarts", 200, CHAOS_FLAG),  # kills are intended; a process that cannot start still ends the job
 )
-"""What a job under chaos has for other values, unless a `--set` says otherwise."""
+"""Overrides of a job under chaos, below `--set`."""
 
 THROUGH_LINKS: Override = ("cluster.transport", "tcp", CHAOS_FLAG)
-"""What a job under chaos has in the place of "auto", which would take shared memory, past the links."""
+"""Transport of a job under chaos instead of "auto", which would bypass the links by shared memory."""
 
 
 @dataclass(frozen=True)
 class ChaosOptions:
-    """What strikes, and how often.
+    """Kinds and frequency of faults.
 
     Attributes
     ----------
     seed : int
-        Repeats the schedule; moments and steps that it meets are the machine's.
+        Determines the schedule; which steps a fault meets depends on the machine.
     mean_interval_s : float
         Mean time between the beginnings of two faults; > 0.
     faults_max : int or None
-        Stop striking after so many; None: when the job ends.
+        Stop after so many; None: when the job ends.
     kinds : tuple of str
         Of `parashard.chaos.schedule.LENGTHS_S`; not empty.
     """
@@ -68,17 +68,17 @@ class ChaosOptions:
 
 FLAGS: Mapping[str, tuple[str, ...]] = {
     "--pause": ("pause_worker", "pause_shard", "pause_coordinator"),  # SIGSTOP, later SIGCONT
-    "--hang": ("hang_worker", "hang_shard", "hang_coordinator"),  # SIGSTOP for good
-    "--stray": ("stray_shard", "stray_coordinator"),  # second processes, which claim an incarnation and die
-    "--partition": ("partition", "one_way", "reset"),  # links that carry nothing, one way or both, or reset
-    "--delay": ("delay", "duplicate"),  # links that carry everything late, or twice
-    "--disk": DISK_KINDS,  # no room on the file system of the run directory
+    "--hang": ("hang_worker", "hang_shard", "hang_coordinator"),  # SIGSTOP without SIGCONT
+    "--stray": ("stray_shard", "stray_coordinator"),  # duplicate processes, which claim an incarnation and die
+    "--partition": ("partition", "one_way", "reset"),  # links held in one or both directions, or reset
+    "--delay": ("delay", "duplicate"),  # links that deliver late, or twice
+    "--disk": DISK_KINDS,  # the file system of the run directory is full
 }
-"""The kinds of faults that each flag asks for, beside `--kill`."""
+"""The kinds of faults of each flag, besides `--kill`."""
 
 
 def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
-    """Return the kinds of faults that are asked for; all kinds but a full disk if none is.
+    """Return the kinds of faults that the flags select; all kinds except a full disk if they select none.
 
     Parameters
     ----------
@@ -90,7 +90,7 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
     Raises
     ------
     ConfigurationError
-        If a role is none.
+        If a role does not exist.
     """
     roles = [kind.removeprefix("kill_") for kind in LENGTHS_S if kind.startswith("kill_")]
     for role in kill:
@@ -103,19 +103,19 @@ def kinds_of(kill: Sequence[str], flags: Collection[str]) -> tuple[str, ...]:
 def run_chaos(
     loaded: LoadedJob, run_dir: Path, view: JobView, options: ChaosOptions, tls_dir: Path | None = None
 ) -> Outcome:
-    """Run a job under faults to its end; when this returns, no process of it is left.
+    """Run a job under faults to its end; when this returns, all its processes have ended.
 
     Returns
     -------
     Outcome
-        As of `parashard.launch.run.run_job`; its report also has `faults`, how many of each kind have struck (each of
-        `options.kinds` is there), `seed` and `transport`. The run directory has every strike in `strikes.jsonl`.
+        As of `parashard.launch.run.run_job`; its report also has `faults`, the number of each kind in `options.kinds`,
+        `seed` and `transport`. The run directory has every strike in `strikes.jsonl`.
 
     Raises
     ------
     ConfigurationError
-        If links are to be struck and gradients and weights would not go through them, if the disk is to be filled and
-        is not a small one, or if nobody can be struck.
+        If link faults are requested and the transport bypasses the links, if the disk is to be filled and is not a
+        small one, or if a kind has no target.
     """
     transport = loaded.job.cluster.transport
     past = [kind for kind in options.kinds if kind in LINK_KINDS]
@@ -142,7 +142,7 @@ def run_chaos(
 
 
 class _Striking:
-    """The thread that advances a campaign, and the file of what struck."""
+    """The thread that advances a campaign, and the file of its strikes."""
 
     def __init__(self, path: Path, view: JobView) -> None:
         self._file = path.open("w")
@@ -160,18 +160,18 @@ class _Striking:
             self._file.close()
 
     def begin(self, campaign: Campaign) -> None:
-        """Strike from now on."""
+        """Start the campaign."""
         self._thread = threading.Thread(target=self._run, args=(campaign,), name="chaos", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Lift what lasts and strike no more; return once that is so."""
+        """End all faults and stop the campaign; return once that is done."""
         self._over.set()
         if self._thread is not None:
             self._thread.join()
 
     def tell(self, strike: Strike) -> None:
-        """Write a strike down and show it."""
+        """Record and show a strike."""
         line = json.dumps(asdict(strike)) + "\n"
         self._lines.attempt(lambda: self._write(line))
         self._view.say(f"chaos: {strike.kind} {strike.target}")

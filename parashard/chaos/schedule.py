@@ -1,6 +1,6 @@
-"""Schedule: which fault strikes whom, when and for how long, drawn from a seed.
+"""Schedule: faults with their targets, times and durations, drawn from a seed.
 
-Pure: no clock, no process, no socket. Called by `parashard.chaos.runner`, which makes the strikes happen.
+Pure: no clock, no process, no socket. Called by `parashard.chaos.runner`.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ LENGTHS_S: Mapping[str, tuple[float, float]] = {
     "duplicate": (1.0, 5.0),
     "fill_disk": (1.0, 5.0),
 }
-"""Every kind of fault, and the shortest and longest time in seconds that one lasts; 0: nothing ends it later."""
+"""Every kind of fault, and its shortest and longest duration in seconds; 0: it has no end."""
 
 PROCESS_KINDS = tuple(kind for kind in LENGTHS_S if kind.startswith(("kill_", "pause_", "hang_", "stray_")))
-"""Kinds that strike a process."""
+"""Kinds of faults of a process."""
 
 DISK_KINDS = ("fill_disk",)
-"""Kinds that strike the file system of the run directory, which must be a small one: only where they are asked for."""
+"""Kinds of faults of the run directory's file system, which must be a small one; only on request."""
 
 LINK_KINDS = tuple(kind for kind in LENGTHS_S if kind not in (*PROCESS_KINDS, *DISK_KINDS))
-"""Kinds that strike a link."""
+"""Kinds of faults of a link."""
 
 DISK = "disk"
 
@@ -49,15 +49,15 @@ class Strike:
     Attributes
     ----------
     at_s : float
-        When it begins, in seconds after the campaign's beginning.
+        When it begins, in seconds after the start of the campaign.
     kind : str
         One of `LENGTHS_S`.
     target : str
         Name of the process or of the link, or "disk".
     length_s : float
-        How long it lasts.
+        Its duration.
     towards_backend : bool
-        Of "one_way": which of the two ways is closed.
+        Of "one_way": which direction is closed.
     """
 
     at_s: float
@@ -72,21 +72,21 @@ def strikes(
 ) -> Iterator[Strike]:
     """Yield strikes without end, in order of time; the same for the same arguments.
 
-    Times between beginnings are exponential: the next strike does not wait for the last one's end, nor for the job to
-    have recovered. Each kind is as likely as any other, and each of its targets.
+    Times between beginnings are exponential: a strike does not wait for the end of the last one, nor for the job to
+    recover. Kinds are equally likely, and so are the targets of a kind.
 
     Parameters
     ----------
     seed : int
-        Whatever is drawn comes from it.
+        Determines all draws.
     mean_interval_s : float
         Mean time between two beginnings, in seconds.
     kinds : sequence of str
         Which kinds may strike; not empty. Their order counts.
     processes : sequence of str
-        Names such as "coordinator", "shard-0" and "worker-1"; one of each role that a kind strikes.
+        Names such as "coordinator", "shard-0" and "worker-1"; at least one of each role in `kinds`.
     links : sequence of str
-        Names of the links; not empty if a kind strikes links.
+        Names of the links; not empty if there are kinds of link faults.
     """
     draw = random.Random(seed)
     at_s = 0.0
@@ -98,7 +98,7 @@ def strikes(
 
 
 def targets_of(kind: str, processes: Sequence[str], links: Sequence[str]) -> Sequence[str]:
-    """Return whom a kind of fault may strike."""
+    """Return the possible targets of a kind of fault."""
     if kind in DISK_KINDS:
         return (DISK,)
     if kind in LINK_KINDS:

@@ -1,6 +1,6 @@
-"""A small file system that can be filled: the one that a run directory lies on.
+"""Fills the file system of a run directory, if it is a small one, as a tmpfs made for the test.
 
-Refuses any that is not small: nobody else's disk is to be filled. Called by the proxied cluster and the runner.
+Refuses any larger one, which other programs may use. Called by the proxied cluster and the runner.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class SmallDisk:
     Parameters
     ----------
     folder : Path
-        Gets the file that fills it.
+        Gets the filler file.
     """
 
     def __init__(self, folder: Path) -> None:
         self._filler = folder / FILLER_FILE
 
     def fill(self) -> None:
-        """Write until nothing more fits, not even a byte; at most `SMALL_BYTES_MAX`."""
+        """Write until the disk is full to the last byte; at most `SMALL_BYTES_MAX`."""
         descriptor = os.open(self._filler, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             for piece_bytes in PIECE_BYTES:
@@ -63,6 +63,6 @@ class SmallDisk:
             os.close(descriptor)
 
     def free(self) -> None:
-        """Give the room back."""
+        """Remove the filler file."""
         with suppress(FileNotFoundError):
             self._filler.unlink()

@@ -1,1 +1,1 @@
-"""What the coordinator knows of pods, and asks of the Kubernetes API: `cluster.launcher = "kubernetes"`."""
+"""The coordinator's view of pods, and its calls of the Kubernetes API: `cluster.launcher = "kubernetes"`."""

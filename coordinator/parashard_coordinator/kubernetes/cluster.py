@@ -1,8 +1,8 @@
-"""Cluster: the few questions that the coordinator asks of the Kubernetes API, and the one change.
+"""Cluster: the coordinator's requests to the Kubernetes API: list, watch, scale.
 
-Owns the official client, its models, and the mapping of its errors to ours: `RetryLater` where asking again helps,
-`StaleList` where the list is too old to go on from, `Unreadable` where the answer makes no sense, `ConfigurationError`
-where the cluster does not allow it. Nothing else comes out of the client. Decides nothing; called by
+Owns the official client, its models, and the mapping of its errors to ours: `RetryLater` where a retry helps,
+`StaleList` where the resource version is too old to watch from, `Unreadable` for an invalid answer,
+`ConfigurationError` where the cluster does not allow it. Raises no other errors. Decides nothing; called by
 `parashard_coordinator.kubernetes.watching`.
 """
 
@@ -21,31 +21,31 @@ COMPONENT = "app.kubernetes.io/component"
 NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 REQUEST_S = 10.0
 WATCH_S = 30.0
-"""How long one watch lasts before it is asked for anew: what a server that fell silent costs at most."""
+"""Duration of a watch before it is renewed, which bounds an undetected silence of the server."""
 SAID_CHARACTERS_MAX = 200
-"""Of what is repeated of an answer: it may be a proxy's whole page."""
+"""Length of an answer quoted in an error: it may be a whole page of a proxy."""
 
 
 class StaleList(Exception):
-    """410 Gone: what changed since the list is not known any more; list again."""
+    """410 Gone: the changes since the list are no longer available; list again."""
 
 
 class Conflict(Exception):
-    """409: somebody else changed the object meanwhile; read it again."""
+    """409: a concurrent change of the object; read it again."""
 
 
 class Unreadable(Exception):
-    """The answer is nothing that the client can read, such as a proxy's own words: what it was about is not known."""
+    """The answer cannot be parsed, such as a proxy's error page; the outcome of the request is unknown."""
 
 
 class Cluster(Protocol):
-    """What the watch needs; `KubernetesCluster`, or a test's own."""
+    """The interface of the cluster; `KubernetesCluster`, or a fake."""
 
     def list_pods(self) -> tuple[list[Pod], str]:
         """Return all pods of the job's shards and workers, and the version of that list."""
 
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """Yield (ADDED, MODIFIED or DELETED, pod, version) of what changed since a version, until the watch ends."""
+        """Yield (ADDED, MODIFIED or DELETED, pod, version) of changes since a version, until the watch ends."""
 
     def scale_workers(self, workers: int) -> None:
         """Set the number of workers."""
@@ -57,7 +57,7 @@ class KubernetesCluster:
     Parameters
     ----------
     api_client : kubernetes.client.ApiClient
-        Where it is and who asks.
+        Its address and the credentials.
     namespace, job : str
         Namespace of all objects, and name of the workers' Job.
     """
@@ -87,7 +87,7 @@ class KubernetesCluster:
             return [pod_of(item) for item in listed.items], listed.metadata.resource_version
 
     def watch_pods(self, version: str) -> Iterator[tuple[str, Pod, str]]:
-        """Yield what changed since a version, until the server ends the watch, at the latest after `WATCH_S`.
+        """Yield the changes since a version, until the server ends the watch, at the latest after `WATCH_S`.
 
         Raises
         ------
@@ -97,7 +97,7 @@ class KubernetesCluster:
             As the module says.
         """
         with _our_errors(f"watch the pods of {self._namespace}"):
-            # With a timeout of the server's the client does not try again by itself: when to is decided by our caller.
+            # With a server-side timeout the client does not retry by itself: the caller does.
             for event in self._new_watch().stream(
                 self._core.list_namespaced_pod,
                 self._namespace,
@@ -110,15 +110,15 @@ class KubernetesCluster:
                 yield event["type"], pod_of(pod), pod.metadata.resource_version
 
     def scale_workers(self, workers: int) -> None:
-        """Set how many workers the Job runs: both its numbers, which must be equal for either to change.
+        """Set the number of workers: `parallelism` and `completions`, which must be equal for either to change.
 
-        With 0 the Job is only paused: one that had nothing to complete would be complete. Nothing is written where
-        the Job has that number already, whoever set it.
+        With 0 only `parallelism` changes, which pauses the Job: without completions it would be complete. Nothing is
+        written if the Job has that number already.
 
         Raises
         ------
         Conflict
-            If somebody else changed the Job meanwhile.
+            On a concurrent change of the Job.
         RetryLater, Unreadable, ConfigurationError
             As the module says; a Job that is over cannot be scaled.
         """
@@ -137,7 +137,7 @@ class KubernetesCluster:
             )
 
     def _label_selector(self) -> str:
-        """Return what the job's pods are found by: the label that the workers' Job gives its own."""
+        """Return the label selector of the job's pods."""
         if not self._selector:
             instance = (self._read_job().spec.template.metadata.labels or {}).get(INSTANCE)
             if not instance:
@@ -152,12 +152,12 @@ class KubernetesCluster:
 
 
 def open_cluster(job: str) -> KubernetesCluster:
-    """Return the cluster that this process is a pod of.
+    """Return the cluster of this process's pod.
 
     Raises
     ------
     ConfigurationError
-        If it is none, or the client is not installed.
+        If this process is not in a pod, or the client is not installed.
     """
     try:
         from kubernetes import client, config
@@ -173,12 +173,12 @@ def open_cluster(job: str) -> KubernetesCluster:
         raise ConfigurationError(
             f'cluster.launcher = "kubernetes", and this process is no pod that may ask the API: {error}'
         ) from None
-    configuration.retries = False  # the caller tries again, and knows for how long
+    configuration.retries = False  # the caller retries
     return KubernetesCluster(client.ApiClient(configuration), namespace, job)
 
 
 def pod_of(item: Any) -> Pod:
-    """Return a pod of the client's model as ours."""
+    """Convert a pod of the client's model."""
     status = item.status
     container = next(iter(status.container_statuses or ()), None)
     ended = container.state.terminated if container and container.state else None
@@ -198,7 +198,7 @@ def pod_of(item: Any) -> Pod:
 
 @contextmanager
 def _our_errors(what: str) -> Iterator[None]:
-    """Raise the client's errors as ours."""
+    """Map the client's errors to ours."""
     from kubernetes.client.exceptions import ApiException
     from urllib3.exceptions import HTTPError
 
@@ -210,7 +210,7 @@ def _our_errors(what: str) -> Iterator[None]:
         if error.status == 409:
             raise Conflict from None
         said = f"cannot {what}: the API server answered {error.status} {error.reason}"[:SAID_CHARACTERS_MAX]
-        if not isinstance(error.status, int):  # a watch's event says what it likes
+        if not isinstance(error.status, int):  # a watch's event may have any content
             raise Unreadable(said) from None
         if error.status == 429 or error.status >= 500:
             raise RetryLater(said) from None
@@ -220,6 +220,6 @@ def _our_errors(what: str) -> Iterator[None]:
     except ParashardError:
         raise
     except Exception as error:
-        # The client reads what it expects, and stumbles in many ways over anything else.
+        # The client does not validate answers, and raises various errors for invalid ones.
         said = f"{type(error).__name__}: {error}"[:SAID_CHARACTERS_MAX]
         raise Unreadable(f"cannot {what}: the client cannot read the answer: {said}") from error

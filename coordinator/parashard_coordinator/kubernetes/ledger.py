@@ -1,7 +1,7 @@
-"""PodLedger: which pods ended, and whether they were taken away, asked to stop, or failed. Each end is told once.
+"""PodLedger: which pods ended, and whether they were preempted, stopped, or failed. Each end is reported once.
 
-Pure: pods come in as the API shows them, ends go out. A list says all there is, an event what changed, and both may
-repeat what is known. Knows no HTTP and no clock; `parashard_coordinator.kubernetes.watching` feeds it.
+Pure: takes pods as the API returns them, and returns ends. A list has all pods, an event one change, and both may
+repeat known ones. Knows no HTTP and no clock; called by `parashard_coordinator.kubernetes.watching`.
 """
 
 from __future__ import annotations
@@ -10,36 +10,36 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 STOPPED_EXIT_CODES = (0, 75, 143)
-"""Of a container that ended since it was asked to: by itself, or by SIGTERM before it could listen."""
+"""Exit codes of a stopped container: a handled SIGTERM, or SIGTERM before its handler was installed."""
 
 ROLES = ("shard", "worker")
 
 REASONS = ("done", "failed", "preempted", "stopped", "unseen")
 """Why a pod ended.
 
-done: its work was. failed: by itself, with an error. preempted: Kubernetes took it away (condition DisruptionTarget).
-stopped: somebody asked it to, as scaling down does. unseen: it is gone, and nobody saw how.
+done: its work was done. failed: it ended with an error. preempted: by Kubernetes (condition DisruptionTarget).
+stopped: on request, such as scaling down. unseen: it is gone, and its end was not observed.
 """
 
 
 @dataclass(frozen=True)
 class Pod:
-    """A pod, as the API shows it at one moment.
+    """A pod, as the API returned it.
 
     Parameters
     ----------
     uid, name : str
-        Which life of it, and what it is called.
+        Its unique id, and its name, which a replacement may have again.
     role : str
         "shard" or "worker".
     phase : str
         Pending, Running, Succeeded or Failed.
     exit_code : int or None
-        Of its container, once that has ended for good.
+        Of its container, once that has ended and is not restarted.
     restarts : int
-        How often its container was started again in place, the last time after `last_exit_code`.
+        How often its container was restarted in place, the last time after `last_exit_code`.
     disruption : str
-        Why Kubernetes takes it away, such as PreemptionByScheduler; empty: it does not.
+        Reason of the condition DisruptionTarget, such as PreemptionByScheduler; empty: none.
     """
 
     uid: str
@@ -53,13 +53,13 @@ class Pod:
 
     @property
     def over(self) -> bool:
-        """It will not run again."""
+        """Whether it will not run again."""
         return self.phase in ("Succeeded", "Failed")
 
 
 @dataclass(frozen=True)
 class PodEnd:
-    """The end of a pod, or of a container that starts again in place."""
+    """The end of a pod, or of a container that is restarted in place."""
 
     pod: Pod
     reason: str
@@ -72,7 +72,7 @@ class PodEnd:
 
 
 class PodLedger:
-    """Remembers the pods of one job, by uid."""
+    """The known pods of one job, by uid."""
 
     def __init__(self) -> None:
         self._known: dict[str, Pod] = {}
@@ -80,7 +80,7 @@ class PodLedger:
         self._listed = False
 
     def listed(self, pods: Iterable[Pod]) -> list[PodEnd]:
-        """Take a list of all pods; return what ended since the last one. The first list is where the ledger begins."""
+        """Take a list of all pods; return the ends since the last one. The first list is the initial state."""
         now = {pod.uid: pod for pod in pods}
         if not self._listed:
             self._listed = True
@@ -93,7 +93,7 @@ class PodLedger:
         return ends
 
     def changed(self, pod: Pod) -> list[PodEnd]:
-        """Take a pod that is new or has changed."""
+        """Take a new or changed pod; return the ends."""
         before = self._known.get(pod.uid)
         self._known[pod.uid] = pod
         ends = []
@@ -106,7 +106,7 @@ class PodLedger:
         return ends
 
     def deleted(self, pod: Pod) -> list[PodEnd]:
-        """Take a pod that is gone, as it was last seen."""
+        """Take a deleted pod in its last state; return the ends."""
         ends = self.changed(pod)
         del self._known[pod.uid]
         if pod.uid not in self._ended:

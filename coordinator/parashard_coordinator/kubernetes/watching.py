@@ -1,8 +1,8 @@
 """PodWatch: follows the job's pods and keeps the Job at the wanted number of workers, on two threads of its own.
 
-Owns when to ask again: after an error with a growing pause, after 410 Gone or an answer that nobody can read with a new
-list, after a conflict at once and a bounded number of times, after a refused scaling by and by or when a user asks
-again. Knows no HTTP (`parashard_coordinator.kubernetes.cluster`) and does not judge a pod's end
+Owns the retries: with back-off after an error, with a new list after 410 Gone or an unreadable answer, at once and a
+bounded number of times after a conflict, with a long back-off or on a new request after a refused scaling. Knows no
+HTTP (`parashard_coordinator.kubernetes.cluster`) and does not classify a pod's end
 (`parashard_coordinator.kubernetes.ledger`). Started by the coordinator's `__main__`.
 """
 
@@ -20,16 +20,16 @@ from parashard_coordinator.kubernetes.ledger import PodEnd, PodLedger
 
 PAUSE_S = 0.5  # after the second error in a row; doubles
 REST_S = 0.1  # before the next watch: a server may end each at once
-LOOK_S = 0.5  # how often the wanted number of workers is looked at
+LOOK_S = 0.5  # interval of checks of the wanted number of workers
 CONFLICTS_MAX = 10
-REFUSED_LOOKS = 10  # until a refused scaling is tried again; doubles
+REFUSED_LOOKS = 10  # checks until a refused scaling is retried; doubles
 REFUSED_LOOKS_MAX = 640  # 5 minutes and 20 seconds
 
 log = structlog.get_logger("pods")
 
 
 class Wanted(NamedTuple):
-    """How many workers there should be, and the number of the request that said so: the same again is a new one."""
+    """The wanted number of workers, and the number of its request: a repeated request has a new one."""
 
     workers: int
     request: int
@@ -43,19 +43,19 @@ class PodWatch:
     cluster : Cluster
         The API server.
     on_end : callable
-        Is told of every end of a pod, on the watch's thread.
+        Called with every end of a pod, on the watch's thread.
     wanted : callable
-        Returns how many workers there should be.
+        Returns the wanted number of workers.
     on_scaled : callable
-        Is told in words what became of a request to change that number.
+        Called with a message about the outcome of each scaling.
     on_error : callable
-        Is told of every time that following the pods breaks off with an error.
+        Called on every error that ends a watch.
     workers : int
-        How many there are by the manifests: nothing is changed while they are wanted and nobody has asked to scale.
+        Number in the manifests: nothing is changed while it is wanted and no request to scale was made.
     pause_s : float
         Pause after the second error in a row.
     look_s : float
-        How often the wanted number is looked at.
+        Interval of checks of the wanted number.
     """
 
     def __init__(
@@ -86,12 +86,12 @@ class PodWatch:
         ]
 
     def start(self) -> None:
-        """Begin."""
+        """Start both threads."""
         for thread in self._threads:
             thread.start()
 
     def stop(self) -> None:
-        """Ask both threads to end; a watch under way is left behind, and ends with the process."""
+        """Ask both threads to end; a watch in progress is abandoned, and ends with the process."""
         self._stopping.set()
 
     # --- following ---
@@ -111,17 +111,17 @@ class PodWatch:
                 log.info("listing-again", why="the list is too old to go on from")
                 version, errors = "", errors + 1
             except Unreadable as error:
-                # Good events before it prove nothing: only a watch that ended as it should makes the pause short again.
+                # Only a watch that ended regularly resets the back-off, not events before an error.
                 version, unreadable = "", unreadable + 1
                 self._on_error()
-                if unreadable.bit_count() == 1:  # the 1st, 2nd, 4th, 8th, ...: it may go on for days
+                if unreadable.bit_count() == 1:  # log the 1st, 2nd, 4th, 8th, ...: it may last for days
                     log.warning("pods-not-watched", error=str(error), times=unreadable, then="they are listed again")
             except (RetryLater, ConfigurationError) as error:
-                # What is not allowed may be by and by: a Role is a change like any other.
+                # A missing permission may be granted later.
                 errors += 1
                 self._on_error()
                 log.warning("pods-not-watched", error=str(error), times=errors)
-            # After an answer that nobody can read there is a pause at once.
+            # An unreadable answer is followed by a pause at once.
             pause_s = max(backoff_s(self._pause_s, errors), backoff_s(self._pause_s, unreadable and unreadable + 1))
             self._stopping.wait(REST_S + pause_s)
 
@@ -134,7 +134,7 @@ class PodWatch:
     def _keep_scaled(self) -> None:
         errors = 0
         refused: Wanted | None = None
-        looks = looks_left = 0  # between tries of what was refused; until the next one
+        looks = looks_left = 0  # checks between retries of a refused scaling; until the next one
         while not self._stopping.wait(self._look_s + backoff_s(self._pause_s, errors)):
             wanted = self._wanted()
             if wanted == self._settled:
@@ -148,7 +148,7 @@ class PodWatch:
                 errors += 1
                 log.warning("not-scaled", workers=wanted.workers, error=str(error), times=errors)
             except ConfigurationError as error:
-                # A Role may be mended, and the user may ask again.
+                # The Role may be changed, or the user may repeat the request.
                 if wanted != refused:
                     refused, looks = wanted, REFUSED_LOOKS // 2
                     self._on_scaled(f"not scaled: {error}")

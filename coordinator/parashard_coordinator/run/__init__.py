@@ -1,1 +1,1 @@
-"""The run around the core: the job resolved, the clock, what is stored, the report at the end."""
+"""The shell around the core: the resolved job, the main loop, stored decisions, the final report."""

@@ -1,8 +1,8 @@
-"""Coordination: the shell around the core of one job: its clock, its store, its look at the shards, its end.
+"""Coordination: the main loop around the core of one job: clock, store, polling of shards, end of the job.
 
-Every decision is the core's. This ticks, carries out what the core wants of shards (return to a round, save one, save
-all of them drained), stores what must outlive the process, and writes the weights and the report at the end. What it
-acts on it reads at once, under the core's lock; meanwhile other threads change the core.
+Every decision is the core's. The loop ticks it, carries out its commands to shards (roll back, save a round, save a
+drained checkpoint), stores state that must outlive the process, and writes the weights and the report at the end. It
+reads the state that it acts on in one call under the core's lock, since other threads change the core.
 """
 
 from __future__ import annotations
@@ -64,17 +64,17 @@ TICK_S = 0.05
 LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
-DAMAGED_RETURNS_MAX = 50  # a shard says of a damaged round that it cannot return there; only its first one stays
+DAMAGED_RETURNS_MAX = 50  # a shard drops a damaged round from its list, except its first one
 SKIP_PATIENCE_S = 20.0
 SKIP_PAUSE_S = 0.5
-NONSENSE_PATIENCE_S = 60.0  # how long a shard may answer nonsense before the last checkpoint, and the job, is given up
+NONSENSE_PATIENCE_S = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
 
 log = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True)
 class _Moment:
-    """How the job stands at one moment, for the main loop."""
+    """The state of the job at one moment, for the main loop."""
 
     state: JobState
     over: bool
@@ -97,7 +97,7 @@ def _not_ready(core: Core, now_s: float) -> str:
 
 @dataclass(frozen=True)
 class _Commands:
-    """What to tell which lives: to return to a round (by shard), and a round to save."""
+    """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
     lives: list[ShardLife]
     returns: dict[int, tuple[ShardLife, int]]
@@ -118,21 +118,21 @@ class Coordination:
     Parameters
     ----------
     core : ExclusiveCore
-        Its decisions; they are stored from now on before anybody hears of them.
+        Its decisions; from now on they are stored before they are visible to other processes.
     resolved : ResolvedJob
-        What it is.
+        The job.
     plan : Plan
-        Where its variables are.
+        Placement of its variables.
     job : GetJobReply
-        What every process is told.
+        The reply to `GetJob`.
     run_dir : Path
-        Where history, weights and report go.
+        Gets history, weights and report.
     run_store : RunStore
-        Where what outlives this process goes.
+        Gets state that outlives this process.
     credentials : Credentials, optional
         Shown to shards.
     make_service : callable
-        Makes the service; the one of a coordinator that traces comes in here.
+        Makes the service; tracing passes its own.
     """
 
     def __init__(
@@ -164,16 +164,16 @@ class Coordination:
         self._watch = ShardMonitor(self._run_id, stubs)
         self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
         self._nonsense_since_s: float | None = None
-        self._end_failures = 0  # of the store and of the run directory, in a row
-        self._returns_failed = 0  # likewise, of shards that were to return
-        self._again_s = 0.0  # when to try again what waits for a shard
-        self._return_s = 0.0  # when to send shards back again
+        self._end_failures = 0  # consecutive, of the store and of the run directory
+        self._returns_failed = 0  # consecutive, of rollbacks of shards
+        self._again_s = 0.0  # when to retry commands that wait for a shard
+        self._return_s = 0.0  # when to retry rollbacks
         self._damaged_returns = 0
-        self._parts: dict[int, str] = {}  # folders of the parts of the checkpoint that was taken last, by shard
+        self._parts: dict[int, str] = {}  # folders of the parts of the latest drained checkpoint, by shard
         self._last_reads = LastReads()
         self._saved: Saved | None = None
         self._stored_skips, self._stored_fingerprint = skips, fingerprint
-        self._save_s = 0.0  # when to try again what a later coordinator needs
+        self._save_s = 0.0  # when to retry saving the state for a later coordinator
         self._history = History(run_dir, self._note_of("history"))
         self._records = SideEffect("the coordinator's records", self._note_of("records"), STEADY_S)
         self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
@@ -190,9 +190,9 @@ class Coordination:
         return http
 
     def run(self, stop: Stop) -> JobState:
-        """Lease until the job is over or a stop is asked for; then save what a later coordinator needs.
+        """Run the job until it is over or a stop is requested; then save the state for a later coordinator.
 
-        Return how the job stands.
+        Return the job's state.
         """
         history = self._history
         next_look_s = 0.0
@@ -205,7 +205,7 @@ class Coordination:
                 view, next_look_s = moment.view, now_s + LOOK_S
                 self._look()
                 history.add(self._present_status())
-            if now_s >= self._save_s or saved_view != moment.view:  # a life that is forgotten is not counted
+            if now_s >= self._save_s or saved_view != moment.view:  # each registered incarnation must be recorded
                 saved_view = moment.view
                 self._save_if_changed()
                 self._save_s = now_s + max(SAVE_S, retry_pause_s(self._records.failures))
@@ -223,7 +223,7 @@ class Coordination:
         return moment.state
 
     def linger(self) -> None:
-        """Try again to write a failed job's report, where that did not go well."""
+        """Retry writing a failed job's report, if that failed."""
         if self._failed_report.error:
             self._failed_report.attempt(self._save_failed_report)
 
@@ -233,7 +233,7 @@ class Coordination:
         self._run_store.keep_results(self._run_dir)
 
     def _note_of(self, key: str) -> Callable[[str, bool], None]:
-        """Return what shows people that something cannot be written, or can again."""
+        """Return a callback that reports that something cannot be written, or can again."""
 
         def note(text: str, over: bool) -> None:
             self._core.run_exclusive(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
@@ -243,7 +243,7 @@ class Coordination:
     # --- shards ---
 
     def _look(self) -> bool:
-        """Ask every shard for its record; return whether all of them answered."""
+        """Poll every shard's record; return whether all of them answered."""
         lives = self._core.run_exclusive(lambda core, _: core.shards.lives())
         silent = self._watch.look(lives, self._status.saw, time.monotonic())
         changed = [
@@ -264,7 +264,7 @@ class Coordination:
         return not silent
 
     def _command_shards(self) -> None:
-        """Send shards back that have to return (P12), and name the round that all save next."""
+        """Send rollbacks (P12), and the round that all shards save next."""
         commands = self._core.run_exclusive(_commands)
         if commands is None:
             return
@@ -273,7 +273,7 @@ class Coordination:
                 self._returns_failed += isinstance(error, StoreFailed)
                 log.warning("not-returned", shard=shard, error=str(error))
                 self._check_newest(error)
-                # It says by and by where it stands, or is away, or cannot claim an incarnation on a full disk.
+                # It will register again, or is away, or cannot claim an incarnation on a full disk.
                 self._return_s = time.monotonic() + max(AGAIN_S, retry_pause_s(self._returns_failed))
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
@@ -292,7 +292,7 @@ class Coordination:
             self._finish(due)
 
     def _save_drained(self, due: DueCheckpoint) -> None:
-        """Take the drained checkpoint that somebody waits for."""
+        """Take a requested drained checkpoint."""
         try:
             id_ = self._checkpoint_of_all(due)
         except (RetryLater, Redo, Fenced) as error:  # a shard is away; leasing stays paused until it is back
@@ -312,7 +312,7 @@ class Coordination:
         self._core.run_exclusive(lambda core, _: core.checkpoint_ended(answer))
 
     def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
-        """Have all shards save the same steps, and store the manifest of that; return its id, or "" to try again."""
+        """Have all shards save the same steps, and store the manifest; return its id, or "" to retry."""
         steps = due.steps
         saved = self._commands.save(due.lives, due.round, self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
@@ -324,7 +324,7 @@ class Coordination:
                 lacking = "a shard's own record lacks steps that it acknowledged"
                 self._core.run_exclusive(lambda core, _: core.fail(lacking))
                 return ""
-            # A lease of an earlier coordinator reached further than this one knew.
+            # An earlier coordinator leased later steps than this one knows.
             self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
             return ""
         failpoints.hit("coordinator.checkpoint.parts")
@@ -339,12 +339,11 @@ class Coordination:
     # --- the end ---
 
     def _finish(self, due: DueCheckpoint) -> None:
-        """Store the last checkpoint, the final weights, the report and the history; then the job is done (P7).
+        """Store the last checkpoint, the final weights, the report and the history; then the job is done.
 
-        That checkpoint's manifest decides the end: whichever coordinator writes weights and report writes those of it.
-        The weights are the checkpoint's: by an earlier coordinator's lease, a shard may still get a step past an early
-        stop. Whatever is away meanwhile comes back, and this is tried again, and a store or a disk that fails is
-        waited for (P21).
+        The manifest of that checkpoint commits the end: every coordinator writes weights and report from it. The
+        weights are the checkpoint's, because a shard may still receive a step past an early stop that an earlier
+        coordinator leased. An absent shard and a failing store or disk are retried without a bound (P21).
         """
         due, model = self._final_model(due)
         if model is None:
@@ -360,7 +359,7 @@ class Coordination:
             failpoints.hit("coordinator.finish.weights")
             save_report(self._run_dir, figures)
             failpoints.hit("coordinator.finish.report")
-            del model  # the weights are read again to be stored
+            del model  # the weights are read again when they are stored
             self._history.add(self._present_status())
             self._run_store.keep_results(self._run_dir)
         except StoreFailed as error:
@@ -375,7 +374,7 @@ class Coordination:
         )
 
     def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
-        """Return the last checkpoint, and its model once there is one; without a model it is tried again."""
+        """Return the last checkpoint and its model; a model of None: retry."""
         try:
             if not due.stored:
                 due = replace(due, stored=self._checkpoint_of_all(due))
@@ -401,9 +400,9 @@ class Coordination:
         return due, None
 
     def _records_stored(self) -> bool:
-        """Store what a successor has to know before the last manifest, which ends the job for it, too (P7).
+        """Store the state for a successor before the last manifest, which ends the job for the successor, too (P7).
 
-        After the shards, which make room for what they save. A stop that a successor did not hear of would be undone.
+        After the shards, which free space when they save. A successor would undo a stop that is not stored.
         """
         self._save_if_changed()
         if self._records.error:
@@ -411,18 +410,18 @@ class Coordination:
         return not self._records.error
 
     def _check_newest(self, refusal: ParashardError) -> None:
-        """Raise `Superseded` after a refusal if a later coordinator has claimed the run (P23); else the shard is."""
+        """Raise `Superseded` after `Fenced` if a later coordinator has claimed the run; else the shard has been."""
         if isinstance(refusal, Fenced):
             self._check_claim()
 
     def _end_waits(self, reason: str) -> None:
-        """Wait, for as long as it takes, for a store or a disk that fails; people see why (P21)."""
+        """Wait before a retry while a store or a disk fails, without a bound; report the reason (P21)."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
         self._core.run_exclusive(lambda core, _: core.waits(f"the job waits: {reason}"))
 
     def _nonsense(self, reason: str) -> None:
-        """Go on to the next try, unless a shard has answered nonsense for long: that ends the job."""
+        """Return for a retry, or fail the job if a shard has given invalid answers for NONSENSE_PATIENCE_S."""
         log.warning("end-not-stored", reason=reason)
         self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
         if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
@@ -431,9 +430,9 @@ class Coordination:
     # --- what outlives this process ---
 
     def _save_if_changed(self) -> None:
-        """Store what has changed; with or without a change, end where there is a later coordinator (P23).
+        """Store changed state; in any case raise if there is a later coordinator (P23).
 
-        Under the core's lock: a decision that is stored meanwhile is not to be replaced by what was before it.
+        Under the core's lock: an older state must not replace a decision that is stored concurrently.
         """
 
         def save(core: Core, _: float) -> None:
@@ -452,21 +451,21 @@ class Coordination:
         return True
 
     def _check_claim(self) -> None:
-        """Raise `Superseded` if a later coordinator has claimed the run, as far as the store can tell now."""
+        """Raise `Superseded` if a later coordinator has claimed the run; an error of the store is ignored."""
         with suppress(StoreFailed):
             self._run_store.check_newest()
 
     def _save_decision(self, core: Core) -> None:
-        """Store a decision before it acts (P7); under the core's lock, so that nothing else happens meanwhile.
+        """Store a decision before it takes effect (P7); under the core's lock, so that no other call intervenes.
 
-        A store that fails stops no work (P21): a result, a stop or a scaling, which a later coordinator finds out
-        again, is stored later. A step must not be skipped by one and computed by another: a store that fails for long
-        then, and a later coordinator (P3), end this process: what was decided has not left it.
+        A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
+        is stored later. A step must not be skipped by one coordinator and computed by another: for such a decision a
+        store that fails for long ends this process, as a later coordinator does, before the decision is visible.
 
         Raises
         ------
         NotReady
-            To a worker whose arithmetic would have become the job's (P13): it joins again.
+            To a worker whose arithmetic would have become the job's: it joins again.
         """
         deadline_s = time.monotonic() + SKIP_PATIENCE_S
         try:
@@ -489,7 +488,7 @@ class Coordination:
 
 
 def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
-    """End this process at once: what it decided must not act."""
+    """End this process at once, before its decision takes effect."""
     try:
         log.critical(event, error=error)
     finally:

@@ -1,8 +1,8 @@
-"""ExclusiveCore: the core of one job and the lock around it. Nothing else holds the core.
+"""ExclusiveCore: the core of one job and the lock around it. Nothing else references the core.
 
-Owns the lock, the clock, and what follows every call: decisions are stored before anybody hears of them (P7), events
-are logged, and whoever waits for a change is woken. Knows no call. The service, the main loop, the metrics and the
-follower of pods bring functions; what these return must not be a part of the core that still changes.
+Owns the lock, the clock, and the steps after every call: decisions are stored before they are visible to other
+processes (P7), events are logged, and waiters for a change are woken. Knows no call. The service, the main loop, the
+metrics and the watch of pods pass functions, which must not return a mutable part of the core.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ log = structlog.get_logger("coordinator")
 
 
 class ExclusiveCore:
-    """A core that one thread at a time reaches.
+    """A core with mutual exclusion.
 
     Parameters
     ----------
     core : Core
-        Given away: the caller keeps no other way to it.
+        Owned from now on: the caller must keep no reference.
     clock : callable
         Monotonic seconds.
 
@@ -43,7 +43,7 @@ class ExclusiveCore:
         self.on_decision: Callable[[Core], None] = lambda core: None
 
     def run_exclusive(self, call: Callable[[Core, float], _Result]) -> _Result:
-        """Run a call on the core alone, then store and log what it decided and wake who waits."""
+        """Run a call on the core under the lock, then store and log its decisions and wake waiters."""
         with self._changed:
             decisions = self.__core.decisions
             try:
@@ -59,10 +59,10 @@ class ExclusiveCore:
     def run_until(
         self, call: Callable[[Core, float], _Result], enough: Callable[[_Result], bool], wait_s: float
     ) -> _Result:
-        """Run a call now and whenever something has changed, until its result is enough or the time is up."""
+        """Run a call now and after every change, until its result is enough or the time is up."""
         with self._changed:
             deadline_s = self._clock() + wait_s
-            while True:  # asks before it waits: something may have changed since the caller's last look
+            while True:  # test before waiting: something may have changed since the caller's last call
                 result = call(self.__core, self._clock())
                 left_s = deadline_s - self._clock()
                 if left_s <= 0 or enough(result):

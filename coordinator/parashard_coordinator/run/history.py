@@ -1,4 +1,4 @@
-"""History: one JSON line a second of how the job goes, for plots; `history.jsonl` in the run directory."""
+"""History: one JSON line of the job's figures per second, for plots; `history.jsonl` in the run directory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parashard.telemetry.transfer import Overlap
 
 
 class History:
-    """Appends to a file; a line is written whole or not at all, and one that cannot be written stops nothing (P21).
+    """Appends to a file; a line is written atomically, and a failed write is counted and dropped.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ class History:
         self._lines = SideEffect("history lines", tell, STEADY_S, clock)
 
     def add(self, status: pb.GetStatusReply) -> None:
-        """Append how the job goes now."""
+        """Append the present figures."""
         line = (json.dumps(row(status)) + "\n").encode()
         self._lines.attempt(lambda: self._append(line))
 
@@ -49,7 +49,7 @@ class History:
                     left = left[file.write(left) :]
             except OSError:
                 with suppress(OSError):
-                    file.truncate(before)  # no reader is to meet a part of a line
+                    file.truncate(before)  # remove a partial line
                 raise
 
 

@@ -1,16 +1,16 @@
-"""Problems: what is wrong with a job now, each told once when it begins and once when it is over.
+"""Problems: the present problems of a job, each reported once when it begins and once when it is over.
 
 Pure. Owns the list that every screen shows as current; decides nothing. `parashard_coordinator.core.core_state` has one
-and makes events of what it returns; whoever notices a problem names it by a key of its own.
+and makes events of its results; each source of problems uses its own keys.
 """
 
 from __future__ import annotations
 
-PROBLEMS_MAX = 64  # at once; further ones are told as events only
+PROBLEMS_MAX = 64  # at once; further ones are reported as events only
 
 
 class Problems:
-    """The problems that hold now, by key."""
+    """The present problems, by key."""
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
@@ -20,16 +20,16 @@ class Problems:
 
     @property
     def texts(self) -> list[str]:
-        """The texts of all that hold, the oldest first."""
+        """The texts of all problems, the oldest first."""
         return list(self._texts.values())
 
     def begin(self, key: str, text: str) -> bool:
-        """Note that a problem holds, with the text of now; return whether it is new."""
+        """Record a problem with its present text; return whether it is new."""
         is_new = key not in self._texts
         if not is_new or len(self._texts) < PROBLEMS_MAX:
             self._texts[key] = text
         return is_new
 
     def end(self, key: str) -> str:
-        """Note that a problem is over; return its text, or "" if it did not hold."""
+        """Remove a problem; return its text, or "" if there was none."""
         return self._texts.pop(key, "")

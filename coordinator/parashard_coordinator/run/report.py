@@ -1,4 +1,4 @@
-"""The end of a job: pull the final weights, write them, audit them, and say in figures how the job went."""
+"""The end of a job: read the final weights, write and audit them, and write the report of figures."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def report(
     final: DueCheckpoint | None = None,
     steps_saved: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Return the figures of a job; NaN becomes None, as JSON wants it.
+    """Return the figures of a job; NaN becomes None, which JSON can hold.
 
     Parameters
     ----------
     final : DueCheckpoint, optional
-        What the last checkpoint is of, with which the job is done. None: the job as far as it has come.
+        The last checkpoint, with which the job is done. None: report the present progress.
     steps_saved : sequence of int
-        How many steps each shard's own manifest of the last checkpoint has. Empty: what the shards last told counts.
+        Steps in each shard's own manifest of the last checkpoint. Empty: use the shards' last records.
     """
     records = status.records()
     staleness = status.staleness()
@@ -107,7 +107,7 @@ def report(
 
 
 def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
-    """Return the digest of final weights, and what the model's own audit finds in them."""
+    """Return the digest of the final weights, and the result of the model's own audit."""
     found: dict[str, Any] = {"weights_sha256": values_sha256(variables)}
     if isinstance(resolved.model, Audited):
         found.update(resolved.model.audit(variables, resolved.job.job.epochs))
@@ -115,7 +115,7 @@ def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[st
 
 
 def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -> Path:
-    """Write the weights as safetensors, whole or not at all; durable when this returns.
+    """Write the weights as safetensors, atomically; durable when this returns.
 
     Raises
     ------
@@ -126,22 +126,20 @@ def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -
     arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
     try:
         replace_durably(path, lambda temporary: save_file(arrays, temporary, {"run_id": run_id}))
-    except (OSError, SafetensorError) as error:  # the library has an error of its own for a full disk
+    except (OSError, SafetensorError) as error:  # the library's own error for a full disk
         raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
     return path
 
 
 def save_preprocessing(folder: Path, preprocessing: Preprocessing | None) -> None:
-    """Write how inputs are made and what outputs mean, as `save_report`; nothing where the data are generated."""
+    """Write the encoding of inputs and the meaning of outputs, as `save_report`; nothing for generated data."""
     if preprocessing is not None:
         with _store_failures(folder / PREPROCESSING_FILE):
             write_durably(folder / PREPROCESSING_FILE, as_json(preprocessing))
 
 
 def save_report(folder: Path, figures: Mapping[str, Any]) -> None:
-    """Write the report, whole or not at all; it also says where the run's files and its final weights are.
-
-    It is durable when this returns.
+    """Write the report atomically, with the paths of the run's files and final weights; durable when this returns.
 
     Raises
     ------

@@ -1,6 +1,6 @@
 """Resolves a job file against its data and its model: variables, plan, number of steps, digest.
 
-Here a job's promises meet what is on the disk; whatever does not fit is a ConfigurationError before any step runs.
+Every mismatch is a ConfigurationError before any step runs.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
 
 @dataclass(frozen=True)
 class ResolvedJob:
-    """A job with everything that follows from its data and model.
+    """A job with everything derived from its data and model.
 
-    `initial` are first values that the store does not have yet; `initial_sha256` is of those that it has or will have,
-    "" where all are drawn from the seed.
+    `initial` are initial values that the store does not have yet; `initial_sha256` is of those that it has or will
+    have, "" where all are drawn from the seed.
     """
 
     job: Job
@@ -57,11 +57,11 @@ class ResolvedJob:
 
     @property
     def parameters(self) -> int:
-        """How many numbers the model's variables have."""
+        """Number of elements of the model's variables."""
         return sum(math.prod(variable.shape) for variable in self.plan.variables.values())
 
     def summary(self) -> str:
-        """Return what is trained on what, on one line."""
+        """Return the model and the data, on one line."""
         return f"{self.spec.summary()}; {self.job.model.kind} with {self.parameters:,} parameters"
 
 
@@ -80,13 +80,13 @@ def resolve(
     job : Job
         Validated.
     model_folder : Path, optional
-        Where a user's own model is looked up.
+        Folder to look up a user's own model in.
     init_file : Path, optional
-        A safetensors file with every variable's first values.
+        A safetensors file with every variable's initial values.
     kept : InitialManifest, optional
-        First values of the run, if it has begun: they count, whatever a model draws anew.
+        Stored initial values of a run that has begun; they override those that the model returns.
     kept_file : Path, optional
-        The same as a file, where a run has one from before the store had them.
+        The same as a file, of a run of a version without initial values in the store.
 
     Raises
     ------
@@ -120,7 +120,7 @@ def resolve(
 
 
 def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
-    """Split what a model starts from into declarations and arrays of its own."""
+    """Split a model's initial variables into declarations and initial values."""
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
     for name, value in _initial_variables(model).items():
@@ -143,12 +143,12 @@ def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
 
 
 def _initial_variables(model: Model) -> Mapping[str, Any]:
-    """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
+    """Return a model's initial variables; errors of a user's model are ConfigurationErrors."""
     try:
         initial = model.initial_variables()
     except ConfigurationError:
         raise
-    except BaseException as error:  # SystemExit too: the coordinator would end as if it were done
+    except BaseException as error:  # SystemExit too: the coordinator would exit with success
         raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
     if not isinstance(initial, Mapping):
         raise ConfigurationError(
@@ -182,7 +182,7 @@ def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = T
 
 
 def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
-    """A model may declare encodings too, which the job file's own checks have not seen."""
+    """Check encodings that the model declares, which the job file's own checks have not seen."""
     for variable in variables.values():
         try:
             encoding = Encoding.parse(variable.encoding)
@@ -196,7 +196,7 @@ def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
 
 
 def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
-    """A row is never cut: shards beyond so many hold nothing. The smallest model runs with the default number, too."""
+    """Refuse more shards than there are rows, which are never cut, except up to the default number."""
     rows = sum(variable.rows for variable in variables.values())
     allowed = max(rows, SHARDS_DEFAULT)
     if job.cluster.shards > allowed:
@@ -207,11 +207,11 @@ def _check_shards(job: Job, variables: Mapping[str, Variable]) -> None:
 
 
 def _check_memory(job: Job, variables: Mapping[str, Variable], machine_bytes: int) -> None:
-    """Where all shards are on this machine, its memory must hold what they cannot do without."""
+    """Check that this machine's memory can hold the state of all shards, if they are all here."""
     cluster = job.cluster
     if cluster.launcher != "local":
         return
-    slots = SLOTS[job.optimizer.kind] if cluster.shard_device == "cpu" else 0  # else they are on the card
+    slots = SLOTS[job.optimizer.kind] if cluster.shard_device == "cpu" else 0  # else they are on the GPU
     of_each = {name: ELEMENT_BYTES * math.prod(variable.shape) for name, variable in variables.items()}
     needed_bytes = (1 + slots) * sum(of_each.values())
     if needed_bytes > machine_bytes:
@@ -234,7 +234,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _check_push_memory(job: Job, plan: Plan) -> None:
-    """A push must fit, over shared memory alone one of each worker, and all gradients of a round (P19)."""
+    """Check that the memory for pushes holds the largest push, and with rounds all gradients of a round (P19)."""
     cluster, policy = job.cluster, job.consistency.policy
     largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
     budget_bytes = cluster.push_memory_bytes(largest_bytes)

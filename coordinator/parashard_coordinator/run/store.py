@@ -1,13 +1,13 @@
-"""RunStore: what a run keeps in its checkpoint store beside the shards' states, and how a coordinator takes it up.
+"""RunStore: a run's records in its checkpoint store besides the shards' states, and their recovery by a coordinator.
 
-Owns the run's record, its first values, its plans, the manifests of drained checkpoints, the coordinator's own saved
-state and, in an object store, the results. A fresh run writes the first three; a coordinator that is started again, and
-`--resume`, read them. Decides nothing about steps.
+Owns the run's record, its initial values, its plans, the manifests of drained checkpoints, the coordinator's own saved
+state and, in an object store, the results. A fresh run writes the first three; a restarted coordinator and `--resume`
+read them. Decides nothing about steps.
 
-Two coordinators of a run may live at once (P23). What decides something is written under a name or with a field that
-carries the claim, and only then the claims are read: a successor that claimed before that ends the writer, whose
-decision nobody has heard of, and one that claims later reads it. A successor saves its own record before it serves, so
-that of what an older coordinator decides after that, nothing counts.
+Two coordinators of a run may run at once (P23). A decision is written under a name or with a field that has the
+coordinator's incarnation, and only then the claims are read: if a successor has claimed before that, the writer ends
+and its decision was never visible; a successor that claims later reads it. A successor saves its own record before it
+serves, and ignores decisions that an older coordinator makes after that.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ log = structlog.get_logger("coordinator")
 
 @dataclass(frozen=True)
 class Identity:
-    """What defines a run's steps: its job's digest, and the mapping that the digest is of (P2)."""
+    """The identity of a run's steps: the job's digest, and the mapping that it is computed from."""
 
     digest: str
     identity: Mapping[str, Any]
@@ -61,7 +61,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class SavedModel:
-    """A drained checkpoint's variables by name, and how many steps each shard's own manifest of it has."""
+    """A drained checkpoint's variables by name, and the number of steps in each shard's own manifest."""
 
     variables: dict[str, Float32s]
     steps_applied: tuple[int, ...]
@@ -69,13 +69,13 @@ class SavedModel:
 
 @dataclass(frozen=True)
 class _Earlier:
-    """The newest record of an earlier coordinator: since it was made, nothing of older ones counts (P23)."""
+    """The newest record of an earlier coordinator, which invalidates later decisions of still older ones."""
 
     incarnation: int
     saved: Saved
 
     def precedes(self, decision: PlanRecord | JobManifest) -> bool:
-        """Tell whether its coordinator or a later one made a decision."""
+        """Return whether its coordinator or a later one made a decision."""
         return decision.coordinator_incarnation >= self.incarnation
 
 
@@ -97,7 +97,7 @@ class RunStore:
         self._plan_version = 0  # of the plan in force, once it is opened
 
     def find_run(self, run_id: str, *, resume: bool) -> RunRecord | None:
-        """Return the run that the store has, if it is the one that is meant (`check_run`); None: it has none."""
+        """Return the store's run if it is the expected one (`check_run`); None: it has none."""
         stored = self.catalogue.run()
         if stored is None:
             if resume:
@@ -110,21 +110,21 @@ class RunStore:
         return stored
 
     def check_run(self, run_id: str, mine: Identity, *, resume: bool) -> str:
-        """Return the id of the run that the store has, or may have; nothing is written, not even a claim.
+        """Return the id of the run in the store, or the one to begin; nothing is written, not even a claim.
 
         Parameters
         ----------
         run_id : str
-            The run that this coordinator is of; a store with another one is refused, unless `resume`.
+            This coordinator's run; a store with another one is refused, unless `resume`.
         mine : Identity
-            Of the job as it is now.
+            Of the present job.
         resume : bool
-            True: the store must have a run, and its id is the one that counts.
+            True: the store must have a run, whose id is returned.
 
         Raises
         ------
         ConfigurationError
-            If the store has another run, or none to resume, or its job differs: the keys are named.
+            If the store has another run, or none to resume, or its job differs; the message names the keys.
         """
         stored = self.find_run(run_id, resume=resume)
         if stored is None:
@@ -139,12 +139,12 @@ class RunStore:
         return stored.run_id
 
     def begin_run(self, run_id: str, mine: Identity) -> None:
-        """Write the run's record, unless it is there; the first one counts.
+        """Write the run's record, unless there is one.
 
         Raises
         ------
         NotReady
-            If another coordinator began a run meanwhile, such as with other first values: start again.
+            If another coordinator began a run meanwhile, such as with other initial values: restart.
         """
         if self.catalogue.run() is None:
             self._write_run(run_id, mine)
@@ -165,12 +165,12 @@ class RunStore:
             self.store.create(RUN_NAME, encode(record))
 
     def keep_initial(self, digest: str, arrays: Mapping[str, Float32s]) -> None:
-        """Store first values of a job, if it has any, before `begin_run`: a run that there is has its first values.
+        """Store the initial values of a job, if it has any; before `begin_run`, so that every run has them.
 
         Raises
         ------
         StoreFailed
-            Some of the files may be there; without a manifest they are no first values.
+            Some of the files may be there; without a manifest they are ignored.
         """
         if not arrays or self.catalogue.initial_manifest(digest) is not None:
             return
@@ -187,7 +187,7 @@ class RunStore:
             self._create(initial_name(digest), encode(manifest))
 
     def keep_preprocessing(self, preprocessing: Preprocessing | None) -> None:
-        """Store how inputs are made and what outputs mean, unless it is there; it follows from the job's data.
+        """Store the encoding of inputs and the meaning of outputs, unless stored; they follow from the job's data.
 
         Raises
         ------
@@ -199,10 +199,10 @@ class RunStore:
                 self.store.create(PREPROCESSING_FILE, as_json(preprocessing))
 
     def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
-        """Return the plan in force and the drained checkpoint that its shards start from ("" = first values).
+        """Return the plan in force and the drained checkpoint that its shards start from ("" = the initial values).
 
-        A plan that places rows in another way than the newest one takes effect as a new version, over a drained
-        checkpoint (P8): the newest, if the shards have saved nothing beyond it, or the one that was asked for.
+        A plan with another placement than the newest one becomes a new version, which starts from a drained checkpoint
+        (P8): the newest, if the shards have saved nothing beyond it, or the requested one.
 
         Raises
         ------
@@ -239,7 +239,7 @@ class RunStore:
         return plan, source or ""
 
     def _plan_in_force(self) -> PlanRecord | None:
-        """Return the newest plan, but for those of coordinators that a successor has passed over (P23)."""
+        """Return the newest plan that a successor has not invalidated."""
         earlier = self._earlier()
         for version in reversed(self.catalogue.plans()):
             plan = self.catalogue.plan(version)
@@ -248,7 +248,7 @@ class RunStore:
         return None
 
     def _check_nothing_lost(self, version: int, shards: int, drained: JobManifest, wanted: int) -> None:
-        """Refuse to go back behind what the shards have saved, unless that is asked for by name."""
+        """Refuse to discard later checkpoints of the shards, unless the drained checkpoint was requested by name."""
         newer = [f"j{n}" for n in self.catalogue.damaged_job_checkpoints() if n > drained.number]
         if newer:
             raise ConfigurationError(
@@ -276,14 +276,14 @@ class RunStore:
         *,
         final: bool,
     ) -> str:
-        """Store the manifest of a drained checkpoint, which makes it exist; return its id.
+        """Store the manifest that commits a drained checkpoint; return its id.
 
         Raises
         ------
         Superseded
-            If a later coordinator has claimed the run: the job does not end with this checkpoint (P23).
+            If a later coordinator has claimed the run: the job does not end with this checkpoint.
         """
-        self.check_newest()  # before, too: the parts are kept for the coordinator that the shards obey
+        self.check_newest()  # before, too: shards retain the parts only for the newest coordinator
         number = max(self.catalogue.job_checkpoints(), default=0) + 1
         while True:
             manifest = JobManifest(
@@ -300,7 +300,7 @@ class RunStore:
             try:
                 self._create(job_name(number), encode(manifest))
             except AlreadyStored:
-                number += 1  # an older coordinator, not dead yet, was faster
+                number += 1  # an older coordinator that still runs was faster
                 continue
             self.check_newest()
             return f"j{number}"
@@ -311,7 +311,7 @@ class RunStore:
         Raises
         ------
         DamagedCheckpoint, StoreFailed
-            If it is not what was written, or the store gives an error.
+            If it is corrupt; on an error of the store.
         """
         number = parse_job_id(id_)
         assert number is not None, id_
@@ -323,9 +323,9 @@ class RunStore:
         return SavedModel(whole_model(self.store, manifest), tuple(len(part.steps) for part in parts))
 
     def load_saved(self) -> Saved | None:
-        """Return what the latest earlier coordinator decided, as far as it holds under the plan in force, or None.
+        """Return the decisions of the latest earlier coordinator that are valid under the plan in force, or None.
 
-        After `open_plan`. A plan that starts from a drained checkpoint gives up what was decided beyond that.
+        After `open_plan`. A plan that starts from a drained checkpoint discards decisions beyond it.
         """
         earlier = self._earlier()
         if earlier is None:
@@ -339,7 +339,7 @@ class RunStore:
         return saved.model_copy(update={"final": final})
 
     def _earlier(self) -> _Earlier | None:
-        """Return the record of the latest earlier coordinator that has one."""
+        """Return the newest record of an earlier coordinator."""
         for name in sorted(self.store.names(COORDINATORS), reverse=True):
             life = re.fullmatch(r"i(\d{8,})\.json", name, re.ASCII)
             if life is None or int(life[1]) >= self.incarnation:
@@ -353,9 +353,9 @@ class RunStore:
         return None
 
     def _final_of(self, earlier: _Earlier) -> str:
-        """Return the last checkpoint that an earlier coordinator stored and did not live to record, or "".
+        """Return the last checkpoint that an earlier coordinator stored and did not record before it died, or "".
 
-        Its record, which it stored before, has the same number of steps.
+        Its earlier record has the same number of steps.
         """
         newest = self.catalogue.newest_job_manifest()
         if newest is None or not newest.final or newest.plan_version != self._plan_version:
@@ -365,12 +365,12 @@ class RunStore:
         return f"j{newest.number}" if earlier.precedes(newest) else ""
 
     def save(self, saved: Saved) -> None:
-        """Store what a later coordinator cannot learn elsewhere; durable when this returns.
+        """Store the state that a later coordinator cannot learn from the shards; durable when this returns.
 
         Raises
         ------
         Superseded
-            If a later coordinator has claimed the run: it may not have seen this, so this one must stop (P23).
+            If a later coordinator has claimed the run: it may not have seen this, so this one must end (P23).
         """
         record = saved.model_copy(update={"plan_version": self._plan_version})
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
@@ -378,14 +378,14 @@ class RunStore:
         self.check_newest()
 
     def keep_results(self, run_dir: Path) -> None:
-        """Put the files that a job ends with into an object store too, which outlives the machine of the run directory.
+        """Copy the results to an object store, which outlives the machine of the run directory.
 
-        The report is the last one. A store in a folder of this host gets nothing: the run directory has them.
+        The report comes last. Nothing is copied to a store in a folder of this host: the run directory has the results.
 
         Raises
         ------
         Superseded
-            If a later coordinator has claimed the run (P3).
+            If a later coordinator has claimed the run.
         StoreFailed
             If the store gives an error; some of the files may be there.
         """
@@ -397,12 +397,12 @@ class RunStore:
                 self.store.replace(name, (run_dir / name).read_bytes())
 
     def check_newest(self) -> None:
-        """Raise `Superseded` if a later coordinator has claimed the run (P3)."""
+        """Raise `Superseded` if a later coordinator has claimed the run (P23)."""
         if newest_claim(self.store, "coordinator") > self.incarnation:
             raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
 
     def _create(self, name: str, content: bytes) -> None:
-        """Create a record; where a lost reply was asked for again, the one that is there is ours."""
+        """Create a record; after a retried create whose reply was lost, recognize it as ours."""
         try:
             self.store.create(name, content)
         except AlreadyStored:

@@ -1,1 +1,1 @@
-"""The coordinator as a caller of shards: what it tells them, and how it watches them."""
+"""The coordinator as a client of shards: its commands, and their monitoring."""

@@ -1,4 +1,4 @@
-"""ShardChannels: how the coordinator reaches shards: a channel for each address that a shard's present life has.
+"""ShardChannels: the coordinator's gRPC channels, one for the address of each shard's registered incarnation.
 
 Owns the channels. Knows no call. Called by `parashard_coordinator.shards.monitor` and
 `parashard_coordinator.shards.commands`, on the coordinator's main thread alone.
@@ -15,7 +15,7 @@ from parashard.security.credentials import Credentials
 from parashard_coordinator.core.membership import ShardLife
 
 ANSWER_BYTES_MAX = 1 << 20
-"""Holds the most intervals that a shard may tell of, of steps up to 2^35. Decoded, it can be 20 times as large."""
+"""Enough for the largest list of intervals of a shard, of steps up to 2^35. Decoded, it can be 20 times as large."""
 
 
 class ShardChannels:
@@ -32,14 +32,14 @@ class ShardChannels:
         self._open: dict[str, tuple[Any, shard_pb2_grpc.ShardStub]] = {}  # channel and stub by address
 
     def of(self, life: ShardLife) -> shard_pb2_grpc.ShardStub:
-        """Return the stub of a shard's life."""
+        """Return the stub of a shard's incarnation."""
         if life.address not in self._open:
             channel = rpc.connect(life.address, self._credentials, ANSWER_BYTES_MAX)
             self._open[life.address] = channel, shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
         return self._open[life.address][1]
 
     def keep(self, lives: Iterable[ShardLife]) -> None:
-        """Close the channels to all other lives: a shard that is started again may be at another port each time."""
+        """Close the channels to all other incarnations: a restarted shard may have another port each time."""
         gone = self._open.keys() - {life.address for life in lives}
         for address in gone:
             channel, _ = self._open.pop(address)

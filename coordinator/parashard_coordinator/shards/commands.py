@@ -1,7 +1,7 @@
-"""ShardCommands: what the coordinator tells shards to do: save, note a round to save, return to a round.
+"""ShardCommands: the coordinator's commands to shards: save now, save at a round, roll back to a round.
 
-Every command names the coordinator's incarnation and the life that it means (P3). Called by the coordinator's main
-thread, never under the core's lock.
+Every command names the incarnations of the coordinator and of the shard. Called by the coordinator's main thread,
+never under the core's lock.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from parashard_coordinator.shards.channels import ShardChannels
 
 NAME_DEADLINE_S = 1.0
 ROLLBACK_DEADLINE_S = 20.0
-SAVE_DEADLINE_S = 20.0  # asked again after that: a shard that has saved meanwhile says so
+SAVE_DEADLINE_S = 20.0  # then the command is retried: it returns a checkpoint that was stored meanwhile
 NONE_DAMAGED: Mapping[int, str] = MappingProxyType({})
 
 
 class ShardCommands:
-    """Sends commands to the shards' registered lives.
+    """Sends commands to the registered incarnations of shards.
 
     Parameters
     ----------
@@ -33,9 +33,9 @@ class ShardCommands:
     incarnation : int
         The coordinator's.
     plan_version : int
-        Of the plan that the shards have.
+        Of the shards' plan.
     stubs : ShardChannels
-        Who reaches them.
+        The shards' stubs.
     """
 
     def __init__(self, run_id: str, incarnation: int, plan_version: int, stubs: ShardChannels) -> None:
@@ -49,7 +49,7 @@ class ShardCommands:
     ) -> list[SavedShard]:
         """Have every shard save its present state, in sync mode the start of a round; raise the first error.
 
-        `damaged` has by shard the folder of a checkpoint that is not to be handed out again.
+        `damaged` has by shard the folder of a damaged checkpoint, which must not be returned again.
         """
         requests = [
             self._save_request(shard, life, round_, damaged=damaged.get(shard, "")) for shard, life in enumerate(lives)
@@ -62,12 +62,12 @@ class ShardCommands:
         return saved
 
     def name_round(self, lives: Sequence[ShardLife], round_: int) -> dict[int, ParashardError]:
-        """Tell every shard to save a round when it is reached; return the errors by shard."""
+        """Have every shard save a round when it is reached; return the errors by shard."""
         requests = [self._save_request(shard, life, round_, ahead=True) for shard, life in enumerate(lives)]
         return _errors(dict(enumerate(self._begun(lives, requests, NAME_DEADLINE_S))))
 
     def roll_back(self, lives: Mapping[int, tuple[ShardLife, int]]) -> dict[int, ParashardError]:
-        """Send shards back to rounds; return the errors by shard."""
+        """Roll shards back to rounds; return the errors by shard."""
         calls = {
             shard: (
                 life,
@@ -89,7 +89,7 @@ class ShardCommands:
     def _begun(
         self, lives: Sequence[ShardLife], requests: Sequence[shard_pb2.TakeCheckpointRequest], deadline_s: float
     ) -> list[tuple[ShardLife, Any]]:
-        """Ask all shards at once, and return their calls."""
+        """Send a request to every shard; return the calls in progress."""
         return [
             (life, self._stubs.of(life).TakeCheckpoint.future(request, timeout=deadline_s))
             for life, request in zip(lives, requests, strict=True)
@@ -110,7 +110,7 @@ class ShardCommands:
 
 
 def _errors(calls: Mapping[int, tuple[ShardLife, Any]]) -> dict[int, ParashardError]:
-    """Wait for calls, and return what went wrong, by shard."""
+    """Wait for calls, and return their errors by shard."""
     errors = {}
     for shard, (life, call) in calls.items():
         try:

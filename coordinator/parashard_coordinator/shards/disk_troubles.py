@@ -1,7 +1,6 @@
-"""Troubles of the shards with their disks, in words: one line when a shard's saving begins to fail, one when it works.
+"""Disk failures of the shards, as messages: one when a shard's writes begin to fail, one when they work again.
 
-Has no clock and no disk. Called by `parashard_coordinator.run.coordination` with what the shards say of themselves once
-a second.
+Has no clock and no disk. Called by `parashard_coordinator.run.coordination` with the shards' records once a second.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ MEANWHILE = "until it is whole again, a kill of the shard has steps recomputed"
 
 
 class DiskTroubles:
-    """What shards cannot write at present."""
+    """The present disk failures of shards."""
 
     def __init__(self) -> None:
         self._checkpoints: defaultdict[int, Trouble] = defaultdict(Trouble)
         self._logs: defaultdict[int, Trouble] = defaultdict(Trouble)
 
     def changed(self, shard: int, figures: shard_pb2.InspectReply, now_s: float) -> list[tuple[str, str, bool]]:
-        """Return what has begun or ended since the last look at this shard: a key, a text, and whether it is over.
+        """Return failures that began or ended since this shard's last record: a key, a text, and whether it is over.
 
-        A process that was started again says nothing of its predecessor's checkpoints until it has stored one itself.
+        A restarted process does not end its predecessor's failure of checkpoints until it has stored one itself.
         """
         found = []
         if figures.checkpoint_error:

@@ -1,4 +1,4 @@
-"""Watch: looks at every shard once a second, for the status, the history and the metrics."""
+"""ShardMonitor: polls every shard once a second, for the status, the history and the metrics."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ DEADLINE_S = 1.0
 
 @dataclass(frozen=True)
 class Silence:
-    """How long a shard has not answered, and what came instead of its last answer."""
+    """How long a shard has not answered, and the last error."""
 
     silent_s: float
     error: ParashardError
 
 
 class ShardMonitor:
-    """Asks shards for their records.
+    """Polls the shards' records.
 
     Parameters
     ----------
     run_id : str
-        What the shards must be of.
+        The shards' run.
     stubs : ShardChannels
-        Who reaches them.
+        The shards' stubs.
     """
 
     def __init__(self, run_id: str, stubs: ShardChannels) -> None:
@@ -40,7 +40,7 @@ class ShardMonitor:
         self._silent_since_s: dict[int, float] = {}
 
     def look(self, lives: list[ShardLife], saw: Callable[[int, ShardRecord], None], now_s: float) -> dict[int, Silence]:
-        """Ask every shard at once and hand on each record; return the shards that did not answer, by index."""
+        """Poll every shard concurrently, pass each record to `saw`; return the shards that did not answer, by index."""
         self._stubs.keep(lives)
         calls = [(life, self._stubs.of(life).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
         silent = {}

@@ -1,6 +1,6 @@
-"""A cut as files in a store: tensors first, then the manifest that commits them; what does not come about is removed.
+"""Writes a checkpoint to a store: tensors first, then the manifest that commits them; removes the files of a failure.
 
-Knows no thread and no cadence, and waits for no lock: the cut's snapshot is copied before it comes here. Called by
+Knows no thread and no schedule, and takes no lock: the snapshot is complete before the call. Called by
 `parashard_server.durability.checkpointer`.
 """
 
@@ -27,7 +27,7 @@ log = structlog.get_logger("shard")
 
 @dataclass(frozen=True)
 class Stored:
-    """A checkpoint that is in the store."""
+    """A checkpoint in the store."""
 
     id: CheckpointId
     manifest_bytes: int
@@ -38,7 +38,7 @@ class Stored:
 
 
 def stored_as(manifest: ShardManifest) -> Stored:
-    """Return a checkpoint that is in the store, by its manifest."""
+    """Return the stored checkpoint of a manifest."""
     content = encode(manifest)
     return Stored(
         CheckpointId.of(manifest),
@@ -51,20 +51,20 @@ def stored_as(manifest: ShardManifest) -> Stored:
 
 
 def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims: Claims) -> ShardManifest:
-    """Store a cut whose snapshot is copied, and return the manifest that commits it.
+    """Store a cut with a complete snapshot, and return the manifest that commits it.
 
     Parameters
     ----------
     store : Store
-        Where.
+        The destination.
     id_ : CheckpointId
-        Under which name; no other checkpoint has it.
+        The checkpoint's id, not used before.
     cut : Cut
-        What.
+        The state to save.
     served : Served
-        Whose variables it is of, by shapes that do not change.
+        The shard, for the constant shapes of its variables.
     claims : Claims
-        Of this process; asked when the manifest is due.
+        Of this process; checked just before the manifest is written.
 
     Raises
     ------
@@ -114,7 +114,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims:
 
 
 def _undo(store: Store, id_: CheckpointId) -> None:
-    """Remove the files of a checkpoint that did not come about: a full disk must not be filled further."""
+    """Remove the files of a failed checkpoint: a full disk must not be filled further."""
     try:
         for name in store.names(id_.folder):
             store.delete(f"{id_.folder}/{name}")

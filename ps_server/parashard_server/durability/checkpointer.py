@@ -1,9 +1,9 @@
-"""Checkpointer: saves a shard's state beside running pushes, and deletes what newer checkpoints have replaced.
+"""Checkpointer: saves a shard's state concurrently with pushes, and deletes superseded checkpoints.
 
-Owns the order of things: cut (under the shard's lock), copy (a partition at a time), files and manifest
-(`parashard_server.durability.checkpoint_writer`), collection. Knows no cadence rule
-(`parashard_server.durability.schedule`), no format (`parashard.checkpoints`) and no gRPC. A store that fails costs a
-checkpoint, which is counted and told, and never a push.
+Owns the sequence: cut (under the shard's lock), copy (a partition at a time), files and manifest
+(`parashard_server.durability.checkpoint_writer`), collection. Knows no schedule
+(`parashard_server.durability.schedule`), no format (`parashard.checkpoints`) and no gRPC. A failing store costs
+checkpoints, which is counted and reported, but no pushes.
 """
 
 from __future__ import annotations
@@ -36,45 +36,44 @@ log = structlog.get_logger("shard")
 
 @dataclass
 class CheckpointRecord:
-    """What the checkpointer counts."""
+    """Counters and times of the checkpointer."""
 
     stored: int = 0
     failed: int = 0
     error: str = ""
     bytes: int = 0
     seconds: float = 0.0
-    stall_s: float = 0.0  # the longest that pushes waited for a copy
-    interval_s: float = 0.0  # seconds between two that the job asks for; 0: not by time
-    stored_at_s: float = field(default_factory=time.time)  # Unix time of the last one; of the start before the first
+    stall_s: float = 0.0  # longest wait of pushes for a copy
+    interval_s: float = 0.0  # configured interval; 0: not by time
+    stored_at_s: float = field(default_factory=time.time)  # Unix time of the last one; before the first, of the start
 
 
 class Checkpointer:
-    """Saves the shard that is served.
+    """Saves the served shard.
 
     Parameters
     ----------
     served : Served
-        Whose state to save.
+        The shard and its lock.
     catalogue : Catalogue
-        Where.
+    The store.
     cadence : CheckpointSchedule
-        When.
+    Decides when to save.
     options : CheckpointOptions
-        How many to keep.
+    Retention.
     known : sequence of Held
-        The checkpoints that are there already and are not known to be damaged.
+    The existing checkpoints that are not known to be damaged.
     claims : Claims
-        Of this process: once another one has claimed the shard, nothing is saved or deleted any more (P3).
+    Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
     last : Stored, optional
-        The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
-        be about to become part of a drained one.
+    The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
+    may become part of a drained one.
     on_cut, on_collected : callable
-        Called under the shard's lock after each cut; and after each collection with the newest checkpoints that are
-        kept.
+    Called under the shard's lock after each cut; and after each collection with the newest retained checkpoints.
     on_disk_full : callable
-        Called with the cut's position in the log where there is still no room, though old checkpoints are deleted.
+    Called with the cut's log position if the disk is still full after old checkpoints are deleted.
     wanted : callable
-        Tells whether a checkpoint is to come soon, whatever the cadence says.
+    Returns whether a checkpoint is needed soon, regardless of the schedule.
     on_look : callable
         Called several times a second by the thread that saves, never under the shard's lock.
     clock : callable
@@ -100,9 +99,9 @@ class Checkpointer:
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
         self.cut_round: int | None = None
-        """The newest round that every shard has saved, as the coordinator told last."""
+        """The newest round that every shard has saved, as last reported by the coordinator."""
         self.returns: Sequence[Return] = ()
-        """With what returns to earlier rounds the shard's incarnations began; kept by `ShardLifecycle`."""
+        """The rollbacks by which the shard's incarnations began; set by `ShardLifecycle`."""
         self._served = served
         self._catalogue = catalogue
         self._cadence = cadence
@@ -118,44 +117,44 @@ class Checkpointer:
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
-        """A cut that is not saved yet."""
+        """A cut that is not stored yet."""
         self._wake = threading.Event()
         self._trouble = Trouble()
-        self._found_full = 0  # how many in a row have found the disk full
+        self._found_full = 0  # consecutive checkpoints that found the disk full
         self._last = last
-        self._last_incarnation = served.shard.identity.incarnation  # whose state that is
+        self._last_incarnation = served.shard.identity.incarnation  # of the state in `_last`
         self._handed_out = (
             last.id.folder if last else ""
-        )  # folder of a checkpoint that may become part of a drained one: kept until the next
+        )  # folder of a checkpoint that may become part of a drained one: retained until the next
         self._number = max((held.id.number for held in known), default=0)
         self._stopping = False
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     @property
     def rounds(self) -> list[int]:
-        """Rounds that the shard can return to, ascending."""
+        """Rounds that the shard can roll back to, ascending."""
         return sorted({held.round for held in self._good() if held.round is not None})
 
     def start(self) -> None:
-        """Begin to save by the cadence."""
+        """Start to save by the schedule."""
         self._thread.start()
 
     def stop(self) -> None:
-        """Save no more by the cadence; one that is under way is finished first."""
+        """Stop saving by the schedule; finish a checkpoint in progress first."""
         self._stopping = True
         self._wake.set()
         if self._thread.is_alive():
             self._thread.join()
 
     def look(self, shard: Shard) -> None:
-        """Cut here and now if a checkpoint is due and none is under way; under the shard's lock, after each request."""
+        """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
         steps, round_ = len(shard.updates.applied), shard.updates.round
         if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=self._wanted()):
             self.pending = self._cut(shard)
             self._wake.set()
 
     def name_ahead(self, round_: int) -> None:
-        """Save a round when it is reached, as all shards do (P12)."""
+        """Save a round when it is reached."""
 
         def name(shard: Shard) -> None:
             self._cadence.name_ahead(round_)
@@ -164,9 +163,9 @@ class Checkpointer:
         self._served.run_exclusive(name)
 
     def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
-        """Save the present state now, or in sync mode the start of a round that is full or reached (P10).
+        """Save the present state now, or in sync mode the start of a round that is full or reached.
 
-        One that has been saved already is handed out again, but for the one in the folder `damaged`.
+        A stored checkpoint of this state is returned again, unless its folder is `damaged`.
 
         Raises
         ------
@@ -176,7 +175,7 @@ class Checkpointer:
             If the store failed; nothing is acknowledged.
         """
         with self._saving:
-            self._save_waiting()  # it is older, and numbers rise with age
+            self._save_waiting()  # it is older, and ids must rise with time
             if self._last is not None and self._last.id.folder == damaged:
                 self.forget(self._last.id)
                 self._last = None
@@ -187,8 +186,7 @@ class Checkpointer:
                 last = self._last
                 unmoved = last is not None and last.applied == shard.updates.applied
                 if unmoved and self._last_incarnation == shard.identity.incarnation:
-                    return None  # equal steps alone do not make equal weights: the shard may have returned (P12)
-                self.pending = None  # cut a moment ago: this one is newer
+                    return None  # equal steps do not imply equal weights after a rollback (P12)
                 return self._cut(shard)
 
             cut = self._served.run_exclusive(reach)
@@ -198,7 +196,7 @@ class Checkpointer:
             return stored
 
     def forget(self, id_: CheckpointId) -> None:
-        """Return to this checkpoint no more: it was found damaged."""
+        """Drop a damaged checkpoint from the list."""
         with self._listing:
             self._known = [held for held in self._known if held.id != id_]
 
@@ -207,21 +205,21 @@ class Checkpointer:
         return sorted((held.id for held in self._good() if held.round == round_), reverse=True)
 
     def returned(self, shard: Shard) -> None:
-        """Note that another life is served, of an earlier round (P12); under the shard's lock."""
-        self.pending = None  # a cut of what is given up
+        """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
+        self.pending = None  # a cut of a discarded state
         self._cadence.returned(shard.updates.round)
 
     def save_pending(self) -> None:
-        """Save the cut that waits, if one does; what goes wrong is counted and told."""
+        """Save the pending cut, if any; errors are counted and reported."""
         with self._saving:
             self._save_waiting()
 
     def stalled(self, seconds: float) -> None:
-        """Take note of a push that had to copy what it was about to move."""
+        """Record the time that a push spent copying partitions before it moved them."""
         self.record.stall_s = max(self.record.stall_s, seconds)
 
     def _good(self) -> list[Held]:
-        """Return the checkpoints that are not known to be damaged, nor given up."""
+        """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
         return [held for held in self._known if not given_up(held, self.returns)]
 
     def _save_waiting(self) -> None:
@@ -230,18 +228,18 @@ class Checkpointer:
             return
         try:
             self._save(cut)
-        except (StoreFailed, QueueFull):  # counted and told
+        except (StoreFailed, QueueFull):  # counted and reported
             self._cadence.failed(self._clock())
-        except Superseded:  # counted and told; the process ends
+        except Superseded:  # counted and reported; the process ends
             pass
-        if self.pending is cut:  # else the shard has returned to a round meanwhile
+        if self.pending is cut:  # else the shard has rolled back meanwhile
             self.pending = None
 
     def _run(self) -> None:
         while not self._stopping:
             self._wake.wait(LOOK_S)
             self._wake.clear()
-            with suppress(QueueFull):  # a busy shard looks by itself, after its requests
+            with suppress(QueueFull):  # a busy shard checks after its requests
                 self._served.run_exclusive(self.look)
             self.save_pending()
             self._on_look()
@@ -258,7 +256,7 @@ class Checkpointer:
             failpoints.hit("shard.checkpoint.cut")
             self._copy(cut)
             if self._found_full:
-                self._make_room(cut)
+                self._free_space(cut)
             stored = self._store(cut)
         except (StoreFailed, QueueFull, Superseded) as error:
             self._found_full = self._found_full + 1 if disk_is_full(error) else 0
@@ -280,10 +278,10 @@ class Checkpointer:
         self._collect(cut, self._options.keep)
         return stored
 
-    def _make_room(self, cut: Cut) -> None:
-        """Delete what the newest checkpoint replaces, before another is written to a disk that has no room (P21).
+    def _free_space(self, cut: Cut) -> None:
+        """Delete checkpoints that the newest one supersedes before the next is written to a full disk (P21).
 
-        That one is read first: a damaged one replaces nothing. Where that was not enough, the log must give way.
+        The newest is verified first: a damaged one supersedes nothing. If that is not enough, log segments are deleted.
         """
         if self._found_full > 1:
             self._on_disk_full(cut.replay_from)
@@ -322,11 +320,11 @@ class Checkpointer:
         with self._listing:
             self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
         if cut.round is not None:
-            self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
+            self._served.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
 
     def _collect(self, cut: Cut, keep: int) -> None:
-        """Delete what is no longer needed; only the process with the newest claim does (P3)."""
+        """Delete superseded checkpoints, if this process has the newest claim (P3)."""
         try:
             self._claims.check()
             cut_round = None if cut.round is None else self.cut_round

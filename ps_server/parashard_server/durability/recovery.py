@@ -1,7 +1,7 @@
-"""Restoring: what a shard's new life begins from.
+"""Recovery: the state that a shard's new incarnation starts from.
 
-The newest checkpoint of its own plan that verifies; else the drained checkpoint that the plan was made from; else the
-first values. Names what it skipped, and why. Knows no process and no gRPC; called at the start and by a rollback.
+The newest checkpoint of its own plan that verifies; else the drained checkpoint that the plan starts from; else the
+initial values. Reports skipped checkpoints. Knows no process and no gRPC; called at the start and by a rollback.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from parashard.store.claims import Return
 
 @dataclass(frozen=True)
 class Restored:
-    """A state to begin from (None: the first values), the checkpoints that are there, and all that in words."""
+    """A state to start from (None: the initial values), the existing checkpoints, and a description."""
 
     state: ShardState | None
-    manifest: ShardManifest | None  # of the checkpoint of its own that the state is from
+    manifest: ShardManifest | None  # of the shard's own checkpoint that the state is from
     known: list[Held]
     text: str
     returns: Sequence[Return] = ()
-    passed_over: bool = False  # a newer checkpoint: now it cannot be read, or not as it was written
+    passed_over: bool = False  # a newer checkpoint was skipped: it is damaged or unreadable at present
 
 
 class Restorer:
-    """Finds what the lives of one shard begin from.
+    """Finds the state that an incarnation of a shard starts from.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Restorer:
     reply : GetJobReply
         The run, the job, and the drained checkpoint that the plan starts from.
     plan : Plan
-        Whose shard `index` this is.
+        The plan, whose shard `index` is restored.
     slots : tuple of str
         The optimizer's.
     rounds : bool
@@ -67,7 +67,7 @@ class Restorer:
         self._rounds = rounds
         self._source: JobManifest | None = None
         self.first_round: int | None = 0 if rounds else None
-        """The round that the plan's shards began at; a shard can always return there (sync mode)."""
+        """The round at which the plan's shards began; a shard can always roll back to it (sync mode)."""
         if reply.source:
             number = parse_job_id(reply.source)
             assert number is not None, reply.source
@@ -75,17 +75,17 @@ class Restorer:
             self.first_round = catalogue.part_manifest(self._source, 0).round
 
     def newest(self, returns: Callable[[int], Sequence[Return]] = lambda after: ()) -> Restored:
-        """Return the newest state that the shard can begin from, but for rounds that it has returned from.
+        """Return the newest state that the shard can start from, without rounds discarded by rollbacks.
 
-        `returns` tells with what returns to earlier rounds the incarnations after one began (`Claims.returns`).
+        `returns` is `Claims.returns`: the rollbacks by which the incarnations after one began.
 
         Raises
         ------
         WrongRun
-            If the store's checkpoints are of another run or job (P2).
+            If the store's checkpoints are of another run or job.
         DamagedCheckpoint, StoreFailed
-            If the drained checkpoint that the plan starts from is damaged, or the store gives an error: then nothing
-            is restored, since to begin at the first values would be wrong.
+            If the drained checkpoint that the plan starts from is damaged, or on an error of the store: starting from
+            the initial values would be wrong.
         """
         order = by_round if self._rounds else by_age
         ids = self._catalogue.shard_checkpoints(self._plan.version, self._index) if self._rounds else []
@@ -106,7 +106,7 @@ class Restorer:
         return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
 
     def at(self, round_: int, ids: list[CheckpointId]) -> ShardState | None:
-        """Return the state at a round, from the first of its checkpoints that verifies; None: the first values.
+        """Return the state at a round, from the first of its checkpoints that verifies; None: the initial values.
 
         Raises
         ------
@@ -137,7 +137,7 @@ class Restorer:
             try:
                 found.append(_held(self._catalogue.manifest(id_)))
             except (DamagedCheckpoint, NotStored):
-                continue  # told by whoever looked for the newest
+                continue  # reported by the search for the newest
         return found
 
 

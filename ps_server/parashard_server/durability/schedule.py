@@ -1,14 +1,14 @@
-"""CheckpointSchedule: when a shard's state is due to be saved. Pure: `now_s` is an argument.
+"""CheckpointSchedule: when a shard's state is to be saved. Pure: `now_s` is an argument.
 
-Without rounds a shard keeps its own time. In `sync:N` all shards must save the same rounds (P12): every so many rounds,
-which each counts for itself, and rounds that the coordinator names ahead of time, which is how seconds become rounds.
+Without rounds each shard has its own clock. In `sync:N` all shards must save the same rounds (P12): every so many
+rounds, which each counts itself, and rounds that the coordinator names in advance to implement an interval in seconds.
 """
 
 from __future__ import annotations
 
 from parashard.process.backoff import retry_pause_s
 
-AHEAD_MAX = 16  # rounds that may be named ahead; the coordinator names one at a time
+AHEAD_MAX = 16  # rounds that may be named in advance; the coordinator names one at a time
 
 
 class CheckpointSchedule:
@@ -34,22 +34,22 @@ class CheckpointSchedule:
         self._every_rounds = -(-every_steps // round_steps) if round_steps else 0
         self._steps = steps
         self._saved_s = now_s
-        self._round: int | None = None  # the one that was saved last
+        self._round: int | None = None  # the last saved one
         self._ahead: set[int] = set()
-        self._failures = 0  # in a row, of saving what was cut
-        self._again_s = now_s  # not before, where a failure or a wish asks for another cut
+        self._failures = 0  # consecutive, to store a cut
+        self._again_s = now_s  # earliest next cut after a failure or for `wanted`
 
     def name_ahead(self, round_: int) -> None:
-        """Save this round's starting weights once they are reached; rounds that have passed are forgotten."""
+        """Save this round's starting weights once they are reached; drop past rounds."""
         self._ahead.add(round_)
         for passed in sorted(self._ahead)[:-AHEAD_MAX]:
             self._ahead.discard(passed)
 
     def due(self, steps: int, round_: int | None, now_s: float, *, wanted: bool = False) -> bool:
-        """Tell whether the present state, with so many steps applied, is to be saved.
+        """Return whether to save the present state, with so many applied steps.
 
-        `wanted`: something else, as a log that is not whole, asks for a checkpoint soon. What could not be saved is due
-        again after a pause that grows; in rounds while the shard stands there, since all save the same ones.
+        `wanted`: a checkpoint is needed soon, such as for an incomplete log. A failed one is retried with back-off;
+        with rounds only while the shard is at that round, since all shards save the same ones.
         """
         wanted = wanted and now_s >= self._again_s
         if round_ is not None:
@@ -67,21 +67,21 @@ class CheckpointSchedule:
         return by_steps or (bool(self._every_s) and now_s - self._saved_s >= self._every_s)
 
     def returned(self, round_: int | None) -> None:
-        """Note that the state is an earlier one, which is saved: later rounds come again."""
+        """Record a rollback to a saved state: later rounds are due again."""
         self._round = round_
 
     def cut(self, steps: int, round_: int | None, now_s: float) -> None:
-        """Note that the present state is being saved."""
+        """Record a cut of the present state."""
         self._steps, self._round, self._saved_s = steps, round_, now_s
         self._again_s = now_s + retry_pause_s(self._failures + 1)
         if round_ is not None:
             self._ahead.discard(round_)
 
     def failed(self, now_s: float) -> None:
-        """Note that what was cut could not be saved."""
+        """Record that a cut could not be stored."""
         self._failures += 1
         self._again_s = now_s + retry_pause_s(self._failures)
 
     def stored(self) -> None:
-        """Note that what was cut is saved."""
+        """Record that a cut is stored."""
         self._failures = 0

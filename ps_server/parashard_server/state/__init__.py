@@ -1,1 +1,1 @@
-"""A shard's weights and optimizer slots, in the memory of the host or of a GPU, and the arithmetic on them."""
+"""A shard's weights and optimizer slots, in host or GPU memory, and their update rules."""

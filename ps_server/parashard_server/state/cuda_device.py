@@ -1,8 +1,8 @@
 """CudaDevice: a GPU as `parashard_server.state.cuda_storage` sees it, by CuPy.
 
-Owns the stream that all of a shard's work on a card goes through, hence in order; knows no partition and no push.
-Opened by `parashard_server.build` where a job or a flag names a card, called under the shard's lock. Only a machine
-with a CUDA device can show that it does what it says: the logic above it is tested on NumPy.
+Owns the one stream of a shard's work on a device, which keeps it in order; knows no partition and no push. Opened by
+`parashard_server.build` where a job or a flag names a device, called under the shard's lock. It can be tested only with
+a CUDA device; the logic above it is tested on NumPy.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parashard.process.logs import structlog
 from parashard_server.state.cuda_storage import Resident
 from parashard_server.state.kernels import cuda as kernels
 
-REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: locked for every card and thread of the process
+REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device and thread of the process
 
 log = structlog.get_logger("shard")
 
@@ -58,7 +58,7 @@ class CudaDevice:
         Raises
         ------
         ConfigurationError
-            If the device has no room for it.
+            If the device has not enough memory.
         """
         self.use()
         try:
@@ -75,7 +75,7 @@ class CudaDevice:
         return cuda.page_locked((elements,), np.float32)
 
     def lock_pages(self, host: Float32s) -> None:
-        """Register memory with CUDA until `host` is dropped; where CUDA refuses, it is copied as what it is."""
+        """Page-lock memory until `host` is dropped; where CUDA refuses, it is copied as pageable memory."""
         if not host.size:
             return
         self.use()
@@ -107,12 +107,12 @@ class CudaDevice:
 
 
 def open_card(asked: str, shard: int) -> CudaDevice | None:
-    """Return the card that "cuda" or "cuda:N" means to a shard; None for "cpu".
+    """Return the device that "cuda" or "cuda:N" selects for a shard; None for "cpu".
 
     Raises
     ------
     ConfigurationError
-        If CuPy or the device is not there, or the text is none of these.
+        If CuPy or the device is missing, or the text is invalid.
     """
     if asked == "cpu":
         return None

@@ -1,14 +1,14 @@
 """CudaStorage: a shard's weights and optimizer slots on a GPU, with a mirror of the weights in the host's memory.
 
-Pure but for the card, which is behind a seam: `Card`, by CuPy in `parashard_server.state.cuda_device` and by NumPy in
-the tests. Whoever reads weights reads the mirror (`memory.weights`), as with any storage, which may be shared with
-workers of this host. Partitions that have moved on the card are copied into it when a pull asks for them, under the
-lock and with the versions that lock-free readers go by (`parashard.transports.shared_weights`): the mirror is
-then a storage that moves less often. A push is copied in through page-locked memory and moves the weights partition by
-partition, as on the host; checks, layouts and decoding are those of `Storage`, on the host. Called as `Storage`.
+Pure except for the device, which is behind an interface: `Card`, by CuPy in `parashard_server.state.cuda_device` and by
+NumPy in the tests. All readers of weights read the mirror (`memory.weights`), which may be shared with workers of this
+host. A pull copies partitions that have moved on the device into it, under the lock and with the versions for lock-free
+readers (`parashard.transports.shared_weights`). A push is copied in through page-locked memory and moves the weights
+partition by partition, as on the host; checks, layouts and decoding are those of `Storage`, on the host. Called as
+`Storage`.
 
-Not built: CUDA IPC handles, by which a worker on the same card would read weights without the way through the host
-(docs/decisions/0014-gpu-resident-shards.md).
+Not implemented: CUDA IPC handles, by which a worker on the same device would read weights without a copy through the
+host (docs/decisions/0014-gpu-resident-shards.md).
 """
 
 from __future__ import annotations
@@ -26,40 +26,40 @@ from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import InitialRows, Storage
 
 Resident = Any
-"""A flat vector of float32 on the card: has `size`, `shape` and `nbytes`, and a slice of it is a view."""
+"""A flat vector of float32 on the device: has `size`, `shape` and `nbytes`, and a slice of it is a view."""
 
 
 class Card(Protocol):
-    """One GPU, its memory, and one line of work on it, which is done in the order in which it was asked for."""
+    """One GPU, its memory, and one stream, whose operations run in order."""
 
     kernels: ModuleType
-    """The update rules of `kernels.reference` on vectors of this card; they may return before it is done."""
+    """The update rules of `kernels.reference` on vectors of this device; asynchronous."""
 
     def use(self) -> None:
-        """Make kernels that this thread calls work on this card, in its line."""
+        """Make this device and its stream current in the calling thread."""
 
     def full(self, elements: int, value: float) -> Resident:
-        """Return a new vector on the card, filled with a value."""
+        """Return a new vector on the device, filled with a value."""
 
     def staging(self, elements: int) -> Float32s:
-        """Return memory of the host that is quickly copied to and from the card."""
+        """Return page-locked host memory, for fast copies."""
 
     def lock_pages(self, host: Float32s) -> None:
-        """Make memory of the host such memory, as long as it is there, if that can be."""
+        """Page-lock host memory for its lifetime, if possible."""
 
     def copy_in(self, destination: Resident, host: Float32s) -> None:
-        """Copy a vector to the card; done when this returns."""
+        """Copy a vector to the device; synchronous."""
 
     def copy_out(self, host: Float32s, source: Resident) -> None:
-        """Copy a vector from the card, after the work that was asked for before; done when this returns."""
+        """Copy a vector from the device, after the stream's earlier operations; synchronous."""
 
     def wait(self) -> None:
-        """Return when all work that was asked for is done; raise if any failed."""
+        """Synchronise the stream; raise if an operation failed."""
 
 
 @dataclass
 class _Moving:
-    """The weights on the card: a WeightMemory that nobody else sees."""
+    """The weights on the device: a private WeightMemory."""
 
     weights: Resident
     begun: Versions
@@ -67,21 +67,21 @@ class _Moving:
 
 
 class CudaStorage(Storage):
-    """The arrays of one shard, on a card.
+    """The arrays of one shard, on a GPU.
 
     Parameters
     ----------
     plan, shard, optimizer, initial, memory
-        As for `Storage`; the optimizer has the card's kernels.
+        As for `Storage`; the optimizer has the device's kernels.
     card : Card
-        Where weights and slots are to lie.
+        Holds weights and slots.
 
     Attributes
     ----------
     weights : ndarray of float32, shape (elements,)
-        The mirror, in the host's memory. Partition i is as new as `memory.done[i]`; `moved` brings it up to date.
+        The mirror in host memory. Partition i has version `memory.done[i]`; `moved` updates it.
     slots : dict of str to vector of float32, shape (elements,)
-        Optimizer state, on the card.
+        Optimizer state, on the device.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class CudaStorage(Storage):
         card.copy_in(self._live.weights, self.weights)
 
     def begin_at(self, version: int) -> None:
-        """Say which version the values are that a life begins with."""
+        """Set the version of the values that an incarnation starts with."""
         super().begin_at(version)
         self._live.begun[:] = self._live.done[:] = version
 
@@ -113,12 +113,12 @@ class CudaStorage(Storage):
                 self._card.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
-        """Bring a run of the mirror up to date; return views of what has moved in it since a version."""
+        """Update a run of the mirror; return views of the parts that have moved since a version."""
         self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
     def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
-        """Move the weights by one gradient, on the card; return when they have moved (P14). See `Storage.apply`."""
+        """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
         self._card.copy_in(self._gradient, self.writable(gradient))
         self._card.use()
         super().apply(self._gradient, t=t, scale=scale, damping=damping)
@@ -147,7 +147,7 @@ class CudaStorage(Storage):
 
 
 def warm_up(card: Card, optimizer: Optimizer) -> None:
-    """Compile the optimizer's kernel for a card, or load it from the cache, so that no push waits for it."""
+    """Compile the optimizer's kernel for a device, or load it from the cache, so that no push waits for it."""
     card.use()
     weights, gradient, *slots = (card.full(1, 0.0) for _ in range(2 + len(optimizer.slots)))
     one = Variable("warm_up", (1,))

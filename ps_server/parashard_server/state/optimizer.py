@@ -1,7 +1,7 @@
 """Optimizer: a specification bound to its kernel, for one partition's run of a shard's flat vectors.
 
-Owns which slots a rule has and the learning rate that one update has. Pure: no clock, no counter, no lock; it knows
-nothing of pushes, rounds or applied sets. Called by the shard, under its one lock.
+Owns the slots of a rule and the learning rate of an update. Pure: no clock, no counter, no lock; it knows nothing of
+pushes, rounds or applied sets. Called by the shard, under its lock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from parashard_server.state.kernels import fused
 
 @dataclass(frozen=True)
 class _Rule:
-    """What a kernel takes beside the weights and the gradient, by the names of its arguments."""
+    """Arguments of a kernel besides the weights and the gradient, by name."""
 
     slots: tuple[str, ...] = ()
     settings: tuple[str, ...] = ()
@@ -59,9 +59,9 @@ class Optimizer:
     Attributes
     ----------
     slots : tuple of str
-        Names of the vectors that lie beside the weights, each of the weights' length; part of a checkpoint.
+        Names of the optimizer's state vectors, each of the weights' length; part of a checkpoint.
     initial_values : mapping of str to float
-        What each slot is filled with before the first update.
+        Initial value of each slot.
     """
 
     def __init__(self, spec: OptimizerSpec, kernels: ModuleType = fused) -> None:
@@ -93,8 +93,8 @@ class Optimizer:
         """Apply one gradient to one partition, in place on its weights and slots.
 
         The learning rate is learning_rate * schedule.factor(t) * damping * variable.learning_rate_factor, in float64.
-        An empty push is a gradient of zeros, not no update: moments and weight decay move (P15). A frozen variable is
-        never touched.
+        An empty push is an update with a gradient of zeros: moments and weight decay are applied (P15). A frozen
+        variable is never changed.
 
         Parameters
         ----------
@@ -103,13 +103,13 @@ class Optimizer:
         slots : mapping of str to ndarray of float32, shape (elements,), contiguous
             One for each name in `self.slots`.
         t : int
-            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1 (P15).
+            Number of steps (in sync mode: rounds) in the applied set with this one, >= 1.
         scale : float
             Multiplies the gradient: 1/n for the mean of a sum of n.
         damping : float
             Multiplies the learning rate: `spec.damping(staleness)`.
         variable : Variable
-            Whose rows these are.
+            The variable of these rows.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
@@ -129,7 +129,7 @@ class Optimizer:
     def warm_up(self) -> None:
         """Compile the kernel, or load it from the cache, so that no push waits for it.
 
-        Both for gradients of our own and for read-only ones, which lie in a received message.
+        Both for writable gradients and for read-only ones, which are views of a received message.
         """
         weights, gradient = np.empty(0, np.float32), np.empty(0, np.float32)
         slots = {name: np.empty(0, np.float32) for name in self.slots}

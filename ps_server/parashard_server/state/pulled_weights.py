@@ -1,4 +1,4 @@
-"""PulledWeights: what the steps in progress were pulled at, for delay compensation (Zheng et al., ICML 2017). Pure."""
+"""PulledWeights: the weights pulled for steps in progress, for delay compensation (Zheng et al., ICML 2017). Pure."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from parashard.plan.variables import Float32s
 
 @dataclass
 class _Copy:
-    """Weights as a pull saw them, and the version of each run by its first element; runs come in any order."""
+    """The weights of a pull, and the version of each run by its first element; runs arrive in any order."""
 
     values: Float32s
     runs: dict[int, tuple[int, int]] = field(default_factory=dict)  # first element -> (length, version)
 
     def is_of(self, version: int | None) -> bool:
-        """Tell whether every run is here, the lowest of that version: it is what the pull's push names."""
+        """Return whether every run is here and their lowest version is this one, which the pull's push names."""
         whole = sum(length for length, _ in self.runs.values()) == len(self.values)
         return whole and min(version for _, version in self.runs.values()) == version
 
 
 class PulledWeights:
-    """A copy of the weights for each step that was pulled and has not been pushed.
+    """A copy of the weights for each step that was pulled and not yet pushed.
 
-    Keeps at most `steps_max` copies, forgetting the oldest. A step that two workers pull has the later copy; the push
+    Keeps at most `steps_max` copies, dropping the oldest. If two workers pull a step the later copy is kept; the push
     of the other names another version and finds none. Such pushes are applied without compensation and counted.
 
     Parameters
@@ -34,7 +34,7 @@ class PulledWeights:
     elements : int
         Length of the shard's flat vector.
     steps_max : int
-        Copies to keep; each takes the memory of the weights.
+        Copies to keep, each of the size of the weights.
     """
 
     def __init__(self, elements: int, steps_max: int) -> None:
@@ -53,10 +53,10 @@ class PulledWeights:
         copy.values[first : first + len(values)] = values
 
     def of(self, step: int, version: int | None) -> Float32s | None:
-        """Return the copy that a step was pulled at, if the push names its version; None if there is none."""
+        """Return the weights pulled for a step, if the push names their version; else None."""
         copy = self._copies.get(step)
         return copy.values if copy is not None and copy.is_of(version) else None
 
     def forget(self, step: int) -> None:
-        """Drop a step's copy: the step is in."""
+        """Drop the copy of an applied step."""
         self._copies.pop(step, None)

@@ -1,8 +1,8 @@
-"""Snapshot: a shard's weights and slots as they were at one moment, copied while pushes go on.
+"""Snapshot: a consistent copy of a shard's weights and slots, made concurrently with pushes.
 
 Pure. Copy-on-write by partition: `Storage.apply` saves a partition before it first moves it, and the checkpointer saves
-the others one at a time. A push waits for the copy of what it moves and of no more. Knows no step, no file and no
-lock: every call happens under the shard's lock, but for reading once it is complete.
+the others one at a time. A push waits only for the copies of the partitions that it moves. Knows no step, no file and
+no lock: every call is made under the shard's lock, except reading a complete snapshot.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ class Snapshot:
     slots : mapping of str to array of float32, shape (elements,)
         The live optimizer state.
     copy : callable
-        Copies into the first of two vectors, which lies in this process, from the second, which is live.
+        Copies into the first vector, in host memory, from the second, which is live.
 
     Attributes
     ----------
     weights, slots
-        The copies; whole once `missing` is empty.
+        The copies; complete once `missing` is empty.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Snapshot:
         self._copy = copy
 
     def save(self, placed: Placed) -> None:
-        """Copy a partition, unless that has been done."""
+        """Copy a partition, unless it is copied already."""
         if placed not in self.missing:
             return
         run = slice(placed.offset, placed.stop)

@@ -1,6 +1,6 @@
-"""Storage: a shard's weights and optimizer slots, as flat float32 vectors cut into partitions by the plan.
+"""Storage: a shard's weights and optimizer slots, as flat float32 vectors, partitioned by the plan.
 
-Pure but for memory, which may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
+Pure except for memory that may be shared with workers on this host (`parashard.transports.shared_weights`). Knows
 partitions, their encodings and the optimizer; knows no step, round or message. Called by
 `parashard_server.core.update_policies` (apply) and `parashard_server.core.shard` (read).
 """
@@ -21,7 +21,7 @@ from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.snapshot import Snapshot
 
 InitialRows = Callable[[Variable, int, int], Float32s]
-"""From (variable, row_start, row_stop) to the first values of these rows."""
+"""From (variable, row_start, row_stop) to the initial values of these rows."""
 
 
 def drawn_from(seed: int) -> InitialRows:
@@ -39,11 +39,11 @@ class Storage:
     shard : int
         Its index in the plan.
     optimizer : Optimizer
-        Says which slots there are, and how a gradient moves the weights.
+        Defines the slots and the update rule.
     initial : InitialRows
-        Where the first values come from.
+        Source of the initial values.
     memory : WeightMemory, optional
-        Where the weights are to lie.
+        Memory for the weights.
 
     Attributes
     ----------
@@ -70,7 +70,7 @@ class Storage:
         self.elements = plan.shard_elements(shard)
         self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
         self.weights = self.memory.weights
-        self._live: WeightMemory = self.memory  # what moves; elsewhere than what is read, where that is a mirror
+        self._live: WeightMemory = self.memory  # the updated weights; on a GPU other than `memory`, their mirror
         for placed in self.layout:
             p = placed.partition
             rows = initial(plan.variables[p.variable], p.row_start, p.row_stop)
@@ -82,7 +82,7 @@ class Storage:
         self._scratch: Float32s | None = None
 
     def begin_at(self, version: int) -> None:
-        """Say which version the values are that a life begins with."""
+        """Set the version of the values that an incarnation starts with."""
         self.memory.begun[:] = self.memory.done[:] = version
 
     def restore_slots(self, slots: Mapping[str, Mapping[Partition, Float32s]]) -> None:
@@ -93,11 +93,11 @@ class Storage:
 
     @property
     def uncopied(self) -> int:
-        """Partitions that a snapshot still lacks; a push copies those that it moves."""
+        """Number of partitions that a snapshot still lacks; a push copies those that it moves."""
         return 0 if self._snapshot is None else len(self._snapshot.missing)
 
     def snapshot(self) -> Snapshot:
-        """Begin a snapshot of this moment; an earlier one is completed first, since somebody may still be saving it."""
+        """Begin a snapshot; an earlier one is completed first, since it may still be being saved."""
         while self._snapshot is not None and self._snapshot.save_next():
             pass
         self._snapshot = Snapshot(self.layout, self._live.weights, self.slots, self._copy_live)
@@ -105,7 +105,7 @@ class Storage:
 
     @property
     def slot_bytes(self) -> int:
-        """Bytes of optimizer slots."""
+        """Size of the optimizer slots in bytes."""
         return sum(slot.nbytes for slot in self.slots.values())
 
     def check_slices(self, slices: tuple[Slice, ...]) -> int:
@@ -116,7 +116,7 @@ class Storage:
         UnknownVariable
             If a slice is not one of the shard's partitions, or is named twice, or is frozen.
         ShapeMismatch
-            If its rows have another length, or it is encoded otherwise than the plan says.
+            If its rows have another length, or its encoding is not the plan's.
         """
         seen: set[Partition] = set()
         for piece in slices:
@@ -141,18 +141,18 @@ class Storage:
         return sum(piece.size_bytes for piece in slices)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
-        """Return a gradient in the shard's layout, as float32; what no slice covers is zero (P15).
+        """Return a gradient in the shard's layout, as float32; elements without a slice are zero (P15).
 
-        Returns a view of `payload` where it is that already, else scratch memory, good until the next call.
+        Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call.
 
         Raises
         ------
         MalformedFrame, NonFiniteGradient
-            If an encoded slice cannot be right.
+            If an encoded slice is invalid.
         """
         if tuple(s.partition for s in slices) == tuple(self._placed) and all(s.dtype is DType.FLOAT32 for s in slices):
             return np.frombuffer(payload, "<f4")
-        gradient = self._room()
+        gradient = self._scratch_memory()
         if sum(piece.elements for piece in slices) < self.elements:
             gradient[:] = 0.0
         position = 0
@@ -164,14 +164,14 @@ class Storage:
         return gradient
 
     def writable(self, gradient: Float32s) -> Float32s:
-        """Return a gradient's values in scratch memory; `gradient` itself if it lies there."""
-        room = self._room()
-        if gradient is not room:
-            np.copyto(room, gradient)
-        return room
+        """Return a gradient's values in scratch memory; `gradient` itself if it is there."""
+        scratch = self._scratch_memory()
+        if gradient is not scratch:
+            np.copyto(scratch, gradient)
+        return scratch
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
-        """Return views of what has moved in a run of the weights since a version; since None: all of it."""
+        """Return views of the parts of a run of the weights that have moved since a version; since None: all of it."""
         content = self.weights.data.cast("B")
         if since is None:
             return (Run(begin_bytes, content[begin_bytes:end_bytes]),) if end_bytes > begin_bytes else ()
@@ -186,7 +186,7 @@ class Storage:
             runs.append((begin, end))
         return tuple(Run(begin, content[begin:end]) for begin, end in runs)
 
-    def _room(self) -> Float32s:
+    def _scratch_memory(self) -> Float32s:
         if self._scratch is None:
             self._scratch = self._new_scratch()
         return self._scratch
@@ -208,8 +208,8 @@ class Storage:
         gradient : ndarray of float32, shape (elements,)
             In the shard's layout; not changed.
         t : int
-            Number of this update: steps (in sync mode: rounds) applied, this one included (P15). It is also the
-            version that the weights move to.
+            Number of this update: steps (in sync mode: rounds) applied, this one included. It is also the new version
+            of the weights.
         scale : float
             Multiplies the gradient (the mean of a round).
         damping : float
@@ -217,7 +217,7 @@ class Storage:
         """
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
-            snapshot = self._snapshot = None  # it is whole: let its memory go with its owner
+            snapshot = self._snapshot = None  # complete: its owner frees its memory
         for index, placed in enumerate(self.layout):
             variable = self.variables[placed.partition.variable]
             if variable.frozen:

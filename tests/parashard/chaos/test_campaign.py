@@ -34,7 +34,7 @@ class FakeField:
             self.done.append((process, "stray"))
         return process in self.running
 
-    def suffer(self, link: str, faults: Faults) -> None:
+    def set_faults(self, link: str, faults: Faults) -> None:
         self.done.append((link, faults))
 
     def reset(self, link: str) -> None:

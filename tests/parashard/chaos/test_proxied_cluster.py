@@ -177,20 +177,20 @@ def test_a_link_suffers_what_it_is_told_and_may_be_reset_on_all_of_its_ways(clus
     cluster.start(link, "service", ["here"])
     eventually((tmp_path / "chaos" / f"{link}.json").exists, "it listens")
     for front in (words[index] for index in fronts):
-        cluster.suffer(link, Faults(answers_held=True))
+        cluster.set_faults(link, Faults(answers_held=True))
         host, _, port = front.rpartition(":")
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
             connection.settimeout(0.01)
             eventually(lambda held=connection: is_reset(cluster, link, held), "the connection is reset")
-        cluster.suffer(link, Faults())
+        cluster.set_faults(link, Faults())
         assert answer(front).endswith("here")
 
 
 def test_what_befalls_a_shards_link_befalls_both_of_its_ways(cluster, monkeypatch):
     suffered: list[tuple[str, Faults]] = []
-    monkeypatch.setattr(Link, "suffer", lambda way, faults: suffered.append((way.name, faults)))
-    cluster.suffer("shard-1", Faults(duplicate=True))
-    cluster.suffer("coordinator", Faults(delay_s=1.0))
+    monkeypatch.setattr(Link, "set_faults", lambda way, faults: suffered.append((way.name, faults)))
+    cluster.set_faults("shard-1", Faults(duplicate=True))
+    cluster.set_faults("coordinator", Faults(delay_s=1.0))
     assert suffered == [
         ("shard-1", Faults(duplicate=True)),
         ("shard-1 data", Faults(duplicate=True)),

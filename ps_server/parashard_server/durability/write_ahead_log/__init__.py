@@ -1,5 +1,5 @@
-"""The push log: every applied push on disk before it is acknowledged, so that a killed shard recomputes nothing (P18).
+"""The write-ahead log: applied pushes are durable before they are acknowledged, so a killed shard loses none (P18).
 
-`records` is bytes in and out, `segments` the files, `log` appends and makes durable, `replaying` reads back. Used where
-a job says `durability = "log"`.
+`records` has the format, `segments` the files, `log` appends and syncs, `replay` reads back. Used with
+`durability = "log"`.
 """

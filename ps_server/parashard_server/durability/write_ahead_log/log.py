@@ -1,9 +1,9 @@
-"""The push log of one life of a shard: appends records and makes them durable, many with one fsync (group commit).
+"""The write-ahead log of one incarnation of a shard: appends records and makes them durable by group commit.
 
-Owns the segments that this life writes. Knows neither shard nor checkpoint, and never stops training: when a write or
-an fsync fails, the log says so in `failed` and writes no more until a checkpoint begins a new segment; it is whole
-again, and `error` is empty, once a checkpoint is stored that has all that it lacks. Whoever holds the shard's owner
-calls `append`, `roll` and `reopen`, which log no line: `error` is for others to tell. Any thread calls `wait_durable`.
+Owns the segments that this incarnation writes. Knows neither shard nor checkpoint, and never stops training: when a
+write or an fsync fails, the log sets `failed` and writes no more until a checkpoint begins a new segment; it is
+complete again, and `error` is empty, once a stored checkpoint has all lost records. `append`, `roll` and `reopen` are
+called under the shard's lock and print nothing: the caller reports `error`. Any thread calls `wait_durable`.
 """
 
 from __future__ import annotations
@@ -27,22 +27,21 @@ log = structlog.get_logger(__name__)
 
 
 class WriteAheadLog:
-    """The log that one life of a shard writes; see `open_log`.
+    """The log of one incarnation of a shard; see `open_log`.
 
     Invariant: `_durable` <= `_written` <= `position`. Records before `_durable` are on the disk, or were lost when the
-    log failed and count as given up. One thread at a time makes durable (`_leading`), and does it for all that had been
-    written when it began.
+    log failed. One thread at a time syncs (`_leading`), for all records written before it began.
 
     Attributes
     ----------
     position : int
-        Of the next record. It rises while the log has failed too, so that a replay sees the gap.
+        Of the next record. It also rises while the log has failed, so that a replay detects the gap.
     failed : str
-        Why nothing is written; empty while all is well.
+        Why nothing is written; empty while the log works.
     lacking : str
-        Why a replay would end early: pushes are missing, and no checkpoint that is stored has them; or empty.
+        Why a replay would end early: pushes are missing, and no stored checkpoint has them; or empty.
     failures, bytes, fsyncs : int
-        How often it failed, what it wrote, how often a segment was made durable; they only grow.
+        Monotonic counters of failures, written bytes and syncs.
     """
 
     def __init__(
@@ -62,10 +61,10 @@ class WriteAheadLog:
         self._create = create
         self._changed = threading.Condition(threading.Lock())
         self._file: SegmentFile | None = None
-        self._rolled: list[SegmentFile] = []  # full, and not yet durable
+        self._rolled: list[SegmentFile] = []  # closed for writing, and not yet durable
         self._number = 0
-        self._begun = 0  # number of the segment that is written, or could not be begun
-        self._number_durable = 0  # of the last segment whose name is known to be on the disk
+        self._begun = 0  # number of the present segment, or of the one that could not be created
+        self._number_durable = 0  # number of the last segment whose name is durable
         self._seed = 0
         self._leading = False
         self._written = first_position
@@ -73,28 +72,28 @@ class WriteAheadLog:
         self.position = first_position
         self.failed = ""
         self.lacking = ""
-        self._whole_from = first_position  # no record is missing from here on
+        self._whole_from = first_position  # records are complete from here on
         self.failures = 0
         self.bytes = 0
         self.fsyncs = 0
 
     @property
     def error(self) -> str:
-        """Why a killed shard would lose pushes that this log should have; empty while it would not."""
+        """Why a killed shard would lose acknowledged pushes; empty while it would not."""
         return self.failed or self.lacking
 
     def covered(self, position: int) -> None:
-        """Take note of a stored checkpoint that has every record before a position."""
+        """Record a stored checkpoint that includes every record before a position."""
         if not self.failed and position >= self._whole_from:
             self.lacking = ""
 
     def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
-        """Write one applied push and return its position, to wait for; never raises for the disk's sake.
+        """Write one applied push and return its position for `wait_durable`; an error of the disk is not raised.
 
         Parameters
         ----------
         gradient : ndarray of float32, shape (elements,), or None
-            In the shard's layout, as it was applied; only read. None: zero everywhere.
+            In the shard's layout, as it was applied; only read. None: zeros.
         staleness : int or None
             None where it is unknown.
         """
@@ -117,15 +116,14 @@ class WriteAheadLog:
                 self._fail("write", error)
         else:
             self.bytes += len(head) + (0 if payload is None else payload.nbytes)
-            self._written = self.position  # not before: another thread may be making durable just now
+            self._written = self.position  # only now: another thread may be syncing concurrently
         return position
 
     def wait_durable(self, position: int, timeout_s: float) -> None:
-        """Return when the record at `position`, and all before it, are durable, or the log has failed.
+        """Wait until the record at `position`, and all before it, are durable, or the log has failed.
 
-        For a duplicate wait for `log.position - 1`, read under the shard's lock: its first push may still be on its way
-        to the disk. The first thread to wait makes durable what all have written; the time of that fsync is the disk's,
-        and no timeout ends it.
+        For a duplicate wait for `log.position - 1`, read under the shard's lock: its first push may not be synced yet.
+        The first waiting thread syncs for all; its fsync is not bounded by the timeout.
 
         Raises
         ------
@@ -149,11 +147,11 @@ class WriteAheadLog:
                     raise QueueFull(f"{self._folder}: the disk has not taken record {position} in {timeout_s:.1f} s")
 
     def roll(self) -> None:
-        """Begin a new segment, as each checkpoint does, so that the older ones can go one day."""
+        """Begin a new segment, at each checkpoint, so that older ones can be deleted."""
         self.reopen(self.position)
 
     def reopen(self, first_position: int) -> None:
-        """Begin a new segment at a position that is not behind; a log that had failed works again if this succeeds."""
+        """Begin a new segment at a position >= the present one; on success a failed log works again."""
         assert first_position >= self.position, f"records {first_position} to {self.position - 1} would repeat"
         self._number += 1
         header = encode_header(self._identity, self._incarnation, self._number, first_position)
@@ -165,7 +163,7 @@ class WriteAheadLog:
             begun.write(header)
         except OSError as error:
             problem = error
-            if begun is not None:  # ours, and no reader could tell that
+            if begun is not None:  # created and not usable
                 with suppress(OSError):
                     path.unlink()
         with self._changed:
@@ -183,25 +181,25 @@ class WriteAheadLog:
                 self._fail("create", problem)
 
     def delete_below(self, position: int) -> None:
-        """Delete the segments that have no record from a position on; the segment being written stays.
+        """Delete the segments that have no record from a position on, except the one being written.
 
-        A life that another has followed deletes nothing (P3), and none deletes what is not this shard's for certain.
-        An error is logged: the file stays until the next call.
+        A superseded incarnation deletes nothing (P3), and only files verified to be this shard's are deleted. An error
+        is logged: the file stays until the next call.
         """
         self._delete(lambda segment: segment.stop is not None and segment.stop <= position)
 
     def give_up(self, position: int) -> None:
-        """Delete as `delete_below`, and where the log has failed every segment: it must make room for a checkpoint."""
+        """Delete as `delete_below`, and if the log has failed every segment, to free space for a checkpoint."""
         self.delete_below(position)
         with self._changed:
             if not self.failed:
                 return
             self._close_rolled()
             if self._file is not None:
-                self._file.close()  # an open file keeps its place on the disk
+                self._file.close()  # an open file would keep its space on the disk
                 self._file = None
             last = (self._incarnation, self._begun)
-        self._delete(lambda segment: (segment.incarnation, segment.number) <= last)  # not one that begins just now
+        self._delete(lambda segment: (segment.incarnation, segment.number) <= last)  # not a concurrent new one
 
     def _delete(self, is_wanted: Callable[[Segment], bool]) -> None:
         try:
@@ -219,7 +217,7 @@ class WriteAheadLog:
                 log.warning("push-log-not-deleted", file=str(segment.path), reason=str(error))
 
     def close(self) -> None:
-        """Close the files; who still waits is told NotReady."""
+        """Close the files; waiting threads raise NotReady."""
         with self._changed:
             self._close_rolled()
             if self._file is not None:
@@ -228,13 +226,13 @@ class WriteAheadLog:
             self._changed.notify_all()
 
     def _commit(self) -> None:
-        """Make durable what is written so far. The lock is held at the call and at the return, not in between."""
+        """Sync all written records. The lock is held at the call and at the return, not in between."""
         assert self._file is not None
         self._leading = True
         written, number = self._written, self._number
         files, self._rolled = self._rolled, []
         try:
-            files.append(self._file.duplicate())  # the owner may roll, and close its own handle, meanwhile
+            files.append(self._file.duplicate())  # a concurrent `roll` may close the original handle
             self._changed.release()
             try:
                 for file in files:
@@ -279,18 +277,18 @@ def open_log(
     fsync: bool,
     create: Callable[[Path], SegmentFile] = SegmentFile.create,
 ) -> WriteAheadLog:
-    """Return the log of a new life, with its first segment; where that cannot be written the log has `failed`.
+    """Return the log of a new incarnation, with its first segment; if that cannot be created the log has `failed`.
 
     Parameters
     ----------
     folder : Path
-        On a local disk, of this shard alone; made if need be.
+        On a local disk, of this shard alone; created if missing.
     incarnation : int
-        Of this life; segments of older ones count up to `first_position` from now on.
+        Of this shard; segments of older ones are valid up to `first_position` from now on.
     first_position : int
-        Where the replay of the older lives ended.
+        Where the replay of the older incarnations ended.
     fsync : bool
-        True: what was waited for survives the machine. False: it survives the process.
+        True: durable records survive a crash of the machine. False: only of the process.
     create : callable
         Opens a segment's file for writing.
     """

@@ -1,16 +1,15 @@
-"""The bytes of a push log: a segment's header, and a record's head before its payload.
+"""The format of a write-ahead log: a segment's header, and a record's head before its payload.
 
-Pure: from values to bytes and back. Knows no file: `segments` and `replaying` hand it what they read. All numbers are
-little-endian.
+Pure: from values to bytes and back. Knows no file; called by `segments` and `replay`. All numbers are little-endian.
 
     segment   magic "PSL1", format u32, run 16 bytes, plan u32, shard u32, incarnation u64, number u64,
               first position u64, CRC-32 of all that u32
     record    position u64, step u64, flags u32, staleness i64 (-1: unknown), payload bytes u64,
               CRC-32 of the payload u32, CRC-32 of the head u32, payload
 
-Each record's checksums start from its segment's, so a record that lies in another file's block fails them. The head has
-one of its own because a length must be known to be right before anything is read by it: a file that ends inside a
-record was torn, but a changed length is damage.
+Each record's checksums are seeded by its segment's, so that a record in a block of another file fails them. The head
+has its own checksum to verify the length before it is used: a file that ends inside a record is a torn write, but a
+changed length is damage.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from parashard.plan.variables import Float32s
 MAGIC = b"PSL1"
 FORMAT = 1
 SKIPPED, ZERO = 1, 2
-"""Flags: the step was skipped (P6); the gradient is zero and has no payload."""
+"""Flags: the step was skipped; the gradient is zero and has no payload."""
 
 _HEADER = struct.Struct("<4sI16sIIQQQ")
 _HEAD = struct.Struct("<QQIqQI")
@@ -40,7 +39,7 @@ HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 @dataclass(frozen=True)
 class LogIdentity:
-    """Whose pushes a log holds; a segment of another run, plan or shard is refused (P2)."""
+    """Run, plan and shard of a log; a segment of another one is refused (P2)."""
 
     run_id: str
     job_digest: str
@@ -49,7 +48,7 @@ class LogIdentity:
 
     @property
     def run_mark(self) -> bytes:
-        """The run and its job, as the 16 bytes that a segment carries."""
+        """The run and its job, as the 16 bytes in a segment's header."""
         return hashlib.sha256(f"{self.run_id}\0{self.job_digest}".encode()).digest()[:16]
 
 
@@ -73,11 +72,11 @@ class LogRecord:
     Attributes
     ----------
     position : int
-        Its place in the log; rises by one with every record, across segments and incarnations.
+        Its position in the log; rises by one with every record, across segments and incarnations.
     gradient : ndarray of float32, shape (elements,), or None
         In the shard's layout, finite and already compensated; the reader's to overwrite. None: zero everywhere.
     staleness : int or None
-        Pushes that were applied between its pull and this push; None is unknown (P16).
+        Pushes that were applied between its pull and this push; None: unknown.
     """
 
     position: int
@@ -89,7 +88,7 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class RecordHead:
-    """A record but for its payload."""
+    """A record without its payload."""
 
     position: int
     step: int
@@ -104,7 +103,7 @@ class RecordHead:
         Raises
         ------
         DamagedCheckpoint
-            If the payload is not what was written.
+            If the payload fails its checksum.
         """
         if zlib.crc32(payload, seed) != self.payload_checksum:
             raise DamagedCheckpoint(f"the gradient of step {self.step} does not match its checksum")
@@ -130,7 +129,7 @@ def decode_header(content: bytes) -> SegmentHeader:
     Raises
     ------
     DamagedCheckpoint
-        If they are not a header that this program writes.
+        If they are not a valid header.
     """
     if len(content) < HEADER_BYTES:
         raise DamagedCheckpoint(f"a header has {HEADER_BYTES} bytes, found {len(content)}")
@@ -163,12 +162,12 @@ def encode_head(
 
 
 def decode_head(content: bytes, seed: int, record_bytes_max: int) -> RecordHead:
-    """Return the head in HEAD_BYTES of a segment; its lengths may be relied on.
+    """Return the verified head in HEAD_BYTES of a segment.
 
     Raises
     ------
     DamagedCheckpoint
-        If they are not a head that was written to this segment.
+        If they are not a valid head of this segment.
     LimitExceeded
         If the record is longer than `record_bytes_max`.
     """

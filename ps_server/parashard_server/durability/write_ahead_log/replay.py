@@ -1,7 +1,7 @@
-"""Replay: reads a push log back, record by record, up to its end or to the first place that cannot be trusted (P18).
+"""Replay: reads a write-ahead log, record by record, up to its end or the first damage.
 
-Knows files and records; does not know what a push does: whoever restores a shard pushes the records again, and its
-applied set skips those that a checkpoint has.
+Knows files and records; does not know what a push does: recovery pushes the records again, and the shard's applied set
+skips those in its checkpoint.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ class LogEnd:
     Attributes
     ----------
     position : int
-        Of the first record that was not read: where the next life's log begins.
+        Of the first record that was not read: where the next incarnation's log begins.
     reason : str
-        "end": everything was read. "torn tail": the last record was not written to its end, so nobody was told that it
-        was durable. "damage": bytes that are not what was written. "gap": records are missing; more come after them.
+        "end": everything was read. "torn tail": the last record is incomplete, so it was never acknowledged as
+        durable. "damage": a checksum failed. "gap": records are missing before later ones.
     place : str
-        File, offset in bytes and what was found there; empty where the log has no file.
+        File, offset in bytes and what was found there; empty if the log has no file.
     """
 
     position: int
@@ -46,7 +46,7 @@ class LogEnd:
 
 
 class Replay:
-    """One reading of a log, for one loop; see `replay`."""
+    """A single-use iterator over a log; see `replay`."""
 
     def __init__(self, folder: Path, identity: LogIdentity, from_position: int, record_bytes_max: int) -> None:
         self._segments = find_segments(folder)
@@ -66,13 +66,13 @@ class Replay:
         end = LogEnd(self._next, "end", "")
         for segment in self._segments:
             if segment.stop is not None and segment.stop <= self._next:
-                continue  # what it has is not asked for, or a later life has it
+                continue  # before `from_position`, or superseded by a later incarnation
             if segment.first_position > self._next:
                 end = self._end("gap", segment, 0, f"the segment begins with record {segment.first_position}")
             else:
                 end = yield from self._records_of(segment)
             if end.reason in ("damage", "gap"):
-                break  # after a torn tail the next segment decides: it takes over there, or leaves a gap
+                break  # after a torn tail the next segment decides: it continues there, or leaves a gap
         self._ended = end
 
     def _records_of(self, segment: Segment) -> Generator[LogRecord, None, LogEnd]:
@@ -115,21 +115,21 @@ class Replay:
 
 
 def replay(folder: Path, identity: LogIdentity, from_position: int, record_bytes_max: int) -> Replay:
-    """Return the records of a log from a position on, to be looped over once; then `ended` tells where and why.
+    """Iterate over the records of a log from a position on, once; then `ended` has where and why it ended.
 
     Parameters
     ----------
     folder : Path
-        Where the segments lie; a folder that does not exist is an empty log.
+        Folder of the segments; if it does not exist the log is empty.
     from_position : int
-        The first record that is wanted: the `log_position` of the checkpoint that was restored.
+        The first wanted record: the `log_position` of the restored checkpoint.
     record_bytes_max : int
-        Greatest size of a record, head and payload; nothing larger is allocated, a larger one is damage.
+        Largest size of a record, head and payload; a larger one is damage, and not allocated.
 
     Raises
     ------
     WrongRun
-        In the loop, if a segment that has to be read is of another run, plan or shard (P2).
+        While iterating, if a segment that must be read is of another run, plan or shard.
     StoreFailed
         If the folder cannot be read. A file that cannot be read is damage.
     """

@@ -1,6 +1,6 @@
-"""The files of a push log: how they are named, created, written, and which part of each still counts.
+"""The files of a write-ahead log: their names, creation and writing, and which part of each is valid.
 
-Knows descriptors and headers, not records. Called by `log` (writes) and `replaying` (reads).
+Knows descriptors and headers, not records. Called by `log` (writes) and `replay` (reads).
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Self
 from parashard.errors import DamagedCheckpoint, StoreFailed, WrongRun
 from parashard_server.durability.write_ahead_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
 
-CHECK_BYTES = 256 << 10  # written between two looks at the room that is left
+CHECK_BYTES = 256 << 10  # written between two checks of the free space
 RESERVED_BYTES_MAX = 64 << 20
 
 _NAME = re.compile(r"i([0-9]{8,20})-n([0-9]{8,20})-p([0-9]{12,20})\.log")
 
 
 def segment_name(incarnation: int, number: int, first_position: int) -> str:
-    """Return the file name of a segment; the position in it says what the segment takes over, whatever its content."""
+    """Return the file name of a segment; its position supersedes older segments from there on."""
     return f"i{incarnation:08d}-n{number:08d}-p{first_position:012d}.log"
 
 
@@ -48,7 +48,7 @@ class SegmentFile:
     def write(self, *pieces: bytes | memoryview) -> None:
         """Write the pieces end to end, without joining them; OSError may leave a part of them.
 
-        A log leaves some room on its disk: claims, records and checkpoints need it, a log can do without (P21).
+        Fails before the disk is full, to leave space for claims, records and checkpoints (P21).
         """
         left = [memoryview(piece) for piece in pieces if memoryview(piece).nbytes]
         if self._unchecked_bytes >= CHECK_BYTES:
@@ -63,21 +63,21 @@ class SegmentFile:
                 left[0] = left[0][written:]
 
     def sync(self) -> None:
-        """Return when all that was written is on the disk."""
+        """Sync all written bytes to the disk."""
         os.fdatasync(self._descriptor)
 
     def duplicate(self) -> Self:
-        """Return another handle of the same file, to be synced while this one may be closed."""
+        """Return another handle of the same file, which can be synced after this one is closed."""
         return type(self)(os.dup(self._descriptor))
 
     def close(self) -> None:
-        """Close this handle. An error is of no account: whatever must be on the disk was synced before."""
+        """Close this handle. An error is ignored: durable data was synced before."""
         with contextlib.suppress(OSError):
             os.close(self._descriptor)
 
 
 def check_free_space(disk: os.statvfs_result) -> None:
-    """Raise OSError where less room is left than a log leaves: an eighth of the disk, at most `RESERVED_BYTES_MAX`."""
+    """Raise OSError if less than the reserve is free: an eighth of the disk, at most `RESERVED_BYTES_MAX`."""
     room_bytes, size_bytes = disk.f_bavail * disk.f_frsize, disk.f_blocks * disk.f_frsize
     least_bytes = min(RESERVED_BYTES_MAX, size_bytes // 8)
     if room_bytes < least_bytes:
@@ -87,16 +87,15 @@ def check_free_space(disk: os.statvfs_result) -> None:
 
 @dataclass(frozen=True)
 class Segment:
-    """A segment that lies in a folder, by its name: what its content says is for `read_header` to check.
+    """A segment in a folder, by its file name; `read_header` checks its content.
 
     Attributes
     ----------
     first_position : int
         Of its first record.
     stop : int or None
-        The first position that a later segment takes over; None in the newest. A restarted shard begins its segment
-        where its replay ended, so what an older life wrote from there on, before or after it lost its identity, does
-        not count (P3).
+        The first position of a later segment; None in the newest. A restarted shard begins its segment where its
+        replay ended, so records of an older incarnation from there on are invalid, even if written later (P3).
     """
 
     path: Path
@@ -111,9 +110,9 @@ class Segment:
         Raises
         ------
         DamagedCheckpoint
-            If it is not the one that was written under this name.
+            If it does not match the file name.
         WrongRun
-            If it is of another run, plan or shard (P2).
+            If it is of another run, plan or shard.
         OSError
             If the file cannot be read.
         """
@@ -141,7 +140,7 @@ class Segment:
 
 
 def find_segments(folder: Path) -> list[Segment]:
-    """Return the segments of a folder, oldest life first; none if there is no folder.
+    """Return the segments of a folder, oldest incarnation first; none if there is no folder.
 
     Raises
     ------
@@ -165,4 +164,4 @@ def _names(folder: Path) -> list[tuple[int, int, int]]:
     except OSError as error:
         raise StoreFailed(f"{folder}: cannot list the push log: {error.strerror}") from None
     names = [(int(name[1]), int(name[2]), int(name[3])) for name in map(_NAME.fullmatch, entries) if name]
-    return [name for name in names if segment_name(*name) in entries]  # 007 is not our way to write 7
+    return [name for name in names if segment_name(*name) in entries]  # canonical names only: not 007 for 7

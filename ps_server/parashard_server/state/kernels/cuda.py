@@ -1,7 +1,7 @@
 """The update rules as CUDA kernels, by CuPy: the signatures of `fused`, on vectors of a GPU.
 
 Rounds scalars to float32 where `reference` does, and launches on the calling thread's current device and stream; knows
-no shard. Called by `parashard_server.state.optimizer` where a shard is on a card. See `reference` for what each
+no shard. Called by `parashard_server.state.optimizer` for a shard on a GPU. See `reference` for what each
 function does.
 
 Each element goes through the operations of `reference` in its order, with one rounding each: no contraction of a
@@ -20,7 +20,7 @@ import numpy as np
 from parashard.process import cuda
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
 
-Resident = Any  # a flat vector of float32 on the card
+Resident = Any  # a flat vector of float32 on the device
 
 OPTIONS = ("--fmad=false",)
 
@@ -194,7 +194,7 @@ def lamb(
     *, learning_rate: float, beta1: float, beta2: float, epsilon: float, weight_decay: float, clip: float,
     scale: float, t: int,
 ) -> None:  # fmt: skip
-    """See `reference.lamb`. Waits for the norms, and takes room for the direction: a vector of the variable's size."""
+    """See `reference.lamb`. Synchronises for the norms; allocates the direction, a vector of the variable's size."""
     to_direction = _compiled(
         "lamb_direction",
         f"float32 g, float32 correction, {_MOMENTS}, float32 weight_decay, float32 clip, float32 scale, float32 w",

@@ -1,7 +1,7 @@
 """The update rules as compiled loops, on several threads: the signatures and the bits of `reference`.
 
 Rounds scalars to float32 and hands each loop to the lanes. Called by `parashard_server.state.optimizer` and by the
-shard. See `reference` for what each function does; the number of threads changes none of its bits (P13).
+shard. See `reference` for what each function does; the bits do not depend on the number of threads (P13).
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ def use_threads(threads: int) -> None:
 
 
 def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
-    """Compile what pushes need beside the kernel of their optimizer, or load it from the cache.
+    """Compile the kernels that pushes need besides their optimizer's, or load them from the cache.
 
     Parameters
     ----------
     rounds : bool
-        Gradients will be added up.
+        With the kernel that adds gradients.
     compensated : bool
-        Gradients will be corrected for their delay.
+        With the kernel of delay compensation.
     """
     values, received = np.empty(0, np.float32), np.empty(0, np.float32)
     received.flags.writeable = False

@@ -1,10 +1,10 @@
-"""Lanes: a fixed set of threads that share the runs of a vector among them.
+"""Lanes: a thread pool that processes a vector in parallel runs.
 
-Owns where vectors are cut and which thread does which run. Knows nothing of what a loop computes. Called by
-`parashard_server.state.kernels.fused`, in whatever thread a push arrived.
+Owns the division of vectors into runs and their distribution. Knows nothing of what a loop computes. Called by
+`parashard_server.state.kernels.fused`, in the thread of a push.
 
-Plain threads suffice, because the loops release the GIL. What a loop does to an element must depend on that element
-alone, so that neither the number of lanes nor a cut changes a bit (P13).
+Threads suffice, because the loops release the GIL. A loop's result for an element must depend on that element
+alone, so that the bits depend neither on the number of lanes nor on the division.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS
 T = TypeVar("T")
 
 SHARED_MIN_BYTES = 32 << 20
-"""Arrays of a call, together, below which its own thread is faster alone: to wake another one takes 40 us or more."""
+"""Total size of a call's arrays below which one thread is faster: waking another takes 40 us or more."""
 RUN_MIN_BYTES = 4 << 20
-"""Arrays of one run, together, at least: 1 MiB of each of Adam's four."""
+"""Smallest total size of a run's arrays: 1 MiB of each of Adam's four."""
 RUNS_PER_LANE = 4
-"""At most. More than one, so that a lane which is late or slow leaves its runs to the others; not many, because a
-thread needs the GIL after each."""
+"""Largest number of runs per lane. More than one, so that other lanes take over runs of a slow one; not many,
+because a thread needs the GIL after each."""
 
 
 class Lanes:
-    """Threads that share the work of one call.
+    """A thread pool for data-parallel loops.
 
-    Several threads may call at once; each works on its own call, with the lanes that are free.
+    Several threads may call concurrently; each works on its own call, with the lanes that are free.
 
     Parameters
     ----------
     threads : int
-        How many work on one call, the caller's among them; >= 1.
+        Threads of one call, the caller included; >= 1.
     """
 
     def __init__(self, threads: int) -> None:
@@ -45,9 +45,9 @@ class Lanes:
         self._others = ThreadPoolExecutor(threads - 1, "lane") if threads > 1 else None  # they start when first needed
 
     def run(self, loop: Callable[..., T], arrays: Sequence[Float32s], *scalars: Any) -> list[T]:
-        """Call `loop(*arrays, *scalars)`: at once, or in runs on all lanes where the arrays are large.
+        """Call `loop(*arrays, *scalars)`: directly, or in runs on all lanes if the arrays are large.
 
-        When this returns or raises, nothing of the call runs any more. After an exception no further run begins.
+        When this returns or raises, no run is active. After an exception no further run begins.
 
         Parameters
         ----------
@@ -85,7 +85,7 @@ class Lanes:
         try:
             work()
         finally:
-            begun = [other for other in others if not other.cancel()]  # who comes too late is not waited for
+            begun = [other for other in others if not other.cancel()]  # lanes that have not started are not waited for
             wait(begun)
         for other in begun:
             other.result()
@@ -98,7 +98,7 @@ class Lanes:
 
 
 def cut(elements: int, size_bytes: int, threads: int) -> list[slice]:
-    """Return the runs of a vector: equal, of whole blocks, but for the last; one, where sharing does not pay.
+    """Return the runs of a vector: equal, of whole blocks, except the last; a single one for small arrays.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ def cut(elements: int, size_bytes: int, threads: int) -> list[slice]:
     size_bytes : int
         Of all arrays of the call, each of this length.
     threads : int
-        How many will share the runs.
+        Number of threads.
     """
     if threads == 1 or size_bytes < SHARED_MIN_BYTES:
         return [slice(0, elements)]

@@ -4,7 +4,7 @@ Of the shard's modules only this one imports Numba. Each loop has the bits of th
 `parashard_server.state.kernels.reference`; its scalars come rounded to float32 from
 `parashard_server.state.kernels.fused`, its only caller.
 
-No fastmath and no `parallel=True`: they let results depend on where a vector is cut (P13). Scalars enter the loops as
+No fastmath and no `parallel=True`: they let results depend on the division of a vector. Scalars enter the loops as
 np.float32, for a Python float would turn a whole expression into float64 and halve the vector width. Loops index: LLVM
 does not vectorise Numba's iteration over an array. Compilation is at the first call per kind of argument (a read-only
 gradient is a kind of its own); the machine code is cached on disk, per CPU model. The cache sees changes of this file

@@ -1,4 +1,4 @@
-"""Update rules in NumPy: what the fused kernels must compute, bit for bit, in a form to be read.
+"""Update rules in NumPy: the readable specification of the fused kernels, bit for bit.
 
 Knows nothing of specs, variables, schedules or shards. Called by the tests, and by `parashard_server.state.optimizer`
 where it is injected. Every function works in place on 1-D contiguous float32 arrays of one length: a run of a shard's
@@ -14,7 +14,7 @@ Conventions, the same for all:
   (products and sums from left to right). No fused multiply-add, no reassociation: an element's result depends on that
   element alone, so that cutting the vector anywhere changes nothing. LAMB's norms are the exception, hence its whole
   variables.
-- Nothing is checked: finite gradients and matching lengths are the caller's business, before the first write (P14).
+- Nothing is checked: the caller ensures finite gradients and matching lengths before the first write.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ def adam(
     """Adam (Kingma and Ba, ICLR 2015, algorithm 1).
 
     m <- beta1 m + (1 - beta1) g; v <- beta2 v + (1 - beta2) g g; w <- w - alpha c m / (sqrt(v) + epsilon_t), with c and
-    epsilon_t of `scalars.bias_corrected`. `t` counts from 1 and is the caller's (P15).
+    epsilon_t of `scalars.bias_corrected`. `t` counts from 1 and is the caller's.
     """
     g = _prepared(weights, gradient, weight_decay, clip, scale)
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
@@ -168,15 +168,15 @@ def lamb(
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:
-    """Fold a gradient into a round's sum: total <- total + gradient. The caller keeps the order of steps (P10)."""
+    """Add a gradient to a round's sum: total <- total + gradient. The caller keeps the order of steps."""
     total += gradient
 
 
 def delay_compensated(gradient: Float32s, weights: Float32s, pulled: Float32s, strength: float) -> None:
     """DC-ASGD: g <- g + lambda g g (w - w_pulled), in place on the gradient (Zheng et al., ICML 2017, eq. 10).
 
-    The squared gradient stands for the diagonal of the Hessian. The result may overflow: check it with `is_finite`
-    before the first write (P14).
+    The squared gradient approximates the diagonal of the Hessian. The result may overflow: check it with `is_finite`
+    before the first write.
     """
     gradient += _f32(strength) * gradient * gradient * (weights - pulled)
 

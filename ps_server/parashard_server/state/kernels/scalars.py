@@ -1,7 +1,7 @@
-"""What an update rule needs besides its arrays: scalars that depend on t, computed in float64 once per update.
+"""Scalars of update rules that depend on t, computed in float64 once per update.
 
-`reference` and `fused` both take them from here and round them to float32 in the same places, so that they cannot
-differ in them. Knows nothing of weights and gradients.
+`reference` and `fused` both use them and round them to float32 in the same places. Knows nothing of weights and
+gradients.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 BLOCK_ELEMENTS = 1 << 14
-"""A sum over a variable is the sum of its blocks of this length, so that its bits do not depend on who adds which."""
+"""A sum over a variable is the sum of its blocks of this length, so that its bits do not depend on the threads."""
 
 SMALLEST_FTRL_RATE = 1e-20
 """FTRL divides by its learning rate. Below this bound (a warm-up or a decay may reach 0) an update changes nothing."""
