@@ -105,6 +105,11 @@ class Leasing:
         return self._work.failure
 
     @property
+    def hung(self) -> str:
+        """What the model has been at for too long, so that this worker leaves; "" if nothing."""
+        return self._work.hung
+
+    @property
     def state(self) -> pb.JobState:
         """How the job stands, as of the last answer."""
         return self._work.state

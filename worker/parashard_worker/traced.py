@@ -1,7 +1,7 @@
 """The worker's spans: a step from its lease to its end, and in it every pull, the computation, and every push.
 
 Subclasses of what the step loop uses: a worker that does not trace has the plain ones and never imports this. Called by
-`parashard_worker.__main__`.
+`parashard_worker.worker`.
 """
 
 from __future__ import annotations
