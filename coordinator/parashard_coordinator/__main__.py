@@ -1,4 +1,4 @@
-"""Starts a coordinator: claim an incarnation, resolve the job, take up its run, listen, and coordinate until the end.
+"""Starts a coordinator: resolve the job, claim an incarnation, take up its run, listen, and coordinate until the end.
 
 It stays after the end so that the launcher, workers and people can still ask how the job went; `--linger-s`, a stop or
 the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError
+from parashard.job.declaration import declare_named, read_declaration
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
@@ -71,6 +72,11 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="take up the run that the checkpoint store has")
     parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
     parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
+    parser.add_argument(
+        "--declaration",
+        type=Path,
+        help="folder with what another process declares of data and model, which are not opened here then",
+    )
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
@@ -153,9 +159,13 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
+    if arguments.declaration is not None:
+        declared = read_declaration(arguments.declaration)
+    else:
+        declared = declare_named(job, arguments.model_folder)
     resolved = resolve(
         job,
-        arguments.model_folder,
+        declared,
         arguments.init,
         kept=kept,
         kept_file=kept_file if begun is not None and kept_file.exists() else None,

@@ -18,8 +18,8 @@ from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models.softmax import SoftmaxRegression
 from parashard.process.shell import Stop
-from parashard_coordinator.run.resolve import resolve
 from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
+from support.resolved_job import resolved_here
 from support.small_cluster import SmallCluster, small_cluster
 from support.small_job import SMALL_JOB
 from support.waiting import DEADLINE_S, eventually
@@ -42,7 +42,7 @@ def job(examples: int = EXAMPLES, cluster: str = "") -> Job:
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[SmallCluster]:
-    with small_cluster(resolve(job(), None), tmp_path / "store") as running:
+    with small_cluster(resolved_here(job()), tmp_path / "store") as running:
         yield running
 
 
@@ -69,7 +69,7 @@ def test_a_program_s_own_model_and_data_give_the_weights_of_the_job_s(cluster: S
     assert end == WorkerEnd(STEPS, job_failed=False, reason="every step is in")
     assert sorted(model.steps) == list(range(STEPS))
     assert cluster.steps_applied() == STEPS
-    with small_cluster(resolve(job(), None), tmp_path / "other") as other:
+    with small_cluster(resolved_here(job()), tmp_path / "other") as other:
         assert Worker(other.client).run(Stop()).steps == STEPS  # it asks for the job, and loads what that names
         np.testing.assert_array_equal(other.shard.shard.storage.weights, cluster.shard.shard.storage.weights)
 
@@ -136,7 +136,7 @@ class TestAStepThatIsStuckInTheModel:
     def test_that_hangs_is_reported(self, tmp_path: Path, stuck: Any) -> None:
         model, _, going_on = stuck
         hanging = job(cluster="step_timeout_s = 1.0")
-        with small_cluster(resolve(hanging, None), tmp_path) as cluster:
+        with small_cluster(resolved_here(hanging), tmp_path) as cluster:
             thread, ends = self.run(Worker(cluster.client, model, SOURCE), Stop())
             eventually(
                 lambda: any("taken over" in event for event in cluster.core.run_exclusive(lambda c, _: list(c.events))),
