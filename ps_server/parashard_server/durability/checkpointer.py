@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,7 +27,8 @@ from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.serving.served import Served
+from parashard_server.durability.shard_log import ShardLog
+from parashard_server.serving.shard_host import ShardHost
 
 LOOK_S = 0.2
 
@@ -49,12 +50,12 @@ class CheckpointRecord:
 
 
 class Checkpointer:
-    """Saves the shard that is served.
+    """Saves the shard that is served; from its making on it looks after each request whether that is due.
 
     Parameters
     ----------
-    served : Served
-        Whose state to save.
+    host : ShardHost
+        Whose shard to save.
     catalogue : Catalogue
         Where.
     cadence : CheckpointSchedule
@@ -63,58 +64,45 @@ class Checkpointer:
         How many to keep.
     known : sequence of Held
         The checkpoints that are there already and are not known to be damaged.
+    returns : list of Return
+        With what returns to earlier rounds the shard's incarnations began; `ShardLifecycle` adds to it.
     claims : Claims
         Of this process: once another one has claimed the shard, nothing is saved or deleted any more (P3).
+    log_ : ShardLog
+        Begins a segment with each cut and loses what old checkpoints needed; one that fails asks for a checkpoint.
     last : Stored, optional
         The checkpoint that the shard was restored from: while nothing has moved it need not be saved again, and it may
         be about to become part of a drained one.
-    on_cut, on_collected : callable
-        Called under the shard's lock after each cut; and after each collection with the newest checkpoints that are
-        kept.
-    on_disk_full : callable
-        Called with the cut's position in the log where there is still no room, though old checkpoints are deleted.
-    wanted : callable
-        Tells whether a checkpoint is to come soon, whatever the cadence says.
-    on_look : callable
-        Called several times a second by the thread that saves, never under the shard's lock.
     clock : callable
         Monotonic seconds.
     """
 
     def __init__(
         self,
-        served: Served,
+        host: ShardHost,
         catalogue: Catalogue,
         cadence: CheckpointSchedule,
         options: CheckpointOptions,
         known: list[Held],
+        returns: list[Return],
         *,
         claims: Claims,
+        log_: ShardLog,
         last: Stored | None = None,
-        on_cut: Callable[[], None] = lambda: None,
-        on_collected: Callable[[list[Held]], None] = lambda kept: None,
-        on_disk_full: Callable[[int | None], None] = lambda position: None,
-        wanted: Callable[[], bool] = lambda: False,
-        on_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
         self.cut_round: int | None = None
         """The newest round that every shard has saved, as the coordinator told last."""
-        self.returns: Sequence[Return] = ()
-        """With what returns to earlier rounds the shard's incarnations began; kept by `ShardLifecycle`."""
-        self._served = served
+        self.returns = returns
+        self._host = host
+        self._log = log_
         self._catalogue = catalogue
         self._cadence = cadence
         self._options = options
         self._known = known
         self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
-        self._on_cut = on_cut
-        self._on_collected = on_collected
-        self._on_disk_full = on_disk_full
-        self._wanted = wanted
-        self._on_look = on_look
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
@@ -123,12 +111,14 @@ class Checkpointer:
         self._trouble = Trouble()
         self._found_full = 0  # how many in a row have found the disk full
         self._last = last
-        self._last_incarnation = served.shard.identity.incarnation  # whose state that is
+        self._last_incarnation = host.shard.identity.incarnation  # whose state that is
         self._handed_out = (
             last.id.folder if last else ""
         )  # folder of a checkpoint that may become part of a drained one: kept until the next
         self._number = max((held.id.number for held in known), default=0)
+        self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
         self._stopping = False
+        host.after_request = self.after_request
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     @property
@@ -147,10 +137,17 @@ class Checkpointer:
         if self._thread.is_alive():
             self._thread.join()
 
+    def after_request(self, shard: Shard, seconds: float) -> None:
+        """Count how long a push took that had to copy what it moved, and look; under the shard's lock."""
+        if shard.storage.uncopied < self._uncopied:
+            self.record.stall_s = max(self.record.stall_s, seconds)
+        self._uncopied = shard.storage.uncopied
+        self.look(shard)
+
     def look(self, shard: Shard) -> None:
-        """Cut here and now if a checkpoint is due and none is under way; under the shard's lock, after each request."""
+        """Cut here and now if a checkpoint is due and none is under way; under the shard's lock."""
         steps, round_ = len(shard.updates.applied), shard.updates.round
-        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=self._wanted()):
+        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=bool(self._log.error)):
             self.pending = self._cut(shard)
             self._wake.set()
 
@@ -161,7 +158,7 @@ class Checkpointer:
             self._cadence.name_ahead(round_)
             self.look(shard)
 
-        self._served.run_exclusive(name)
+        self._host.run_exclusive(name)
 
     def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
         """Save the present state now, or in sync mode the start of a round that is full or reached (P10).
@@ -191,7 +188,7 @@ class Checkpointer:
                 self.pending = None  # cut a moment ago: this one is newer
                 return self._cut(shard)
 
-            cut = self._served.run_exclusive(reach)
+            cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
             self._handed_out = stored.id.folder
@@ -209,16 +206,13 @@ class Checkpointer:
     def returned(self, shard: Shard) -> None:
         """Note that another life is served, of an earlier round (P12); under the shard's lock."""
         self.pending = None  # a cut of what is given up
+        self._uncopied = shard.storage.uncopied
         self._cadence.returned(shard.updates.round)
 
     def save_pending(self) -> None:
         """Save the cut that waits, if one does; what goes wrong is counted and told."""
         with self._saving:
             self._save_waiting()
-
-    def stalled(self, seconds: float) -> None:
-        """Take note of a push that had to copy what it was about to move."""
-        self.record.stall_s = max(self.record.stall_s, seconds)
 
     def _good(self) -> list[Held]:
         """Return the checkpoints that are not known to be damaged, nor given up."""
@@ -242,14 +236,15 @@ class Checkpointer:
             self._wake.wait(LOOK_S)
             self._wake.clear()
             with suppress(QueueFull):  # a busy shard looks by itself, after its requests
-                self._served.run_exclusive(self.look)
+                self._host.run_exclusive(self.look)
             self.save_pending()
-            self._on_look()
+            self._log.tell()
 
     def _cut(self, shard: Shard) -> Cut:
         self._cadence.cut(len(shard.updates.applied), shard.updates.round, self._clock())
         cut = shard.cut()
-        self._on_cut()
+        self._uncopied = shard.storage.uncopied
+        self._log.roll()
         return cut
 
     def _save(self, cut: Cut) -> Stored:
@@ -286,7 +281,7 @@ class Checkpointer:
         That one is read first: a damaged one replaces nothing. Where that was not enough, the log must give way.
         """
         if self._found_full > 1:
-            self._on_disk_full(cut.replay_from)
+            self._log.make_room(cut.replay_from)
         while self._good():
             newest = self._by_age()[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
@@ -303,26 +298,27 @@ class Checkpointer:
         more = True
         while more:
 
-            def copy_one(_: Shard) -> bool:
+            def copy_one(shard: Shard) -> bool:
                 started_s = time.monotonic()
                 more = cut.snapshot.save_next()
+                self._uncopied = shard.storage.uncopied
                 self.record.stall_s = max(self.record.stall_s, time.monotonic() - started_s)
                 return more
 
-            more = self._served.run_exclusive(copy_one)
+            more = self._host.run_exclusive(copy_one)
 
     def _store(self, cut: Cut) -> Stored:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        manifest = write_cut(self._catalogue.store, id_, cut, self._served, self._claims)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
         with self._listing:
             self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
         if cut.round is not None:
-            self._served.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
+            self._host.changed.set()  # the coordinator should hear of the round at once: all may have to return to it
         return stored
 
     def _collect(self, cut: Cut, keep: int) -> None:
@@ -342,6 +338,6 @@ class Checkpointer:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
                 collect(self._catalogue, id_)
-            self._on_collected(self._by_age()[-keep:])
+            self._log.collect(self._by_age()[-keep:])
         except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

@@ -1,7 +1,7 @@
 """RequestHandler: pushes and pulls on the shard that is served now, whatever carried them here.
 
-Calls the core under the shard's lock, looks after the log and the checkpointer, and counts time. Knows no wire. Called
-by the gRPC service and the stream services, from many threads.
+Calls the core in the request's turn, waits for the log, and counts time. Knows no wire. Called by the gRPC service and
+the stream services, from many threads.
 """
 
 from __future__ import annotations
@@ -15,9 +15,8 @@ from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
-from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 _Result = TypeVar("_Result")
 
@@ -27,33 +26,29 @@ class RequestHandler:
 
     Parameters
     ----------
-    served : Served
+    host : ShardHost
         The pure core and its lock.
-    checkpointer : Checkpointer
-        Looks after each request whether the state is to be saved.
-    lives : ShardLifecycle
-        Knows the log.
+    lifecycle : ShardLifecycle
+        Has the log, and begins a round again.
     clock : callable
         Monotonic seconds.
     """
 
     def __init__(
         self,
-        served: Served,
-        checkpointer: Checkpointer,
-        lives: ShardLifecycle,
+        host: ShardHost,
+        lifecycle: ShardLifecycle,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._served = served
-        self._checkpointer = checkpointer
-        self._lives = lives
+        self._host = host
+        self._lifecycle = lifecycle
         self._clock = clock
         self.draining = False
 
     @property
     def push_bytes_max(self) -> int:
         """Length of the longest push that can be right: every partition as float32."""
-        return self._served.shard.storage.weights.nbytes
+        return self._host.shard.storage.weights.nbytes
 
     def check(self, target: Target) -> None:
         """Refuse what is not meant for the shard as it is now.
@@ -66,7 +61,7 @@ class RequestHandler:
             If another run, plan or life is meant (P2, P3).
         """
         self._check_open()
-        self._served.shard.check_target(target)
+        self._host.shard.check_target(target)
 
     def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
         """Take a chunk of a push; return once the log has it, where there is one.
@@ -82,29 +77,26 @@ class RequestHandler:
         self._check_open()
         deadline_s = self._clock() + timeout_s
 
-        def take() -> tuple[Receipt, int]:
+        def take(shard: Shard) -> tuple[Receipt, int]:
             started_s = self._clock()
-            shard = self._served.shard
-            uncopied, version = shard.storage.uncopied, shard.updates.version
+            version = shard.updates.version
             try:
                 receipt = shard.push(chunk, started_s)
                 self._time_apply(shard, version, started_s)
-                if shard.storage.uncopied < uncopied:
-                    self._checkpointer.stalled(self._clock() - started_s)
-                self._checkpointer.look(shard)
-                return receipt, self._lives.log_position
+                self._host.after_request(shard, self._clock() - started_s)
+                return receipt, self._lifecycle.log.position
             finally:
                 shard.record.push_s += self._clock() - started_s
 
         if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
             failpoints.hit("shard.push.received")
         try:
-            receipt, position = self._served.lock.run(take, timeout_s)
+            receipt, position = self._host.run_request(take, timeout_s)
         except FoldedStep as folded:
-            self._lives.begin_round_again(chunk.target.incarnation, chunk.step)
+            self._lifecycle.begin_round_again(chunk.target.incarnation, chunk.step)
             raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
         if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
-            self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
+            self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")
         return receipt
@@ -119,20 +111,19 @@ class RequestHandler:
         """
         self._check_open()
 
-        def take() -> _Result:
+        def take(shard: Shard) -> _Result:
             started_s = self._clock()
-            shard = self._served.shard
             version = shard.updates.version
             try:
                 weights = shard.pull(run)
                 self._time_apply(shard, version, started_s)
                 result = read(weights)
-                self._checkpointer.look(shard)
+                self._host.after_request(shard, self._clock() - started_s)
                 return result
             finally:
                 shard.record.pull_s += self._clock() - started_s
 
-        result = self._served.lock.run(take, timeout_s)
+        result = self._host.run_request(take, timeout_s)
         failpoints.hit("shard.pull.read")
         return result
 
@@ -143,4 +134,4 @@ class RequestHandler:
 
     def _check_open(self) -> None:
         if self.draining:
-            raise NotReady(f"shard {self._served.shard.identity.shard} is stopping")
+            raise NotReady(f"shard {self._host.shard.identity.shard} is stopping")
