@@ -85,11 +85,7 @@ def test_only_a_process_that_traces_loads_opentelemetry():
         "worker/parashard_worker/traced.py",
     }
     assert importers_of("opentelemetry") == {"parashard/telemetry/tracer.py", *traced}
-    assert importers_of(*map(module_of, traced)) == {
-        "coordinator/parashard_coordinator/__main__.py",
-        "ps_server/parashard_server/__main__.py",
-        "worker/parashard_worker/worker.py",
-    }
+    assert importers_of(*map(module_of, traced)) == {f"{package}/__main__.py" for package in PACKAGES[1:]}
     for path in (*traced, "parashard/telemetry/tracer.py"):
         module = module_of(path)
         for importer in importers_of(module) - traced:  # on demand, or for the types alone

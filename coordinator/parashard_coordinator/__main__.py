@@ -11,9 +11,7 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,9 +34,10 @@ from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
+from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
-from parashard_coordinator.api.service import REQUEST_BYTES_MAX, CoordinatorService
+from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
@@ -121,7 +120,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         checkpoint_url=store.url,
         source=source,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _service_of(tracer))
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
@@ -186,12 +185,12 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     return run_id, replace(resolved, initial={}), run_store  # the store has them
 
 
-def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:
+def _observer_of(tracer: Tracer | None) -> LeaseObserver:
     if tracer is None:
-        return CoordinatorService
-    from parashard_coordinator.api.traced import TracedService
+        return NO_LEASE_OBSERVER
+    from parashard_coordinator.api.traced import LeaseSpans
 
-    return partial(TracedService, tracer)
+    return LeaseSpans(tracer)
 
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:

@@ -12,9 +12,8 @@ import secrets
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
@@ -33,6 +32,7 @@ from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.observing import NO_REQUEST_OBSERVER, RequestObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
@@ -120,7 +120,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         host, catalogue, cadence, options, first.known, first.returns, claims=claims, log_=push_log, last=first.restored
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
-    plane = _plane_of(tracer)(host, lifecycle)
+    plane = RequestHandler(host, lifecycle, _observer_of(tracer))
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
     service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
     server = Server(join_address(arguments.host, arguments.port), credentials)
@@ -177,12 +177,12 @@ def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> Refu
     )
 
 
-def _plane_of(tracer: Tracer | None) -> Callable[..., RequestHandler]:
+def _observer_of(tracer: Tracer | None) -> RequestObserver:
     if tracer is None:
-        return RequestHandler
-    from parashard_server.serving.traced import TracedRequestHandler
+        return NO_REQUEST_OBSERVER
+    from parashard_server.serving.traced import RequestSpans
 
-    return partial(TracedRequestHandler, tracer)
+    return RequestSpans(tracer)
 
 
 @contextmanager

@@ -129,7 +129,7 @@ class ShardProcess(Process):
             self.log,
             self.checkpointer,
         )
-        self._plane = RequestHandler(self.host, self.lifecycle, clock)
+        self._plane = RequestHandler(self.host, self.lifecycle, clock=clock)
         self.service = ShardService(self._plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
         world.fired["shard restored a checkpoint"] += "restored p1" in self.host.restored
         world.fired["log replayed"] += "replayed" in self.host.restored and "replayed 0" not in self.host.restored

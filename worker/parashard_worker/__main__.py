@@ -14,6 +14,7 @@ from parashard.process.coordinator_watchdog import client_of, connecting_argumen
 from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.security.identity import Role
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.telemetry.tracing import tracing
 from parashard_worker.worker import Worker, WorkerSettings
 
@@ -57,8 +58,16 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         own_process=True,
     )
     coordinator = client_of(arguments, stop, credentials)
-    end = Worker(coordinator, settings=settings, credentials=credentials, tracer=tracer).run(stop)
+    end = Worker(coordinator, settings=settings, credentials=credentials, observer=_observer_of(tracer)).run(stop)
     return ExitCode.JOB_FAILED if end.job_failed else ExitCode.DONE
+
+
+def _observer_of(tracer: Tracer | None) -> StepObserver:
+    if tracer is None:
+        return NO_STEP_OBSERVER
+    from parashard_worker.traced import StepSpans
+
+    return StepSpans(tracer)
 
 
 def _is_over(run_dir: str) -> bool:

@@ -18,7 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
@@ -33,6 +32,7 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from parashard_worker.computing import Task
@@ -40,9 +40,6 @@ from parashard_worker.leasing import Joined, Leasing, end_process
 from parashard_worker.loading import job_told, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 from parashard_worker.metrics import WorkerCollector
-
-if TYPE_CHECKING:
-    from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
@@ -110,8 +107,8 @@ class Worker:
         What is this worker's own.
     credentials : Credentials, optional
         Shown to the shards, and asked for by the HTTP port.
-    tracer : Tracer, optional
-        Makes spans of every step.
+    observer : StepObserver
+        Sees every step.
     """
 
     def __init__(
@@ -124,7 +121,7 @@ class Worker:
         model_sha256: str = "",
         settings: WorkerSettings = WorkerSettings(),
         credentials: Credentials | None = None,
-        tracer: Tracer | None = None,
+        observer: StepObserver = NO_STEP_OBSERVER,
     ) -> None:
         self._coordinator = coordinator
         self._model = model
@@ -133,7 +130,7 @@ class Worker:
         self._told = job
         self._settings = settings
         self._credentials = credentials
-        self._tracer = tracer
+        self._observer = observer
         self._token = secrets.randbits(64)
 
     def run(self, stop: Stop) -> WorkerEnd:
@@ -212,8 +209,8 @@ class Worker:
     ) -> tuple[Leasing, ShardClient]:
         """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
         cluster = job.cluster
-        make_leasing, make_client = _makers_of(self._tracer, told.run_id, member.name)
-        leasing = make_leasing(
+        self._observer.joined(told.run_id, member.name)
+        leasing = Leasing(
             self._coordinator,
             member,
             batch=cluster.lease_batch,
@@ -222,8 +219,9 @@ class Worker:
             join=join,
             patience_s=cluster.retry_budget_s,
             on_hung=end_process if self._settings.own_process else _tell_hung,
+            observer=self._observer,
         )
-        client = make_client(
+        client = ShardClient(
             told.run_id,
             told.job_digest,
             task.plan,
@@ -231,6 +229,7 @@ class Worker:
             away_budget_s=AWAY_BUDGET_S,
             giving_up=stop.event,
             connect=connect_by(cluster.transport, self._credentials),
+            observer=self._observer,
         )
         return leasing, client
 
@@ -286,14 +285,3 @@ class Worker:
 
 def _tell_hung(reason: str) -> None:
     log.critical("hung", reason=reason)
-
-
-def _makers_of(
-    tracer: Tracer | None, run_id: str, worker: str
-) -> tuple[Callable[..., Leasing], Callable[..., ShardClient]]:
-    if tracer is None:
-        return Leasing, ShardClient
-    from parashard_worker.traced import StepSpans, TracedClient, TracedLeasing
-
-    spans = StepSpans(tracer, run_id, worker)
-    return partial(TracedLeasing, spans), partial(TracedClient, spans)

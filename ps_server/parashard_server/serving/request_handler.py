@@ -13,6 +13,7 @@ from typing import TypeVar
 from parashard.errors import NotReady, StaleIncarnation
 from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
 from parashard_server.durability.lifecycle import ShardLifecycle
@@ -30,6 +31,8 @@ class RequestHandler:
         The pure core and its lock.
     lifecycle : ShardLifecycle
         Has the log, and begins a round again.
+    observer : RequestObserver
+        Sees every request.
     clock : callable
         Monotonic seconds.
     """
@@ -38,10 +41,12 @@ class RequestHandler:
         self,
         host: ShardHost,
         lifecycle: ShardLifecycle,
+        observer: RequestObserver = NO_REQUEST_OBSERVER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._host = host
         self._lifecycle = lifecycle
+        self._observer = observer
         self._clock = clock
         self.draining = False
 
@@ -74,15 +79,21 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
             `StaleIncarnation` where the round had to begin again (P24).
         """
-        self._check_open()
-        deadline_s = self._clock() + timeout_s
+        asked_s = self._clock()
+        with self._observer.push(chunk, asked_s) as seen:
+            self._check_open()
+            receipt = self._push(chunk, asked_s + timeout_s, timeout_s, seen)
+            seen.answered(receipt)
+            return receipt
 
+    def _push(self, chunk: PushChunk, deadline_s: float, timeout_s: float, seen: ObservedRequest) -> Receipt:
         def take(shard: Shard) -> tuple[Receipt, int]:
             started_s = self._clock()
+            seen.began(started_s)
             version = shard.updates.version
             try:
                 receipt = shard.push(chunk, started_s)
-                self._time_apply(shard, version, started_s)
+                self._time_apply(shard, version, started_s, seen)
                 self._host.after_request(shard, self._clock() - started_s)
                 return receipt, self._lifecycle.log.position
             finally:
@@ -109,14 +120,21 @@ class RequestHandler:
         ParashardError
             As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
         """
-        self._check_open()
+        with self._observer.pull(run, self._clock()) as seen:
+            self._check_open()
+            return self._pull(run, timeout_s, read, seen)
 
+    def _pull(
+        self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result], seen: ObservedRequest
+    ) -> _Result:
         def take(shard: Shard) -> _Result:
             started_s = self._clock()
+            seen.began(started_s)
             version = shard.updates.version
             try:
                 weights = shard.pull(run)
-                self._time_apply(shard, version, started_s)
+                self._time_apply(shard, version, started_s, seen)
+                seen.read(weights)
                 result = read(weights)
                 self._host.after_request(shard, self._clock() - started_s)
                 return result
@@ -127,10 +145,12 @@ class RequestHandler:
         failpoints.hit("shard.pull.read")
         return result
 
-    def _time_apply(self, shard: Shard, version: int, started_s: float) -> None:
+    def _time_apply(self, shard: Shard, version: int, started_s: float, seen: ObservedRequest) -> None:
         """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
         if shard.updates.version != version:
-            shard.record.applied_in(self._clock() - started_s)
+            ended_s = self._clock()
+            shard.record.applied_in(ended_s - started_s)
+            seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)
 
     def _check_open(self) -> None:
         if self.draining:

@@ -36,7 +36,7 @@ class Doubles:
         self.waited: list[tuple[int, float]] = []
         self.host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
         self.host.after_request = self.look
-        self.plane = RequestHandler(self.host, self, lambda: self.now_s)  # type: ignore[arg-type]
+        self.plane = RequestHandler(self.host, self, clock=lambda: self.now_s)  # type: ignore[arg-type]
 
     def run(self, call: Callable[[], Any], timeout_s: float) -> Any:  # the owner's
         self.timeouts_s.append(timeout_s)

@@ -11,8 +11,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from parashard.errors import NonFiniteGradient, NotReady, QueueFull
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
+from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
-from parashard_server.serving.traced import TracedRequestHandler
+from parashard_server.serving.traced import RequestSpans
 from support.in_process import chunks_of, plan_of, shard_of, variables_of
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 
@@ -33,7 +34,8 @@ class Doubles:
         self.log_error: Exception | None = None
         self.log = self
         host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
-        self.plane = TracedRequestHandler(self.traced.tracer, host, self, lambda: self.now_s)
+        spans = RequestSpans(self.traced.tracer, lambda: self.now_s)
+        self.plane = RequestHandler(host, self, spans, lambda: self.now_s)  # type: ignore[arg-type]
 
     def run(self, call: Any, timeout_s: float) -> Any:  # the owner's
         self.now_s += self.turn_s
