@@ -1,8 +1,9 @@
 """What tracing costs a step where it is off, and where it is on: `python -m benchmarks.tracing --write`.
 
-Off, all that is left of it is a field of two headers, which is looked at on both sides: a header's way with and without
-these looks takes turns, and their difference is the cost. On, spans are made and put into OpenTelemetry's queue by the
-classes that the services use; its thread takes them out meanwhile, and sends them nowhere.
+Off, what is left of it is a field of two headers, which is looked at on both sides, and calls of observers that do
+nothing: a header's way with and without these looks takes turns, and their difference is the cost. On, spans are made
+and put into OpenTelemetry's queue by the classes that the services use; its thread takes them out meanwhile, and sends
+them nowhere.
 All of it is processor time of the calling thread.
 """
 
@@ -21,13 +22,22 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
-from parashard.protocol.messages import PullRun, Target
-from parashard.telemetry.tracer import Tracer, sender, traceparent
+from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target
+from parashard.telemetry.observing import (
+    NO_REQUEST_OBSERVER,
+    NO_STEP_OBSERVER,
+    Phase,
+    RequestObserver,
+    StepObserver,
+)
+from parashard.telemetry.tracer import Tracer
+from parashard_server.serving.traced import RequestSpans
 from parashard_worker.traced import StepSpans
 
 ROUNDS = 15
 CALLS_OFF = 50_000
 CALLS_ON = 300
+PHASES: tuple[Phase, ...] = ("pull", "compute", "push")
 CONTEXT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 FIELDS = {"worker": "worker-0", "step": 7, "total_bytes": 1 << 20, "pulled": True, "pulled_version": 5}
 
@@ -72,27 +82,47 @@ def off() -> dict[str, list[float]]:
     return found
 
 
+def of_step(observer: StepObserver) -> Callable[[], None]:
+    """Return all that a worker tells of one step."""
+    grant = coordinator_pb2.Grant(step=7, traceparent=CONTEXT)
+    observer.joined("run", "worker-0")
+
+    def step() -> None:
+        observer.began(grant)
+        for phase in PHASES:
+            with observer.phase(phase, 7):
+                observer.traceparent()
+        observer.ended(7, "completed", loss=0.5, examples=32)
+
+    return step
+
+
+def of_push(observer: RequestObserver) -> Callable[[], None]:
+    """Return all that a shard tells of one push."""
+    target, receipt = Target("run", "digest", 1, 0, 1), Receipt(PushResult.APPLIED, 5, 0)
+    chunk = PushChunk(target, "worker-0", 7, 1, 0, 4, (), False, None, b"1234", CONTEXT)
+
+    def push() -> None:
+        with observer.push(chunk, 1.0) as seen:
+            seen.began(2.0)
+            seen.applied(3.0, 0, 5, None)
+            seen.answered(receipt)
+
+    return push
+
+
+def unseen() -> dict[str, list[float]]:
+    """Return nanoseconds of what is told to an observer that tells nobody."""
+    ways = {"worker: a step": of_step(NO_STEP_OBSERVER), "shard: a push": of_push(NO_REQUEST_OBSERVER)}
+    return {name: [ns(call, CALLS_OFF) for _ in range(ROUNDS)] for name, call in ways.items()}
+
+
 def on() -> dict[str, list[float]]:
     """Return nanoseconds of a worker's spans of a step, and of a shard's of a push."""
     found: dict[str, list[float]] = {"worker: step, pull, compute, push": [], "shard: push, apply": []}
     for _ in range(ROUNDS):
         tracer = Tracer(Resource({}), [BatchSpanProcessor(Nowhere())])
-        spans, grant = StepSpans(tracer, "run", "worker-0"), coordinator_pb2.Grant(step=7, traceparent=CONTEXT)
-
-        def step(spans: StepSpans = spans, grant: coordinator_pb2.Grant = grant) -> None:
-            spans.begin(grant)
-            for phase in ("pull", "compute", "push"):
-                with spans.phase(phase, 7):
-                    traceparent()
-            spans.end(7, "completed", loss=0.5, examples=32)
-
-        def push(tracer: Tracer = tracer) -> None:
-            parent = sender(CONTEXT)
-            assert parent is not None
-            with tracer.within("push", parent, attributes={"parashard.step": 7, "parashard.shard": 0}):
-                tracer.past("apply", 1, 2, {"parashard.step": 7})
-
-        for name, call in zip(found, (step, push), strict=True):
+        for name, call in zip(found, (of_step(StepSpans(tracer)), of_push(RequestSpans(tracer))), strict=True):
             found[name].append(ns(call, CALLS_ON))
         tracer.close()
     return found
@@ -103,17 +133,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--write", action="store_true", help="write benchmarks/results/tracing.json and tracing.md")
     arguments = parser.parse_args()
-    headers, spans = off(), on()
+    headers, calls, spans = off(), unseen(), on()
     plain, empty = (statistics.median(headers[name]) for name in ("without the field", "field empty (off)"))
-    rows = [[name, spread([value / 1000 for value in values])] for name, values in headers.items()]
-    text = table(["a request's header: make, write, parse, read", "us"], rows)
+    text = _table("a request's header: make, write, parse, read", headers)
     text += f"\n\nOff costs {empty - plain:.0f} ns a request, {100 * (empty / plain - 1):.0f} % of the header alone."
-    traced = table(
-        ["spans", "us"], [[name, spread([value / 1000 for value in values])] for name, values in spans.items()]
-    )
+    text += f"\n\n{_table('told to observers that do nothing', calls)}"
+    traced = _table("spans", spans)
     print(f"{text}\n\n{traced}")
     if arguments.write:
-        write("tracing", {"Off": text, "On": traced}, {"rounds": ROUNDS, "headers_ns": headers, "spans_ns": spans})
+        figures = {"rounds": ROUNDS, "headers_ns": headers, "calls_ns": calls, "spans_ns": spans}
+        write("tracing", {"Off": text, "On": traced}, figures)
+
+
+def _table(what: str, values_ns: dict[str, list[float]]) -> str:
+    return table([what, "us"], [[name, spread([ns / 1000 for ns in values])] for name, values in values_ns.items()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Starts a coordinator: claim an incarnation, resolve the job, take up its run, listen, and coordinate until the end.
+"""Starts a coordinator: resolve the job, claim an incarnation, take up its run, listen, and coordinate until the end.
 
 It stays after the end so that the launcher, workers and people can still ask how the job went; `--linger-s`, a stop or
 the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and workers go on and wait for its successor.
@@ -11,14 +11,13 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError
+from parashard.job.declaration import declare_named, read_declaration
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.job.schema import Job
@@ -35,9 +34,10 @@ from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
+from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
-from parashard_coordinator.api.service import REQUEST_BYTES_MAX, CoordinatorService
+from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
@@ -71,6 +71,11 @@ def main() -> int:
     parser.add_argument("--resume", action="store_true", help="take up the run that the checkpoint store has")
     parser.add_argument("--from-checkpoint", default="", help="the drained checkpoint that a new placement starts from")
     parser.add_argument("--init", type=Path, help="safetensors file with the first weights")
+    parser.add_argument(
+        "--declaration",
+        type=Path,
+        help="folder with what another process declares of data and model, which are not opened here then",
+    )
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
@@ -115,7 +120,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         checkpoint_url=store.url,
         source=source,
     )
-    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _service_of(tracer))
+    coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
@@ -153,9 +158,13 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     begun = unclaimed.find_run(drawn, resume=resume)
     if begun is not None:
         kept = unclaimed.catalogue.initial_manifest(begun.job_digest)
+    if arguments.declaration is not None:
+        declared = read_declaration(arguments.declaration)
+    else:
+        declared = declare_named(job, arguments.model_folder)
     resolved = resolve(
         job,
-        arguments.model_folder,
+        declared,
         arguments.init,
         kept=kept,
         kept_file=kept_file if begun is not None and kept_file.exists() else None,
@@ -176,12 +185,12 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     return run_id, replace(resolved, initial={}), run_store  # the store has them
 
 
-def _service_of(tracer: Tracer | None) -> Callable[..., CoordinatorService]:
+def _observer_of(tracer: Tracer | None) -> LeaseObserver:
     if tracer is None:
-        return CoordinatorService
-    from parashard_coordinator.api.traced import TracedService
+        return NO_LEASE_OBSERVER
+    from parashard_coordinator.api.traced import LeaseSpans
 
-    return partial(TracedService, tracer)
+    return LeaseSpans(tracer)
 
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:

@@ -132,6 +132,38 @@ class StoredVariable(Table):
     decay: bool
     learning_rate_factor: float
 
+    @classmethod
+    def of(cls, variable: Variable, **more: Any) -> Self:
+        """Return a variable's declaration; `more` are the fields of a kind that has more of them."""
+        return cls(
+            name=variable.name,
+            shape=tuple(int(n) for n in variable.shape),
+            initializer=variable.initializer.kind,
+            initializer_scale=float(variable.initializer.scale),
+            frozen=variable.frozen,
+            decay=variable.decay,
+            learning_rate_factor=float(variable.learning_rate_factor),
+            **more,
+        )
+
+    def to_variable(self, **more: Any) -> Variable:
+        """Return the variable.
+
+        Raises
+        ------
+        ConfigurationError
+            If there can be no such variable.
+        """
+        return Variable(
+            name=self.name,
+            shape=self.shape,
+            initializer=Initializer(self.initializer, self.initializer_scale),
+            frozen=self.frozen,
+            decay=self.decay,
+            learning_rate_factor=self.learning_rate_factor,
+            **more,
+        )
+
 
 class StoredPlan(Table):
     """The variables in name order, and for each shard its partitions in order."""
@@ -156,18 +188,7 @@ class PlanRecord(Record):
     @classmethod
     def of(cls, plan: Plan, *, source: str | None, coordinator_incarnation: int) -> Self:
         """Return the record of a plan."""
-        variables = tuple(
-            StoredVariable(
-                name=v.name,
-                shape=tuple(int(n) for n in v.shape),
-                initializer=v.initializer.kind,
-                initializer_scale=float(v.initializer.scale),
-                frozen=v.frozen,
-                decay=v.decay,
-                learning_rate_factor=float(v.learning_rate_factor),
-            )
-            for v in in_name_order(plan.variables)
-        )
+        variables = tuple(StoredVariable.of(v) for v in in_name_order(plan.variables))
         shards = tuple(tuple((p.variable, p.row_start, p.row_stop) for p in shard) for shard in plan.shards)
         return cls(
             version=plan.version,
@@ -185,17 +206,7 @@ class PlanRecord(Record):
             If a variable is invalid, or its partitions do not cover every row of every variable exactly once.
         """
         try:
-            variables = {
-                v.name: Variable(
-                    name=v.name,
-                    shape=v.shape,
-                    initializer=Initializer(v.initializer, v.initializer_scale),
-                    frozen=v.frozen,
-                    decay=v.decay,
-                    learning_rate_factor=v.learning_rate_factor,
-                )
-                for v in self.plan.variables
-            }
+            variables = {v.name: v.to_variable() for v in self.plan.variables}
         except ConfigurationError as error:
             raise DamagedCheckpoint(f"plan {self.version}: {error}") from None
         shards = tuple(tuple(Partition(*rows) for rows in shard) for shard in self.plan.shards)

@@ -23,6 +23,7 @@ from parashard.process import failpoints
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 
@@ -84,6 +85,8 @@ class ShardClient:
         Once set, nothing is retried any more.
     connect : Connect
         Makes transports; a test's fake comes in here.
+    observer : StepObserver
+        Sees every pull and push, and says what context their requests carry.
     """
 
     def __init__(
@@ -97,6 +100,7 @@ class ShardClient:
         away_budget_s: float = 30.0,
         giving_up: threading.Event | None = None,
         connect: Connect = GrpcTransport,
+        observer: StepObserver = NO_STEP_OBSERVER,
     ) -> None:
         self._run_id = run_id
         self._job_digest = job_digest
@@ -105,6 +109,7 @@ class ShardClient:
         self._viewing = threading.Lock()
         self._asking = Asking(retry_budget_s, away_budget_s, giving_up or threading.Event())
         self._connect = connect
+        self._observer = observer
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
         self._encoder = GradientEncoder(plan)
@@ -150,12 +155,17 @@ class ShardClient:
         RetryLater
             If a shard gave no answer within the retry budget.
         """
+        with self._observer.phase("pull", step):
+            return self._pull(step, round_, self._observer.traceparent())
+
+    def _pull(self, step: int | None, round_: int | None, traceparent: str) -> Pulled:
         view = self.view
         weights = self._sets.take(tuple(where.incarnation for where in view.shards))
 
         def pull(shard: int) -> Pending[int]:
             length = self._plan.shard_elements(shard) * ELEMENT_BYTES
-            run = PullRun(self._target(shard, view), round_, step, 0, length, weights.versions[shard])
+            target = self._target(shard, view)
+            run = PullRun(target, round_, step, 0, length, weights.versions[shard], traceparent)
             return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
         try:
@@ -192,6 +202,12 @@ class ShardClient:
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
         """
+        with self._observer.phase("push", step) as seen:
+            pushed = self._push(step, gradients, pulled, skipped)
+            seen.receipts(pushed.receipts)
+            return pushed
+
+    def _push(self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, skipped: bool) -> Pushed:
         arrays = self._checked(gradients)
         view = self.view
         unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(view.shards))}
@@ -270,7 +286,8 @@ class ShardClient:
         known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces))
+        context = self._observer.traceparent()
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context)
 
     # --- both ---
 

@@ -1,7 +1,7 @@
 """Compute threads per process, limited so that the processes of one machine do not oversubscribe its cores.
 
 A library reads its number of threads from the environment when it is loaded: the launcher sets the variables
-(`parashard.launch.run`), and a worker does so before it imports the user's model (`parashard_worker.__main__`).
+(`parashard.launch.run`), and a worker does so before it imports the user's model (`parashard_worker.loading`).
 Libraries already loaded, such as NumPy's BLAS, are limited by `limit_threads`.
 """
 

@@ -12,9 +12,8 @@ import secrets
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
@@ -33,20 +32,22 @@ from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.observing import NO_REQUEST_OBSERVER, RequestObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.shard_log import ShardLog
 from parashard_server.metrics import ShardCollector
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
@@ -104,38 +105,28 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         rounds=builder.round_steps is not None,
     )
     claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
-    lives = ShardLifecycle(builder, restorer, store, options, claims, giving_up=stop.event)
-    served = lives.first()
+    push_log = ShardLog(store, options, builder.plan.version, arguments.index)
+    first = begin_first_life(builder, restorer, claims, push_log, stop.event)
+    host = first.host
     limit_threads(1)
     cadence = CheckpointSchedule(
         every_s=options.every_s,
         every_steps=options.every_steps,
         round_steps=builder.round_steps,
-        steps=len(served.shard.updates.applied),
+        steps=len(host.shard.updates.applied),
         now_s=time.monotonic(),
     )
     checkpointer = Checkpointer(
-        served,
-        catalogue,
-        cadence,
-        options,
-        lives.known,
-        claims=claims,
-        last=lives.restored,
-        on_cut=lives.rolled,
-        on_collected=lives.collected,
-        on_disk_full=lives.make_room,
-        wanted=lambda: bool(lives.log_error),
-        on_look=lives.tell_of_log,
+        host, catalogue, cadence, options, first.known, first.returns, claims=claims, log_=push_log, last=first.restored
     )
-    lives.follow(checkpointer)
-    plane = _plane_of(tracer)(served, checkpointer, lives)
-    ports = Listeners(plane, served, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, served, checkpointer, lives, builder.push_memory)
+    lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
+    plane = RequestHandler(host, lifecycle, _observer_of(tracer))
+    ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
+    service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
-    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
+    registry.register(ShardCollector(host, checkpointer.record, lambda: push_log.current))
     registry.register(_refused_peers(builder.push_memory, server, ports))
     announced = False
     http = HttpPort(
@@ -153,13 +144,13 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         local_path=ports.local_path,
     )
     announcer = _Announcer(
-        coordinator, reply, served, checkpointer, lives, service, where, http.address, arguments.linger_s
+        coordinator, reply, host, checkpointer, lifecycle, service, where, http.address, arguments.linger_s
     )
     coordinator.patiently(announcer.announce)
     announced = True
     failpoints.hit("shard.boot.registered")
     checkpointer.start()
-    elements = served.shard.storage.elements
+    elements = host.shard.storage.elements
     log.info("serving", address=where.address, data=where.data_address, http=http.address, elements=elements)
     with _stopped_by_errors(ports):
         announcer.run(stop)
@@ -170,7 +161,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     server.stop()
     ports.stop()
     http.stop()
-    lives.close()
+    push_log.close()
     coordinator.close()
     return ExitCode.DONE
 
@@ -186,12 +177,12 @@ def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> Refu
     )
 
 
-def _plane_of(tracer: Tracer | None) -> Callable[..., RequestHandler]:
+def _observer_of(tracer: Tracer | None) -> RequestObserver:
     if tracer is None:
-        return RequestHandler
-    from parashard_server.serving.traced import TracedRequestHandler
+        return NO_REQUEST_OBSERVER
+    from parashard_server.serving.traced import RequestSpans
 
-    return partial(TracedRequestHandler, tracer)
+    return RequestSpans(tracer)
 
 
 @contextmanager
@@ -227,9 +218,9 @@ class _Announcer:
         self,
         coordinator: CoordinatorClient,
         job: pb.GetJobReply,
-        served: Served,
+        host: ShardHost,
         checkpointer: Checkpointer,
-        lives: ShardLifecycle,
+        lifecycle: ShardLifecycle,
         service: ShardService,
         where: pb.ShardAddress,
         http_address: str,
@@ -237,9 +228,9 @@ class _Announcer:
     ) -> None:
         self._coordinator = coordinator
         self._job = job
-        self._served = served
+        self._host = host
         self._checkpointer = checkpointer
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._service = service
         self._where = where
         self._http_address = http_address
@@ -248,7 +239,7 @@ class _Announcer:
 
     def announce(self) -> None:
         """Announce once."""
-        reply = self._coordinator.register_shard(self._served.run_exclusive(self._request))
+        reply = self._coordinator.register_shard(self._host.run_exclusive(self._request))
         self._checkpointer.cut_round = reply.cut_round if reply.HasField("cut_round") else None
         self._service.coordinator_incarnation = max(
             self._service.coordinator_incarnation, reply.coordinator_incarnation
@@ -269,10 +260,10 @@ class _Announcer:
         """
         next_s, failing_since_s = time.monotonic() + ANNOUNCE_S, math.inf
         while not stop.asked and time.monotonic() < self._ends_s:
-            if self._lives.claims.superseded is not None:
-                raise self._lives.claims.superseded
-            if self._served.changed.wait(LOOK_S) or time.monotonic() >= next_s:
-                self._served.changed.clear()
+            if self._lifecycle.claims.superseded is not None:
+                raise self._lifecycle.claims.superseded
+            if self._host.changed.wait(LOOK_S) or time.monotonic() >= next_s:
+                self._host.changed.clear()
                 next_s = time.monotonic() + ANNOUNCE_S
                 try:
                     self.announce()
@@ -280,7 +271,7 @@ class _Announcer:
                 except RetryLater:
                     next_s = time.monotonic() + ANNOUNCE_AGAIN_S
                 except PeerFailed as error:  # what it holds is worth more than one call of the coordinator's
-                    self._served.shard.record.failed_announcements += 1
+                    self._host.shard.record.failed_announcements += 1
                     log.warning("announcement-failed", error=str(error))
                     now_s = time.monotonic()
                     failing_since_s = min(failing_since_s, now_s)
@@ -294,7 +285,7 @@ class _Announcer:
             job_digest=self._job.job_digest,
             shard=mine.shard,
             incarnation=mine.incarnation,
-            first_incarnation=self._lives.first_incarnation,
+            first_incarnation=self._lifecycle.first_incarnation,
             address=self._where.address,
             data_address=self._where.data_address,
             local_path=self._where.local_path,
@@ -302,8 +293,8 @@ class _Announcer:
             applied=interval_messages(shard.updates.applied),
             held=interval_messages(shard.updates.held),
             skipped=interval_messages(shard.updates.skipped),
-            checkpoint_rounds=self._lives.returnable(),
-            restored=self._served.restored,
+            checkpoint_rounds=self._lifecycle.returnable(),
+            restored=self._host.restored,
         )
 
 

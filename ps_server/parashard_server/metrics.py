@@ -11,7 +11,7 @@ from prometheus_client.registry import Collector
 from parashard_server.core.counters import APPLY_BOUNDS_S
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
 """The last one is over eight times 127 workers: what `ParashardStalenessHigh` can be told of."""
@@ -22,18 +22,18 @@ class ShardCollector(Collector):
 
     def __init__(
         self,
-        served: Served,
+        host: ShardHost,
         checkpoints: CheckpointRecord,
         log: Callable[[], WriteAheadLog | None] = lambda: None,
     ) -> None:
-        self._served = served
+        self._host = host
         self._log = log
         self._checkpoints = checkpoints
-        self._index = str(served.shard.identity.shard)
+        self._index = str(host.shard.identity.shard)
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family."""
-        shard = self._served.shard
+        shard = self._host.shard
         record, saved = shard.record, self._checkpoints
         pushes = CounterMetricFamily(
             "parashard_shard_pushes", "Pushes by what became of them.", labels=["shard", "result"]
@@ -52,7 +52,7 @@ class ShardCollector(Collector):
         yield self._counter("pull_unmoved_bytes", "Not sent: the asker had it.", record.pull_unmoved_bytes)
         yield self._counter("push_seconds", "Time spent taking pushes.", record.push_s)
         yield self._counter("pull_seconds", "Time spent answering pulls.", record.pull_s)
-        yield self._counter("busy_seconds", "Time with a request at work or in line.", self._served.lock.busy_s)
+        yield self._counter("busy_seconds", "Time with a request at work or in line.", self._host.lock.busy_s)
         yield self._counter("skipped_steps", "Steps given up, pushed empty.", record.skipped_steps)
         yield self._counter(
             "failed_announcements", "Announcements that met an internal error.", record.failed_announcements
@@ -83,7 +83,7 @@ class ShardCollector(Collector):
         yield self._applies()
 
     def _staleness(self) -> HistogramMetricFamily:
-        counts = dict(self._served.shard.record.staleness)
+        counts = dict(self._host.shard.record.staleness)
         buckets = [
             (str(float(bound)), float(sum(n for staleness, n in counts.items() if staleness <= bound)))
             for bound in STALENESS_BUCKETS
@@ -98,7 +98,7 @@ class ShardCollector(Collector):
         return family
 
     def _applies(self) -> HistogramMetricFamily:
-        record = self._served.shard.record
+        record = self._host.shard.record
         bounds = [*map(str, APPLY_BOUNDS_S), "+Inf"]
         buckets = list(zip(bounds, map(float, accumulate(record.applies)), strict=True))
         family = HistogramMetricFamily(

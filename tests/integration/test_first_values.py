@@ -15,7 +15,9 @@ from safetensors.numpy import save_file
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.checkpoints.verify import damage_in_store
+from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError, NotReady
+from parashard.job.declaration import declare, write_declaration
 from parashard.job.load import as_toml, job_from_toml
 from parashard.plan.variables import values_sha256
 from parashard.process.shell import Stop
@@ -59,7 +61,14 @@ def taken_up(store: Store, folder: Path, run_dir: str, **changed: Any) -> tuple[
     """Do what a coordinator does that is started with a run directory of its own."""
     (folder / run_dir).mkdir(exist_ok=True)
     job = job_from_toml(SMALL_JOB.replace('"softmax"', '"drawing:build"'), [("cluster.shards", 2, "test")])
-    arguments = {"run_id": "run-1", "resume": False, "model_folder": folder, "run_dir": folder / run_dir, "init": None}
+    arguments = {
+        "run_id": "run-1",
+        "resume": False,
+        "declaration": None,
+        "model_folder": folder,
+        "run_dir": folder / run_dir,
+        "init": None,
+    }
     run_id, resolved, run_store = take_up(Namespace(**(arguments | changed)), job, open_store(store.url), Stop())
     assert run_id == "run-1"
     return resolved, run_store
@@ -148,3 +157,15 @@ def test_a_run_folder_from_before_the_store_had_them_goes_on(model_folder: Path)
     save_file({"drawn": values["drawn"]}, model_folder / "first" / "initial.safetensors")
     second, _ = taken_up(store, model_folder, "first")
     np.testing.assert_equal(shard_values(store, second), values)
+
+
+def test_a_run_of_what_another_process_declares_opens_neither_data_nor_model(store: Store, tmp_path: Path) -> None:
+    class Elsewhere:
+        def initial_variables(self) -> dict[str, np.ndarray]:
+            return {"drawn": np.full((6, 2), 7.0, np.float32)}
+
+    spec = DataSpec(32, 0, (4,), 2, "ab" * 32)
+    write_declaration(tmp_path, declare(spec, Elsewhere(), "c" * 64))  # type: ignore[arg-type]
+    resolved, _ = taken_up(store, tmp_path, "first", declaration=tmp_path, model_folder=None)  # has no drawing.py
+    assert (resolved.spec, resolved.steps.total) == (spec, 8)
+    np.testing.assert_array_equal(shard_values(store, resolved)["drawn"], 7.0)

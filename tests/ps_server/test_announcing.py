@@ -42,9 +42,9 @@ def announcer(process: ShardProcess, coordinator: ScriptedCoordinator) -> _Annou
     return _Announcer(
         coordinator,  # type: ignore[arg-type]
         job_reply(),
-        process.served,
+        process.host,
         process.checkpointer,
-        process.lives,
+        process.lifecycle,
         process.service,
         pb.ShardAddress(address="127.0.0.1:1"),
         "",

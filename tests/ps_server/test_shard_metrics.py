@@ -11,7 +11,7 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import STALENESS_BUCKETS, ShardCollector
 from parashard_server.serving.admission_lock import AdmissionLock
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 from support.in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
 
 
@@ -20,7 +20,7 @@ def scraped(
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return {(sample, labels but the shard's): value}."""
     registry = CollectorRegistry()
-    registry.register(ShardCollector(Served(shard, AdmissionLock(1), ""), saved or CheckpointRecord()))
+    registry.register(ShardCollector(ShardHost(shard, AdmissionLock(1), ""), saved or CheckpointRecord()))
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation

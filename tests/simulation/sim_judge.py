@@ -107,7 +107,7 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
         and lag > setting.policy.bound
     ):
         found.append(f"ssp: a shard saw a step lag of {lag}")
-    lost = coordinator.incarnation > 1 or any(process.lives.first_incarnation > 1 for process in shards)
+    lost = coordinator.incarnation > 1 or any(process.lifecycle.first_incarnation > 1 for process in shards)
     if coordinator.core.rounds.rollbacks and not lost:
         found.append("rollback: shards returned to an earlier round, and none had lost anything")
     return found

@@ -14,7 +14,7 @@ from parashard.checkpoints.state import ShardState
 from parashard.plan.partition import Plan
 from parashard.protocol.messages import Target
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.rounds import RoundUpdates as RoundsBook
+from parashard_coordinator.core.rounds import Rounds as RoundsBook
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
 from parashard_server.core.assembly import Assemblies

@@ -24,9 +24,10 @@ from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
@@ -89,17 +90,17 @@ class ShardProcess(Process):
             catalogue, reply, builder.plan, builder.index, builder.optimizer.slots, rounds=rounds is not None
         )
         claims = Claims(store, self.name, f"{world.now_s!r}/{world.events}")
-        self.lives = ShardLifecycle(
-            builder,  # type: ignore[arg-type]
-            restorer,
+        self.log = ShardLog(
             store,
             options,
-            claims,
+            builder.plan.version,
+            builder.index,
             opened=logs.opened,  # type: ignore[arg-type]
             replayed=logs.replayed,  # type: ignore[arg-type]
         )
-        self.served = self.lives.first()
-        self.served.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
+        first = begin_first_life(builder, restorer, claims, self.log)  # type: ignore[arg-type]
+        self.host = first.host
+        self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
         builder.push_memory.clock = clock
         cadence = CheckpointSchedule(
@@ -110,29 +111,36 @@ class ShardProcess(Process):
             now_s=world.now_s,
         )
         self.checkpointer = Checkpointer(
-            self.served,
+            self.host,
             catalogue,
             cadence,
             options,
-            self.lives.known,
+            first.known,
+            first.returns,
             claims=claims,
-            on_cut=self.lives.rolled,
-            on_collected=self.lives.collected,
+            log_=self.log,
             clock=clock,
         )
-        self.lives.follow(self.checkpointer)
-        self._plane = RequestHandler(self.served, self.checkpointer, self.lives, clock)
-        self.service = ShardService(self._plane, self.served, self.checkpointer, self.lives, builder.push_memory)
-        world.fired["shard restored a checkpoint"] += "restored p1" in self.served.restored
-        world.fired["log replayed"] += "replayed" in self.served.restored and "replayed 0" not in self.served.restored
-        world.fired["log found damaged"] += "computed again" in self.served.restored
-        world.note(f"{self.name} starts: {self.served.restored}")
+        self.lifecycle = ShardLifecycle(
+            self.host,
+            builder,  # type: ignore[arg-type]
+            restorer,
+            claims,
+            self.log,
+            self.checkpointer,
+        )
+        self._plane = RequestHandler(self.host, self.lifecycle, clock=clock)
+        self.service = ShardService(self._plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
+        world.fired["shard restored a checkpoint"] += "restored p1" in self.host.restored
+        world.fired["log replayed"] += "replayed" in self.host.restored and "replayed 0" not in self.host.restored
+        world.fired["log found damaged"] += "computed again" in self.host.restored
+        world.note(f"{self.name} starts: {self.host.restored}")
         network.hosts[address] = self
 
     @property
     def shard(self) -> Shard:
         """The life that is served."""
-        return self.served.shard
+        return self.host.shard
 
     def start(self) -> None:
         """Begin to announce itself and to save."""
@@ -154,7 +162,7 @@ class ShardProcess(Process):
 
     def crashing(self) -> None:
         """Count what the crash cuts in two, and let the disk suffer."""
-        world, log = self.world, self.lives.log
+        world, log = self.world, self.log.current
         world.fired["crash between cut and manifest"] += self.checkpointer.pending is not None
         if isinstance(log, MemoryLog):
             if world.rng.random() < world.faults.log_torn and log.lose_tail(world.rng):
@@ -177,7 +185,7 @@ class ShardProcess(Process):
         result = wire.decode_receipt(receipt).result.name
         self.world.note(f"{self.name} {result}")
         self.world.fired[f"receipt: {result.lower()}"] += 1
-        log, reply = self.lives.log, Promise[bytes]()
+        log, reply = self.log.current, Promise[bytes]()
         if not isinstance(log, MemoryLog):
             return receipt
         position = log.position
@@ -196,12 +204,12 @@ class ShardProcess(Process):
         """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
         next_s = self.world.now_s
         while not self._stopping:
-            if self.lives.claims.superseded is not None and "P23-superseded-goes-on" not in self._habits:
-                raise self.lives.claims.superseded  # P23
-            if not self.served.changed.is_set() and self.world.now_s < next_s:
+            if self.lifecycle.claims.superseded is not None and "P23-superseded-goes-on" not in self._habits:
+                raise self.lifecycle.claims.superseded  # P23
+            if not self.host.changed.is_set() and self.world.now_s < next_s:
                 await self.world.sleep(LOOK_S)
                 continue
-            self.served.changed.clear()
+            self.host.changed.clear()
             next_s = self.world.now_s + ANNOUNCE_S
             try:
                 reply = await self._network.call(self, COORDINATOR, self._registration(), ANNOUNCE_DEADLINE_S)
@@ -220,13 +228,13 @@ class ShardProcess(Process):
             job_digest=DIGEST,
             shard=mine.shard,
             incarnation=mine.incarnation,
-            first_incarnation=self.lives.first_incarnation,
+            first_incarnation=self.lifecycle.first_incarnation,
             address=self.address,
             applied=interval_messages(updates.applied),
             held=interval_messages(updates.held),
             skipped=interval_messages(updates.skipped),
-            checkpoint_rounds=self.lives.returnable(),
-            restored=self.served.restored,
+            checkpoint_rounds=self.lifecycle.returnable(),
+            restored=self.host.restored,
         )
 
     async def _save(self) -> None:

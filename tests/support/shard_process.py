@@ -19,9 +19,10 @@ from parashard.store.claims import Claims
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
+from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.request_handler import RequestHandler
@@ -99,9 +100,10 @@ class ShardProcess:
         restorer = Restorer(self.catalogue, reply, builder.plan, index, builder.optimizer.slots, rounds=rounds)
         options = builder.job.checkpoint
         claims = Claims(store, f"shard-{index}", f"process-{next(_PROCESSES)}")
-        self.lives = ShardLifecycle(builder, restorer, store, options, claims)
-        self.served = self.lives.first()
-        self.served.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
+        self.log = ShardLog(store, options, builder.plan.version, index)
+        first = begin_first_life(builder, restorer, claims, self.log)
+        self.host = first.host
+        self.host.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
         cadence = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
@@ -110,27 +112,24 @@ class ShardProcess:
             now_s=self.now_s,
         )
         self.checkpointer = Checkpointer(
-            self.served,
+            self.host,
             self.catalogue,
             cadence,
             options,
-            self.lives.known,
+            first.known,
+            first.returns,
             claims=claims,
-            on_cut=self.lives.rolled,
-            on_collected=self.lives.collected,
-            on_disk_full=self.lives.make_room,
-            wanted=lambda: bool(self.lives.log_error),
-            on_look=self.lives.tell_of_log,
+            log_=self.log,
             clock=lambda: self.now_s,
         )
-        self.lives.follow(self.checkpointer)
-        self.plane = RequestHandler(self.served, self.checkpointer, self.lives)
-        self.service = ShardService(self.plane, self.served, self.checkpointer, self.lives, builder.push_memory)
+        self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.log, self.checkpointer)
+        self.plane = RequestHandler(self.host, self.lifecycle)
+        self.service = ShardService(self.plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
 
     @property
     def shard(self) -> Shard:
         """The life that is served."""
-        return self.served.shard
+        return self.host.shard
 
     def push(self, *steps: int) -> None:
         """Push the gradient of each step, and let the checkpointer look, as the service does."""
@@ -162,7 +161,7 @@ class ShardProcess:
 
     def close(self) -> None:
         """End as a process does."""
-        self.lives.close()
+        self.log.close()
 
 
 def gradient_of(shard: Shard, step: int) -> np.ndarray:

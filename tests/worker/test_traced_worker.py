@@ -10,11 +10,12 @@ from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.trace import SpanKind, StatusCode
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import ShardClient
 from parashard.errors import NotReady, ParashardError
 from parashard.protocol.messages import PullRun, PushChunk
 from parashard.telemetry.tracer import trace_id
-from parashard_worker.leasing import Joined
-from parashard_worker.traced import StepSpans, TracedClient, TracedLeasing
+from parashard_worker.leasing import Joined, Leasing
+from parashard_worker.traced import StepSpans
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation
 from support.traced_cases import CONTEXT, Traced, about, ids
@@ -42,19 +43,22 @@ class Worker:
 
     def __init__(self, coordinator: OneGrant, depth: int) -> None:
         self.traced = Traced()
-        spans = StepSpans(self.traced.tracer, RUN, "worker-0")
+        spans = StepSpans(self.traced.tracer)
+        spans.joined(RUN, "worker-0")
         self.job = Job(depth=depth)
-        self.leasing = TracedLeasing(
-            spans,
-            coordinator,
+        self.leasing = Leasing(
+            coordinator,  # type: ignore[arg-type]
             Joined(RUN, "worker-0", 1, 3600.0),
             batch=8,
             ahead=1,
             step_timeout_s=3600.0,
-            join=lambda: None,
+            join=lambda: None,  # type: ignore[arg-type, return-value]
+            observer=spans,
         )
         cluster = self.job.cluster
-        client = TracedClient(spans, RUN, DIGEST, cluster.plan, "worker-0", connect=cluster.connect, retry_budget_s=0.0)
+        client = ShardClient(
+            RUN, DIGEST, cluster.plan, "worker-0", connect=cluster.connect, retry_budget_s=0.0, observer=spans
+        )
         client.use(cluster.view())
         self.job.loop._client, self.job.loop._leasing = client, self.leasing
         self.requests: list[PushChunk | PullRun] = []

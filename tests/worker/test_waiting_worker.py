@@ -13,7 +13,7 @@ from parashard_coordinator.__main__ import build_core
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
+from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.waiting import eventually
 
@@ -21,7 +21,7 @@ RUN = "run-1"
 
 
 def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
-    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
     core = ExclusiveCore(build_core(resolved, RUN, 1))  # of which no shard ever registers
     job = pb.GetJobReply(
         run_id=RUN,

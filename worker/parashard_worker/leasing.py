@@ -18,6 +18,7 @@ from parashard.process import failpoints
 from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard_worker.leased import Joined, LeasedWork, Work
 
 __all__ = ["Joined", "Leasing", "Work"]
@@ -52,6 +53,8 @@ class Leasing:
         See `LeasedWork`.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
+    observer : StepObserver
+        Sees what becomes of the steps.
 
     Attributes
     ----------
@@ -70,10 +73,12 @@ class Leasing:
         join: Callable[[], Joined],
         patience_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
+        observer: StepObserver = NO_STEP_OBSERVER,
     ) -> None:
         self._client = client
         self._join = join
         self._on_hung = on_hung or end_process
+        self._observer = observer
         self._patience_s = patience_s
         self._changed = threading.Condition()
         self._work = LeasedWork(
@@ -105,6 +110,11 @@ class Leasing:
         return self._work.failure
 
     @property
+    def hung(self) -> str:
+        """What the model has been at for too long, so that this worker leaves; "" if nothing."""
+        return self._work.hung
+
+    @property
     def state(self) -> pb.JobState:
         """How the job stands, as of the last answer."""
         return self._work.state
@@ -127,7 +137,9 @@ class Leasing:
                 self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
                 work = self._work.take(time.monotonic())
             self._changed.notify_all()
-            return work
+        if isinstance(work, pb.Grant):
+            self._observer.began(work)
+        return work
 
     @contextmanager
     def computing(self, work: Work) -> Iterator[None]:
@@ -139,7 +151,8 @@ class Leasing:
         with self._changed:
             self._work.computing(work, time.monotonic())
         try:
-            yield
+            with self._observer.phase("compute", work.step if isinstance(work, pb.Grant) else None):
+                yield
         finally:
             with self._changed:
                 self._work.computing(None, time.monotonic())
@@ -162,18 +175,21 @@ class Leasing:
         with self._changed:
             self._work.completed(step, time.monotonic())
             self._changed.notify_all()
+        self._observer.ended(step.step, "completed", loss=step.loss, examples=step.examples)
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
             self._work.failed(step, reason, time.monotonic(), kind)
             self._changed.notify_all()
+        self._observer.ended(step, "failed", reason)
 
     def dropped(self, step: int) -> None:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
             self._work.dropped(step, time.monotonic())
             self._changed.notify_all()
+        self._observer.ended(step, "dropped")
 
     def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
         """Report the outcome of an evaluation of the weights that its grant names."""

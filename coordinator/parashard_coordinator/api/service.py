@@ -14,6 +14,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.process import failpoints
 from parashard.protocol.rpc import SERVER_THREADS, Server
+from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard_coordinator.api.shard_reports import announcement, check_count
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import (
@@ -59,12 +60,21 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         What every process of the job is told.
     status : StatusView
         Renders the core for people.
+    observer : LeaseObserver
+        Sees what workers are answered.
     """
 
-    def __init__(self, core: ExclusiveCore, job: pb.GetJobReply, status: StatusView) -> None:
+    def __init__(
+        self,
+        core: ExclusiveCore,
+        job: pb.GetJobReply,
+        status: StatusView,
+        observer: LeaseObserver = NO_LEASE_OBSERVER,
+    ) -> None:
         self._core = core
         self._job = job
         self._status = status
+        self._observer = observer
         self._waiters = 0
         self._counting = threading.Lock()
 
@@ -154,7 +164,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         if request.want and request.wait_s > 0 and _nothing(answer):
             answer = self._wait_for_work(request, answer)
         failpoints.hit("coordinator.lease.decided")
-        return lease_reply(answer)
+        reply = lease_reply(answer)
+        self._observer.answered(request, reply)
+        return reply
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:

@@ -1,29 +1,30 @@
 """The coordinator's spans: a lease is the first span of a step's execution, and its context goes with the grant.
 
-A subclass of the service: a coordinator that does not trace has the plain one and never imports this. Called by
-`parashard_coordinator.__main__`.
+Made by `parashard_coordinator.__main__`, if the coordinator traces; no other imports this.
 """
 
 from __future__ import annotations
 
-from typing import Any
-
 from opentelemetry.trace import SpanKind
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.telemetry.observing import LeaseObserver
 from parashard.telemetry.tracer import Attributes, Tracer, traceparent
-from parashard_coordinator.api.service import CoordinatorService
 
 
-class TracedService(CoordinatorService):
-    """A service whose grants are spans; the arguments are those of `CoordinatorService` after the first."""
+class LeaseSpans(LeaseObserver):
+    """Makes grants spans.
 
-    def __init__(self, tracer: Tracer, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    Parameters
+    ----------
+    tracer : Tracer
+        Makes them.
+    """
+
+    def __init__(self, tracer: Tracer) -> None:
         self._tracer = tracer
 
-    def Lease(self, request: pb.LeaseRequest, context: Any) -> pb.LeaseReply:
-        reply = super().Lease(request, context)
+    def answered(self, request: pb.LeaseRequest, reply: pb.LeaseReply) -> None:
         for grant in reply.granted:
             about: Attributes = {
                 "rpc.system.name": "grpc",
@@ -34,4 +35,3 @@ class TracedService(CoordinatorService):
             span = self._tracer.of_step("lease", request.run_id, grant.step, kind=SpanKind.SERVER, attributes=about)
             grant.traceparent = traceparent(span)
             span.end()
-        return reply

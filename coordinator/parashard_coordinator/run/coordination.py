@@ -38,6 +38,7 @@ from parashard.process.side_effects import SideEffect
 from parashard.process.trouble import STEADY_S
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard_coordinator.api.metrics import CoordinatorCollector
 from parashard_coordinator.api.page import status_page
@@ -131,8 +132,8 @@ class Coordination:
         Gets state that outlives this process.
     credentials : Credentials, optional
         Shown to shards.
-    make_service : callable
-        Makes the service; tracing passes its own.
+    observer : LeaseObserver
+        Sees what workers are answered.
     """
 
     def __init__(
@@ -144,7 +145,7 @@ class Coordination:
         run_dir: Path,
         run_store: RunStore,
         credentials: Credentials | None = None,
-        make_service: Callable[..., CoordinatorService] = CoordinatorService,
+        observer: LeaseObserver = NO_LEASE_OBSERVER,
     ) -> None:
         self._core = core
         core.on_decision = self._save_decision
@@ -158,7 +159,7 @@ class Coordination:
             lambda core, _: (core.options.shards, frozenset(core.leases.skips), core.workers.fingerprint)
         )
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
-        self.service = make_service(core, job, self._status)
+        self.service = CoordinatorService(core, job, self._status, observer)
         self._credentials = credentials
         stubs = ShardChannels(credentials)
         self._watch = ShardMonitor(self._run_id, stubs)

@@ -17,7 +17,6 @@ from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
 from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import write_report
-from parashard.models.base import Audited
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.process.side_effects import failed_writes, why_failed
 from parashard.store.durable import replace_durably, write_durably
@@ -109,8 +108,8 @@ def report(
 def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[str, Any]:
     """Return the digest of the final weights, and the result of the model's own audit."""
     found: dict[str, Any] = {"weights_sha256": values_sha256(variables)}
-    if isinstance(resolved.model, Audited):
-        found.update(resolved.model.audit(variables, resolved.job.job.epochs))
+    if resolved.auditor is not None:
+        found.update(resolved.auditor.audit(variables, resolved.job.job.epochs))
     return found
 
 

@@ -1,6 +1,7 @@
-"""Resolves a job file against its data and its model: variables, plan, number of steps, digest.
+"""Resolves a job file against what is declared of its data and its model: variables, plan, number of steps, digest.
 
-Every mismatch is a ConfigurationError before any step runs.
+Every mismatch between a job, its data and its model is a ConfigurationError before any step runs. Opens neither data
+nor model: `parashard.job.declaration` does, here or in another process.
 """
 
 from __future__ import annotations
@@ -17,18 +18,16 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from parashard.checkpoints.manifest import InitialManifest
-from parashard.data import open_source
 from parashard.data.base import DataSpec
 from parashard.display.figures import counted
 from parashard.encodings.encoding import Encoding
 from parashard.errors import BadData, ConfigurationError
+from parashard.job.declaration import DeclaredJob
 from parashard.job.digest import identity_digest, job_identity
 from parashard.job.schema import Job
 from parashard.job.settings import apply_settings
 from parashard.job.tables import ClusterOptions, received_bytes
-from parashard.models import build_model, code_sha256
-from parashard.models.base import Model
-from parashard.models.blame import named_with_line
+from parashard.models.base import Audited
 from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.steps import StepPlan
@@ -41,13 +40,14 @@ SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
 class ResolvedJob:
     """A job with everything derived from its data and model.
 
-    `initial` are initial values that the store does not have yet; `initial_sha256` is of those that it has or will
-    have, "" where all are drawn from the seed.
+    `auditor` is the model, if it can judge final weights and is in this process. `initial` are initial values that the
+    store does not have yet; `initial_sha256` is of those that it has or will have, "" where all are drawn from the
+    seed.
     """
 
     job: Job
     spec: DataSpec
-    model: Model
+    auditor: Audited | None
     plan: Plan
     steps: StepPlan
     identity: dict[str, Any]
@@ -67,20 +67,20 @@ class ResolvedJob:
 
 def resolve(
     job: Job,
-    model_folder: Path | None,
+    declared: DeclaredJob,
     init_file: Path | None = None,
     *,
     kept: InitialManifest | None = None,
     kept_file: Path | None = None,
 ) -> ResolvedJob:
-    """Open the data, build the model, place its variables.
+    """Check a job against its declared data and model, and place the variables.
 
     Parameters
     ----------
     job : Job
         Validated.
-    model_folder : Path, optional
-        Folder to look up a user's own model in.
+    declared : DeclaredJob
+        Its data and model.
     init_file : Path, optional
         A safetensors file with every variable's initial values.
     kept : InitialManifest, optional
@@ -93,11 +93,9 @@ def resolve(
     ConfigurationError
         If the data, the model, the initial values or the targets do not fit the job.
     """
-    spec = open_source(job.data).spec
+    spec, arrays = declared.spec, declared.arrays
     _check_targets(job, spec)
-    model = build_model(job.model, spec, job.job.seed, model_folder)
-    declared, arrays = _declared(model)
-    variables = apply_settings(declared, job.variables)
+    variables = apply_settings(declared.variables, job.variables)
     _check_encodings(job, variables)
     if kept is not None:
         arrays, initial_sha256 = {}, kept.sha256
@@ -107,55 +105,14 @@ def resolve(
         elif init_file is not None:
             arrays = _checked_file(init_file, variables)
         initial_sha256 = values_sha256(arrays) if arrays else ""
-    identity = job_identity(
-        job, spec, variables, initial_sha256=initial_sha256, model_sha256=code_sha256(job.model, model_folder)
-    )
+    identity = job_identity(job, spec, variables, initial_sha256=initial_sha256, model_sha256=declared.model_sha256)
     _check_shards(job, variables)
     _check_memory(job, variables, memory_bytes())
     plan = place(variables, split(variables, job.cluster.partitioner.build(job.cluster.shards)), job.cluster.shards)
     _check_push_memory(job, plan)
     steps = StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
     digest = identity_digest(identity)
-    return ResolvedJob(job, spec, model, plan, steps, identity, digest, arrays, initial_sha256)
-
-
-def _declared(model: Model) -> tuple[dict[str, Variable], dict[str, Float32s]]:
-    """Split a model's initial variables into declarations and initial values."""
-    declared: dict[str, Variable] = {}
-    arrays: dict[str, Float32s] = {}
-    for name, value in _initial_variables(model).items():
-        if isinstance(value, Variable):
-            if value.name != name:
-                raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
-            declared[name] = value
-            continue
-        try:
-            array = np.array(value, np.float32, order="C")
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
-        if not np.isfinite(array).all():
-            raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
-        declared[name] = Variable(name, array.shape)
-        arrays[name] = array
-    if not declared:
-        raise ConfigurationError("the model has no variables")
-    return declared, arrays
-
-
-def _initial_variables(model: Model) -> Mapping[str, Any]:
-    """Return a model's initial variables; errors of a user's model are ConfigurationErrors."""
-    try:
-        initial = model.initial_variables()
-    except ConfigurationError:
-        raise
-    except BaseException as error:  # SystemExit too: the coordinator would exit with success
-        raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
-    if not isinstance(initial, Mapping):
-        raise ConfigurationError(
-            f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "
-            "variables or arrays"
-        )
-    return initial
+    return ResolvedJob(job, spec, declared.auditor, plan, steps, identity, digest, arrays, initial_sha256)
 
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:

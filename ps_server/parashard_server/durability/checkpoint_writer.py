@@ -20,7 +20,7 @@ from parashard.process.logs import structlog
 from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 log = structlog.get_logger("shard")
 
@@ -50,7 +50,7 @@ def stored_as(manifest: ShardManifest) -> Stored:
     )
 
 
-def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims: Claims) -> ShardManifest:
+def write_cut(store: Store, id_: CheckpointId, cut: Cut, host: ShardHost, claims: Claims) -> ShardManifest:
     """Store a cut with a complete snapshot, and return the manifest that commits it.
 
     Parameters
@@ -61,7 +61,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims:
         The checkpoint's id, not used before.
     cut : Cut
         The state to save.
-    served : Served
+    host : ShardHost
         The shard, for the constant shapes of its variables.
     claims : Claims
         Of this process; checked just before the manifest is written.
@@ -77,7 +77,7 @@ def write_cut(store: Store, id_: CheckpointId, cut: Cut, served: Served, claims:
     variables, slots = {}, {}
     for placed in snapshot.layout:
         p, run = placed.partition, slice(placed.offset, placed.stop)
-        shape = (p.rows, *served.shard.storage.variables[p.variable].shape[1:])
+        shape = (p.rows, *host.shard.storage.variables[p.variable].shape[1:])
         variables[variable_tensor(p)] = snapshot.weights[run].reshape(shape)
         for name, slot in snapshot.slots.items():
             slots[slot_tensor(name, p)] = slot[run].reshape(shape)

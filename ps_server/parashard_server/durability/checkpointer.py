@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -27,7 +27,8 @@ from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
 from parashard_server.durability.checkpoint_writer import Stored, stored_as, write_cut
 from parashard_server.durability.schedule import CheckpointSchedule
-from parashard_server.serving.served import Served
+from parashard_server.durability.shard_log import ShardLog
+from parashard_server.serving.shard_host import ShardHost
 
 LOOK_S = 0.2
 
@@ -49,11 +50,11 @@ class CheckpointRecord:
 
 
 class Checkpointer:
-    """Saves the served shard.
+    """Saves the served shard; after each request it checks whether a checkpoint is due.
 
     Parameters
     ----------
-    served : Served
+    host : ShardHost
         The shard and its lock.
     catalogue : Catalogue
     The store.
@@ -62,58 +63,46 @@ class Checkpointer:
     options : CheckpointOptions
     Retention.
     known : sequence of Held
-    The existing checkpoints that are not known to be damaged.
+        The existing checkpoints that are not known to be damaged.
+    returns : list of Return
+        The rollbacks by which the shard's incarnations began; `ShardLifecycle` adds to it.
     claims : Claims
-    Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
+        Of this process: once another one has claimed the shard, nothing is saved or deleted any more.
+    log_ : ShardLog
+        Begins a segment with each cut and drops what old checkpoints needed; one that fails asks for a checkpoint.
     last : Stored, optional
-    The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
-    may become part of a drained one.
-    on_cut, on_collected : callable
-    Called under the shard's lock after each cut; and after each collection with the newest retained checkpoints.
-    on_disk_full : callable
-    Called with the cut's log position if the disk is still full after old checkpoints are deleted.
-    wanted : callable
-    Returns whether a checkpoint is needed soon, regardless of the schedule.
-    on_look : callable
-        Called several times a second by the thread that saves, never under the shard's lock.
+        The checkpoint that the shard was restored from: it is not saved again while the weights have not moved, and it
+        may become part of a drained one.
     clock : callable
         Monotonic seconds.
     """
 
     def __init__(
         self,
-        served: Served,
+        host: ShardHost,
         catalogue: Catalogue,
         cadence: CheckpointSchedule,
         options: CheckpointOptions,
         known: list[Held],
+        returns: list[Return],
         *,
         claims: Claims,
+        log_: ShardLog,
         last: Stored | None = None,
-        on_cut: Callable[[], None] = lambda: None,
-        on_collected: Callable[[list[Held]], None] = lambda kept: None,
-        on_disk_full: Callable[[int | None], None] = lambda position: None,
-        wanted: Callable[[], bool] = lambda: False,
-        on_look: Callable[[], None] = lambda: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.record = CheckpointRecord(interval_s=options.every_s)
         self.cut_round: int | None = None
         """The newest round that every shard has saved, as last reported by the coordinator."""
-        self.returns: Sequence[Return] = ()
-        """The rollbacks by which the shard's incarnations began; set by `ShardLifecycle`."""
-        self._served = served
+        self.returns = returns
+        self._host = host
+        self._log = log_
         self._catalogue = catalogue
         self._cadence = cadence
         self._options = options
         self._known = known
         self._claims = claims
         self._listing = threading.Lock()  # `_known` is replaced as a whole: a rollback may forget while one is added
-        self._on_cut = on_cut
-        self._on_collected = on_collected
-        self._on_disk_full = on_disk_full
-        self._wanted = wanted
-        self._on_look = on_look
         self._clock = clock
         self._saving = threading.Lock()  # one checkpoint at a time, from cut to manifest
         self.pending: Cut | None = None
@@ -122,12 +111,14 @@ class Checkpointer:
         self._trouble = Trouble()
         self._found_full = 0  # consecutive checkpoints that found the disk full
         self._last = last
-        self._last_incarnation = served.shard.identity.incarnation  # of the state in `_last`
+        self._last_incarnation = host.shard.identity.incarnation  # of the state in `_last`
         self._handed_out = (
             last.id.folder if last else ""
         )  # folder of a checkpoint that may become part of a drained one: retained until the next
         self._number = max((held.id.number for held in known), default=0)
+        self._uncopied = host.shard.storage.uncopied  # partitions, after the last request or copy
         self._stopping = False
+        host.after_request = self.after_request
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
 
     @property
@@ -146,10 +137,17 @@ class Checkpointer:
         if self._thread.is_alive():
             self._thread.join()
 
+    def after_request(self, shard: Shard, seconds: float) -> None:
+        """Count how long a push took that had to copy what it moved, and look; under the shard's lock."""
+        if shard.storage.uncopied < self._uncopied:
+            self.record.stall_s = max(self.record.stall_s, seconds)
+        self._uncopied = shard.storage.uncopied
+        self.look(shard)
+
     def look(self, shard: Shard) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
         steps, round_ = len(shard.updates.applied), shard.updates.round
-        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=self._wanted()):
+        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=bool(self._log.error)):
             self.pending = self._cut(shard)
             self._wake.set()
 
@@ -160,7 +158,7 @@ class Checkpointer:
             self._cadence.name_ahead(round_)
             self.look(shard)
 
-        self._served.run_exclusive(name)
+        self._host.run_exclusive(name)
 
     def take(self, round_: int | None = None, *, damaged: str = "") -> Stored:
         """Save the present state now, or in sync mode the start of a round that is full or reached.
@@ -189,7 +187,7 @@ class Checkpointer:
                     return None  # equal steps do not imply equal weights after a rollback (P12)
                 return self._cut(shard)
 
-            cut = self._served.run_exclusive(reach)
+            cut = self._host.run_exclusive(reach)
             stored = self._last if cut is None else self._save(cut)
             assert stored is not None
             self._handed_out = stored.id.folder
@@ -207,16 +205,13 @@ class Checkpointer:
     def returned(self, shard: Shard) -> None:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
         self.pending = None  # a cut of a discarded state
+        self._uncopied = shard.storage.uncopied
         self._cadence.returned(shard.updates.round)
 
     def save_pending(self) -> None:
         """Save the pending cut, if any; errors are counted and reported."""
         with self._saving:
             self._save_waiting()
-
-    def stalled(self, seconds: float) -> None:
-        """Record the time that a push spent copying partitions before it moved them."""
-        self.record.stall_s = max(self.record.stall_s, seconds)
 
     def _good(self) -> list[Held]:
         """Return the checkpoints that are neither known to be damaged nor discarded by a rollback."""
@@ -240,14 +235,15 @@ class Checkpointer:
             self._wake.wait(LOOK_S)
             self._wake.clear()
             with suppress(QueueFull):  # a busy shard checks after its requests
-                self._served.run_exclusive(self.look)
+                self._host.run_exclusive(self.look)
             self.save_pending()
-            self._on_look()
+            self._log.tell()
 
     def _cut(self, shard: Shard) -> Cut:
         self._cadence.cut(len(shard.updates.applied), shard.updates.round, self._clock())
         cut = shard.cut()
-        self._on_cut()
+        self._uncopied = shard.storage.uncopied
+        self._log.roll()
         return cut
 
     def _save(self, cut: Cut) -> Stored:
@@ -284,7 +280,7 @@ class Checkpointer:
         The newest is verified first: a damaged one supersedes nothing. If that is not enough, log segments are deleted.
         """
         if self._found_full > 1:
-            self._on_disk_full(cut.replay_from)
+            self._log.make_room(cut.replay_from)
         while self._good():
             newest = self._by_age()[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))
@@ -301,26 +297,27 @@ class Checkpointer:
         more = True
         while more:
 
-            def copy_one(_: Shard) -> bool:
+            def copy_one(shard: Shard) -> bool:
                 started_s = time.monotonic()
                 more = cut.snapshot.save_next()
+                self._uncopied = shard.storage.uncopied
                 self.record.stall_s = max(self.record.stall_s, time.monotonic() - started_s)
                 return more
 
-            more = self._served.run_exclusive(copy_one)
+            more = self._host.run_exclusive(copy_one)
 
     def _store(self, cut: Cut) -> Stored:
         mine = cut.identity
         self._number += 1
         id_ = CheckpointId(mine.plan_version, mine.shard, mine.incarnation, self._number)
-        manifest = write_cut(self._catalogue.store, id_, cut, self._served, self._claims)
+        manifest = write_cut(self._catalogue.store, id_, cut, self._host, self._claims)
         failpoints.hit("shard.checkpoint.manifest")
         stored = stored_as(manifest)
         self.record.bytes = manifest.size_bytes + stored.manifest_bytes
         with self._listing:
             self._known = [*self._known, Held(id_, cut.round, cut.replay_from)]
         if cut.round is not None:
-            self._served.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
+            self._host.changed.set()  # report the round to the coordinator at once: all shards may roll back to it
         return stored
 
     def _collect(self, cut: Cut, keep: int) -> None:
@@ -340,6 +337,6 @@ class Checkpointer:
                 failpoints.hit("shard.checkpoint.collecting")
                 self.forget(id_)
                 collect(self._catalogue, id_)
-            self._on_collected(self._by_age()[-keep:])
+            self._log.collect(self._by_age()[-keep:])
         except (StoreFailed, Superseded) as error:
             log.warning("collection-failed", error=str(error))

@@ -20,7 +20,7 @@ from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 
 class ShardService(shard_pb2_grpc.ShardServicer):
@@ -30,12 +30,12 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     ----------
     plane : RequestHandler
         Takes pushes, gives weights.
-    served : Served
+    host : ShardHost
         The pure core and its lock.
     checkpointer : Checkpointer
         Saves the state.
-    lives : ShardLifecycle
-        Gives the shard another life for a rollback, and knows the log.
+    lifecycle : ShardLifecycle
+        Gives the shard another life for a rollback, and has the log.
     memory : PushMemory
         Where a push of one message is counted while it is served.
     """
@@ -43,17 +43,17 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def __init__(
         self,
         plane: RequestHandler,
-        served: Served,
+        host: ShardHost,
         checkpointer: Checkpointer,
-        lives: ShardLifecycle,
+        lifecycle: ShardLifecycle,
         memory: PushMemory,
     ) -> None:
         self._plane = plane
-        self._served = served
+        self._host = host
         self._checkpointer = checkpointer
-        self._lives = lives
+        self._lifecycle = lifecycle
         self._memory = memory
-        memory.reclaim = lambda: served.run_exclusive(lambda shard: shard.assemblies.expire(memory.clock()))
+        memory.reclaim = lambda: host.run_exclusive(lambda shard: shard.assemblies.expire(memory.clock()))
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -82,14 +82,14 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
-        reply = self._served.lock.run(lambda: inspection(self._served.shard), _time_left_s(context))
+        reply = self._host.run_request(inspection, _time_left_s(context))
         reply.queue_bytes_max = self._memory.held_bytes_max
         counted = self._checkpointer.record
-        reply.checkpoint_rounds.extend(self._lives.returnable())
+        reply.checkpoint_rounds.extend(self._lifecycle.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
         reply.checkpoint_error, reply.checkpoint_bytes = counted.error, counted.bytes
         reply.checkpoint_s, reply.checkpoint_stall_s = counted.seconds, counted.stall_s
-        self._lives.describe_log(reply)
+        self._lifecycle.log.describe(reply)
         return reply
 
     def TakeCheckpoint(self, request: shard_pb2.TakeCheckpointRequest, context: Any) -> shard_pb2.TakeCheckpointReply:
@@ -113,10 +113,10 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:
         """Go back to a round under a new incarnation (P12)."""
         self._check_command(request)
-        return shard_pb2.RollbackReply(incarnation=self._lives.roll_back(request.round, request.incarnation))
+        return shard_pb2.RollbackReply(incarnation=self._lifecycle.roll_back(request.round, request.incarnation))
 
     def _check_run(self, run_id: str) -> None:
-        mine = self._served.shard.identity.run_id
+        mine = self._host.shard.identity.run_id
         if run_id != mine:
             raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
 
@@ -128,7 +128,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
                 f"this shard obeys incarnation {self.coordinator_incarnation} of the coordinator, "
                 f"not {request.coordinator_incarnation}"
             )
-        mine = self._served.shard.identity
+        mine = self._host.shard.identity
         if (request.shard, request.incarnation) != (mine.shard, mine.incarnation):
             raise StaleIncarnation(
                 f"the command names incarnation {request.incarnation} of shard {request.shard}; this is "

@@ -19,7 +19,7 @@ from parashard_server.serving.local_socket import LocalSocket, local_socket
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
@@ -35,7 +35,7 @@ class Listeners:
     ----------
     plane : RequestHandler
         Takes pushes, gives weights.
-    served : Served
+    shard_host : ShardHost
         Whose memory may be shared.
     job : Job
         Its `cluster` says which servers there are, and how many workers to expect.
@@ -68,7 +68,7 @@ class Listeners:
     def __init__(
         self,
         plane: RequestHandler,
-        served: Served,
+        shard_host: ShardHost,
         job: Job,
         memory: PushMemory,
         host: str,
@@ -76,7 +76,7 @@ class Listeners:
         credentials: Credentials | None = None,
     ) -> None:
         self.address = self.local_path = ""
-        push_bytes = served.shard.storage.weights.nbytes
+        push_bytes = shard_host.shard.storage.weights.nbytes
         self.rooms = ReceiveBuffers(memory)
         self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []
@@ -96,8 +96,8 @@ class Listeners:
                     calls=(PUSH, PULL),
                 )
             )
-        if allows(transport, "shm") and _shared(served) is not None:
-            mine = served.shard.identity
+        if allows(transport, "shm") and _shared(shard_host) is not None:
+            mine = shard_host.shard.identity
             self._local = local_socket(mine.run_id, mine.shard, mine.incarnation)
         if transport == "shm" and self._local is None:
             raise ConfigurationError(
@@ -108,7 +108,7 @@ class Listeners:
             self.local_path = self._local.path
             local = ShmService(
                 plane,
-                lambda: _shared(served),
+                lambda: _shared(shard_host),
                 self.slots,
                 direct=not job.optimizer.delay_compensation,
             )
@@ -134,8 +134,8 @@ class Listeners:
             server.stop()
 
 
-def _shared(served: Served) -> SharedWeights | None:
-    memory = served.shard.storage.memory
+def _shared(shard_host: ShardHost) -> SharedWeights | None:
+    memory = shard_host.shard.storage.memory
     return memory if isinstance(memory, SharedWeights) else None
 
 

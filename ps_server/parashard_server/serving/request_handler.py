@@ -1,7 +1,7 @@
 """RequestHandler: pushes and pulls on the shard that is served now, whatever carried them here.
 
-Calls the core under the shard's lock, looks after the log and the checkpointer, and counts time. Knows no wire. Called
-by the gRPC service and the stream services, from many threads.
+Calls the core in the request's turn, waits for the log, and counts time. Knows no wire. Called by the gRPC service and
+the stream services, from many threads.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import TypeVar
 from parashard.errors import NotReady, StaleIncarnation
 from parashard.process import failpoints
 from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
-from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 
 _Result = TypeVar("_Result")
 
@@ -27,33 +27,33 @@ class RequestHandler:
 
     Parameters
     ----------
-    served : Served
+    host : ShardHost
         The pure core and its lock.
-    checkpointer : Checkpointer
-        Looks after each request whether the state is to be saved.
-    lives : ShardLifecycle
-        Knows the log.
+    lifecycle : ShardLifecycle
+        Has the log, and begins a round again.
+    observer : RequestObserver
+        Sees every request.
     clock : callable
         Monotonic seconds.
     """
 
     def __init__(
         self,
-        served: Served,
-        checkpointer: Checkpointer,
-        lives: ShardLifecycle,
+        host: ShardHost,
+        lifecycle: ShardLifecycle,
+        observer: RequestObserver = NO_REQUEST_OBSERVER,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._served = served
-        self._checkpointer = checkpointer
-        self._lives = lives
+        self._host = host
+        self._lifecycle = lifecycle
+        self._observer = observer
         self._clock = clock
         self.draining = False
 
     @property
     def push_bytes_max(self) -> int:
         """Length of the longest push that can be right: every partition as float32."""
-        return self._served.shard.storage.weights.nbytes
+        return self._host.shard.storage.weights.nbytes
 
     def check(self, target: Target) -> None:
         """Refuse what is not meant for the shard as it is now.
@@ -66,7 +66,7 @@ class RequestHandler:
             If another run, plan or life is meant (P2, P3).
         """
         self._check_open()
-        self._served.shard.check_target(target)
+        self._host.shard.check_target(target)
 
     def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
         """Take a chunk of a push; return once the log has it, where there is one.
@@ -79,32 +79,35 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
             `StaleIncarnation` where the round had to begin again (P24).
         """
-        self._check_open()
-        deadline_s = self._clock() + timeout_s
+        asked_s = self._clock()
+        with self._observer.push(chunk, asked_s) as seen:
+            self._check_open()
+            receipt = self._push(chunk, asked_s + timeout_s, timeout_s, seen)
+            seen.answered(receipt)
+            return receipt
 
-        def take() -> tuple[Receipt, int]:
+    def _push(self, chunk: PushChunk, deadline_s: float, timeout_s: float, seen: ObservedRequest) -> Receipt:
+        def take(shard: Shard) -> tuple[Receipt, int]:
             started_s = self._clock()
-            shard = self._served.shard
-            uncopied, version = shard.storage.uncopied, shard.updates.version
+            seen.began(started_s)
+            version = shard.updates.version
             try:
                 receipt = shard.push(chunk, started_s)
-                self._time_apply(shard, version, started_s)
-                if shard.storage.uncopied < uncopied:
-                    self._checkpointer.stalled(self._clock() - started_s)
-                self._checkpointer.look(shard)
-                return receipt, self._lives.log_position
+                self._time_apply(shard, version, started_s, seen)
+                self._host.after_request(shard, self._clock() - started_s)
+                return receipt, self._lifecycle.log.position
             finally:
                 shard.record.push_s += self._clock() - started_s
 
         if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
             failpoints.hit("shard.push.received")
         try:
-            receipt, position = self._served.lock.run(take, timeout_s)
+            receipt, position = self._host.run_request(take, timeout_s)
         except FoldedStep as folded:
-            self._lives.begin_round_again(chunk.target.incarnation, chunk.step)
+            self._lifecycle.begin_round_again(chunk.target.incarnation, chunk.step)
             raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
         if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
-            self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
+            self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")
         return receipt
@@ -117,30 +120,38 @@ class RequestHandler:
         ParashardError
             As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
         """
-        self._check_open()
+        with self._observer.pull(run, self._clock()) as seen:
+            self._check_open()
+            return self._pull(run, timeout_s, read, seen)
 
-        def take() -> _Result:
+    def _pull(
+        self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result], seen: ObservedRequest
+    ) -> _Result:
+        def take(shard: Shard) -> _Result:
             started_s = self._clock()
-            shard = self._served.shard
+            seen.began(started_s)
             version = shard.updates.version
             try:
                 weights = shard.pull(run)
-                self._time_apply(shard, version, started_s)
+                self._time_apply(shard, version, started_s, seen)
+                seen.read(weights)
                 result = read(weights)
-                self._checkpointer.look(shard)
+                self._host.after_request(shard, self._clock() - started_s)
                 return result
             finally:
                 shard.record.pull_s += self._clock() - started_s
 
-        result = self._served.lock.run(take, timeout_s)
+        result = self._host.run_request(take, timeout_s)
         failpoints.hit("shard.pull.read")
         return result
 
-    def _time_apply(self, shard: Shard, version: int, started_s: float) -> None:
+    def _time_apply(self, shard: Shard, version: int, started_s: float, seen: ObservedRequest) -> None:
         """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
         if shard.updates.version != version:
-            shard.record.applied_in(self._clock() - started_s)
+            ended_s = self._clock()
+            shard.record.applied_in(ended_s - started_s)
+            seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)
 
     def _check_open(self) -> None:
         if self.draining:
-            raise NotReady(f"shard {self._served.shard.identity.shard} is stopping")
+            raise NotReady(f"shard {self._host.shard.identity.shard} is stopping")

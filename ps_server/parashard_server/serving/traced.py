@@ -1,114 +1,123 @@
 """The shard's spans: each request that came with a worker's context, and in it the apply, where the weights moved.
 
-A subclass of what the services call: a shard that does not trace has the plain one and never imports this. Called by
-`parashard_server.__main__`.
+Made by `parashard_server.__main__`, if the shard traces; no other imports this.
 """
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Self
 
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
 from parashard.protocol.messages import PullRun, PushChunk, Receipt, Target, Weights
+from parashard.telemetry.observing import ObservedRequest, RequestObserver
 from parashard.telemetry.tracer import Attributes, Tracer, sender
-from parashard_server.core.shard import Shard
-from parashard_server.serving.request_handler import RequestHandler
-
-_Result = TypeVar("_Result")
 
 
-class _Turn(threading.local):
-    """What this thread's present request has come to: moments of the plane's clock."""
+class RequestSpans(RequestObserver):
+    """Makes requests spans, where they come with a context.
 
-    step: int | None = None
-    asked_s = 0.0
-    began_s: float | None = None  # None: its turn has not come
-    applied: tuple[float, Attributes] | None = None  # when the weights had moved, and what is known of it
+    Parameters
+    ----------
+    tracer : Tracer
+        Makes them.
+    clock : callable
+        The handler's.
+    """
 
-
-class TracedRequestHandler(RequestHandler):
-    """A plane whose requests are spans; the arguments are those of `RequestHandler` after the first."""
-
-    def __init__(self, tracer: Tracer, *arguments: Any, **more: Any) -> None:
-        super().__init__(*arguments, **more)
+    def __init__(self, tracer: Tracer, clock: Callable[[], float] = time.monotonic) -> None:
         self._tracer = tracer
-        self._turn = _Turn()
+        self._clock = clock
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+    def push(self, chunk: PushChunk, asked_s: float) -> ObservedRequest:
         parent = sender(chunk.traceparent)
         if parent is None:
-            return super().push(chunk, timeout_s)
-        with self._request("push", parent, chunk.target, chunk.step) as span:
-            span.set_attributes(
-                {
-                    "parashard.worker": chunk.worker,
-                    "parashard.offset_bytes": chunk.offset_bytes,
-                    "parashard.bytes": len(chunk.payload),
-                }
-            )
-            receipt = super().push(chunk, timeout_s)
-            span.set_attributes({"parashard.result": receipt.result.name.lower(), "parashard.version": receipt.version})
-            if receipt.staleness is not None:
-                span.set_attribute("parashard.staleness", receipt.staleness)
-            return receipt
+            return super().push(chunk, asked_s)
+        about: Attributes = {
+            "parashard.worker": chunk.worker,
+            "parashard.offset_bytes": chunk.offset_bytes,
+            "parashard.bytes": len(chunk.payload),
+        }
+        return self._request("push", parent, chunk.target, chunk.step, asked_s, about)
 
-    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
+    def pull(self, run: PullRun, asked_s: float) -> ObservedRequest:
         parent = sender(run.traceparent)
         if parent is None:
-            return super().pull(run, timeout_s, read)
-        with self._request("pull", parent, run.target, run.step) as span:
+            return super().pull(run, asked_s)
+        return self._request("pull", parent, run.target, run.step, asked_s, {})
 
-            def told(weights: Weights) -> _Result:
-                span.set_attributes(
-                    {
-                        "parashard.version": weights.version,
-                        "parashard.bytes": sum(r.values.nbytes for r in weights.runs),
-                    }
-                )
-                return read(weights)
-
-            return super().pull(run, timeout_s, told)
-
-    @contextmanager
-    def _request(self, name: str, parent: Context, target: Target, step: int | None) -> Iterator[Span]:
+    def _request(
+        self, name: str, parent: Context, target: Target, step: int | None, asked_s: float, more: Attributes
+    ) -> ObservedRequest:
         about: Attributes = {
             "rpc.system.name": "parashard",
             "rpc.method": f"parashard.v1.ShardData/{name.capitalize()}",
             "parashard.run": target.run_id,
             "parashard.shard": target.shard,
             "parashard.incarnation": target.incarnation,
+            **more,
         }
         if step is not None:
             about["parashard.step"] = step
-        turn = self._turn
-        turn.step, turn.asked_s, turn.began_s, turn.applied = step, self._clock(), None, None
-        with self._tracer.within(name, parent, kind=SpanKind.SERVER, attributes=about) as span:
-            try:
-                yield span
-            finally:
-                if turn.began_s is not None:
-                    span.set_attribute("parashard.turn_wait_s", turn.began_s - turn.asked_s)
-                    if turn.applied is not None:
-                        self._tell_apply(turn.began_s, *turn.applied)
+        within = self._tracer.within(name, parent, kind=SpanKind.SERVER, attributes=about)
+        return _RequestSpan(self._tracer, within, step, asked_s, self._clock)
 
-    def _time_apply(self, shard: Shard, version: int, started_s: float) -> None:
-        super()._time_apply(shard, version, started_s)
-        self._turn.began_s = started_s
-        if shard.updates.version != version:
-            about: Attributes = {"parashard.shard": shard.identity.shard, "parashard.version": shard.updates.version}
-            if shard.updates.round is not None:
-                about["parashard.round"] = shard.updates.round - 1  # by whichever request names the next one
-            elif self._turn.step is not None:
-                about["parashard.step"] = self._turn.step
-            self._turn.applied = self._clock(), about
 
-    def _tell_apply(self, began_s: float, ended_s: float, about: Attributes) -> None:
-        """Tell what happened in the turn after it: others wait for theirs."""
-        since_ns = time.time_ns() - round(1e9 * self._clock())
-        self._tracer.past("apply", since_ns + round(1e9 * began_s), since_ns + round(1e9 * ended_s), about)
+class _RequestSpan(ObservedRequest):
+    """A request as a span; what happened in its turn is told after it, since others wait for theirs."""
+
+    def __init__(
+        self,
+        tracer: Tracer,
+        within: AbstractContextManager[Span],
+        step: int | None,
+        asked_s: float,
+        clock: Callable[[], float],
+    ) -> None:
+        self._tracer = tracer
+        self._within = within
+        self._step = step
+        self._asked_s = asked_s
+        self._clock = clock
+        self._began_s: float | None = None  # None: its turn has not come
+        self._applied: tuple[float, Attributes] | None = None
+
+    def __enter__(self) -> Self:
+        self._span = self._within.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self._began_s is not None:
+            self._span.set_attribute("parashard.turn_wait_s", self._began_s - self._asked_s)
+            if self._applied is not None:
+                ended_s, about = self._applied
+                since_ns = time.time_ns() - round(1e9 * self._clock())
+                began_ns, ended_ns = since_ns + round(1e9 * self._began_s), since_ns + round(1e9 * ended_s)
+                self._tracer.past("apply", began_ns, ended_ns, about)
+        self._within.__exit__(*error)  # type: ignore[arg-type]
+
+    def began(self, at_s: float) -> None:
+        self._began_s = at_s
+
+    def applied(self, at_s: float, shard: int, version: int, round_: int | None) -> None:
+        about: Attributes = {"parashard.shard": shard, "parashard.version": version}
+        if round_ is not None:
+            about["parashard.round"] = round_ - 1  # by whichever request names the next one
+        elif self._step is not None:
+            about["parashard.step"] = self._step
+        self._applied = at_s, about
+
+    def answered(self, receipt: Receipt) -> None:
+        self._span.set_attributes(
+            {"parashard.result": receipt.result.name.lower(), "parashard.version": receipt.version}
+        )
+        if receipt.staleness is not None:
+            self._span.set_attribute("parashard.staleness", receipt.staleness)
+
+    def read(self, weights: Weights) -> None:
+        size_bytes = sum(run.values.nbytes for run in weights.runs)
+        self._span.set_attributes({"parashard.version": weights.version, "parashard.bytes": size_bytes})

@@ -14,10 +14,10 @@ from parashard.store.claims import claim_incarnation
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, RUN
 from support.coordinator_cases import core_of
+from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
@@ -27,7 +27,7 @@ REGISTERS_AT = 3
 
 def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(tmp_path: Path) -> None:  # P23
     store = MemoryStore()
-    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
     coordination = Coordination(ExclusiveCore(core_of()), resolved, resolved.plan, job, tmp_path, run_store)
@@ -44,7 +44,7 @@ def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(tmp
 def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else a coordinator that is killed meanwhile forgets it, and its successor counts one restart less.
     store, core = MemoryStore(), core_of(steps_total=8)
-    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     coordination = Coordination(
         ExclusiveCore(core), resolved, resolved.plan, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), tmp_path, run_store

@@ -16,10 +16,10 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, RUN
 from support.coordinator_cases import Caller, core_of, judged
+from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
@@ -33,7 +33,7 @@ class Job:
         self.store = MemoryStore()
         self.core = core_of(**options)
         self.exclusive = ExclusiveCore(self.core)
-        resolved = resolve(job_from_toml(SMALL_JOB), None)
+        resolved = resolved_here(job_from_toml(SMALL_JOB))
         run_store = RunStore(self.store, claim_incarnation(self.store, "coordinator"))
         job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
         self.coordination = Coordination(self.exclusive, resolved, resolved.plan, job, folder, run_store)

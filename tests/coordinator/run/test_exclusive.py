@@ -21,10 +21,10 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, RUN, STEPS, write_drained
 from support.owned_core import owned_core
+from support.resolved_job import resolved_here
 from support.served_core import lease_request, worker_request
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
@@ -36,7 +36,7 @@ def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.Monk
     """Return a coordination whose shards answer nobody, and have saved already."""
     store = MemoryStore()
     write_drained(store)
-    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
     coordination = Coordination(core, resolved, resolved.plan, job, run_dir, run_store)

@@ -27,10 +27,10 @@ from parashard_coordinator.core.core_state import DueCheckpoint
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import DIGEST, RUN, STEPS, model_of, write_drained
 from support.coordinator_cases import Caller, announce, core_of
+from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
@@ -47,7 +47,7 @@ def at_its_end(
     while not core.leases.finished:
         caller.lease(steps_total)
         caller.complete_all()
-    resolved = resolve(job_from_toml(SMALL_JOB), None)
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
     coordination = Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store)

@@ -22,14 +22,14 @@ from parashard_coordinator.core.membership import ShardLife
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
-from parashard_coordinator.run.resolve import resolve
 from parashard_coordinator.run.store import RunStore
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_plan, write_shard
 from support.coordinator_cases import Caller, core_of
+from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
-JOB = resolve(job_from_toml(SMALL_JOB), None)
+JOB = resolved_here(job_from_toml(SMALL_JOB))
 
 
 class Shards:

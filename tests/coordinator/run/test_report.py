@@ -15,8 +15,9 @@ from parashard.launch.run_files import REPORT_FILE
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
-from parashard_coordinator.run.resolve import ResolvedJob, resolve
+from parashard_coordinator.run.resolve import ResolvedJob
 from support.coordinator_cases import Caller, announce, core_of, done, judged
+from support.resolved_job import resolved_here
 from support.shard_records import record_of
 
 REQUIRED = {
@@ -34,7 +35,7 @@ consistency = { policy = "ssp:8", reduce = "sum" }
 
 
 def ledger() -> ResolvedJob:
-    return resolve(job_from_toml(LEDGER), None)
+    return resolved_here(job_from_toml(LEDGER))
 
 
 def ended() -> Core:

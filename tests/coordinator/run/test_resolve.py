@@ -18,7 +18,8 @@ from parashard.checkpoints.manifest import InitialManifest
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.load import job_from_toml
 from parashard.plan.variables import values_sha256
-from parashard_coordinator.run.resolve import ResolvedJob, resolve
+from parashard_coordinator.run.resolve import ResolvedJob
+from support.resolved_job import resolved_here
 
 JOB = """
 job = {{ name = "small", epochs = 3, batch_size = 8 }}
@@ -63,7 +64,7 @@ def resolved(
     **begun: Any,
 ) -> ResolvedJob:
     text = JOB.format(kind=kind, held_out=held_out, evaluation=evaluation, policy=policy, queue_bytes=queue_bytes)
-    return resolve(job_from_toml(text), folder, init_file, **begun)
+    return resolved_here(job_from_toml(text), folder, init_file, **begun)
 
 
 def user_model(folder: Path, initial: str) -> str:
@@ -259,8 +260,8 @@ def test_a_target_must_go_with_what_the_labels_are(tmp_path: Path, label: str) -
     if label == "class":
         wrong, right = right, wrong
     with pytest.raises(ConfigurationError, match=rf"evaluation\.{wrong}: the data's targets are .*allowed: .*{right}"):
-        resolve(job_from_toml(text.replace("KEY", wrong)), None)
-    resolved = resolve(job_from_toml(text.replace("KEY", right)), None)
+        resolved_here(job_from_toml(text.replace("KEY", wrong)), None)
+    resolved = resolved_here(job_from_toml(text.replace("KEY", right)), None)
     assert resolved.summary().startswith("8 training rows, 2 held out; 1 numeric and 0 text columns as 1 input; ")
     assert resolved.summary().endswith(f"; mlp with {resolved.parameters:,} parameters")
 
@@ -282,8 +283,8 @@ def test_more_shards_than_rows_are_refused(tmp_path: Path) -> None:
     text = JOB.format(kind="softmax", held_out=0, evaluation="", policy="async", queue_bytes=0)
     told = r"^cluster\.shards = 8: the model's variables have 7 rows in all, and a row is not cut; allowed: at most 7$"
     with pytest.raises(ConfigurationError, match=told):
-        resolve(job_from_toml(text, [("cluster.shards", 8, "--shards")]), None)
-    assert len(resolve(job_from_toml(text, [("cluster.shards", 7, "--shards")]), None).plan.shards) == 7
+        resolved_here(job_from_toml(text, [("cluster.shards", 8, "--shards")]), None)
+    assert len(resolved_here(job_from_toml(text, [("cluster.shards", 7, "--shards")]), None).plan.shards) == 7
 
 
 def test_variables_that_this_machine_has_no_memory_for_are_refused_with_the_largest(
@@ -300,9 +301,9 @@ def test_variables_that_this_machine_has_no_memory_for_are_refused_with_the_larg
         over = [("optimizer.kind", kind, "--set"), ("cluster.launcher", launcher, "--set")]
         if refused:
             with pytest.raises(ConfigurationError, match=f"^{re.escape(refused)}$"):
-                resolve(job_from_toml(text, over), tmp_path)
+                resolved_here(job_from_toml(text, over), tmp_path)
         else:
-            resolve(job_from_toml(text, over), tmp_path)
+            resolved_here(job_from_toml(text, over), tmp_path)
 
 
 def test_a_budget_that_no_push_fits_into_is_refused(tmp_path: Path) -> None:  # P19
@@ -318,5 +319,5 @@ def test_over_shared_memory_alone_every_worker_needs_its_slot(tmp_path: Path) ->
     with pytest.raises(
         ConfigurationError, match=r"2 workers hold 32 bytes each and leave as much .* at least 65600, or 0"
     ):
-        resolve(job, tmp_path)
-    resolve(job_from_toml(text, [("cluster.transport", "auto", "--set")]), tmp_path)
+        resolved_here(job, tmp_path)
+    resolved_here(job_from_toml(text, [("cluster.transport", "auto", "--set")]), tmp_path)

@@ -88,7 +88,7 @@ def test_a_round_that_has_folded_the_gradient_begins_again_in_another_life(start
         give_up(process, 1)
     assert process.shard.identity.incarnation == 2, "receipts of the earlier life count no more (P3)"
     assert process.shard.updates.held == IntervalSet([(1, 2)]), "its empty push alone"
-    assert process.served.changed.is_set(), "the new life is announced at once"
+    assert process.host.changed.is_set(), "the new life is announced at once"
     assert give_up(process, 1) is PushResult.DUPLICATE
     for step in (0, 2, 3):
         assert send(process, step) is PushResult.BUFFERED

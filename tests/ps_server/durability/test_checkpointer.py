@@ -13,7 +13,7 @@ from parashard.errors import StaleRound, StoreFailed, Superseded
 from parashard.store import open_store
 from parashard.store.base import Store
 from parashard.store.claims import claim_incarnation
-from support.in_process import push
+from support.in_process import chunks_of, push
 from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
@@ -81,11 +81,39 @@ def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(st
 
 
 def test_a_push_that_copies_what_it_moves_is_counted_as_a_stall(store: MemoryStore) -> None:
-    shard = process(store)
-    shard.shard.cut()
+    shard = process(store, every_steps=2)
+
+    def request(step: int, seconds: float) -> float:
+        push(shard.shard, step, gradient_of(shard.shard, step))
+        shard.host.run_exclusive(lambda served: shard.host.after_request(served, seconds))
+        return shard.checkpointer.record.stall_s
+
+    assert (request(0, 8.0), request(1, 9.0)) == (0.0, 0.0), "the second cuts, and has copied nothing"
     assert shard.shard.storage.uncopied
-    shard.push(0)
+    assert request(2, 0.5) == 0.5, "it copies what it moves"
     assert shard.shard.storage.uncopied == 0
+    assert request(3, 7.0) == 0.5
+
+
+def test_what_the_saving_thread_has_copied_is_no_push_s_stall(store: MemoryStore) -> None:
+    shard = process(store, every_steps=1)
+    shard.plane.push(chunks_of(shard.shard, 0, gradient_of(shard.shard, 0))[0], 1.0)
+    assert shard.shard.storage.uncopied
+    shard.checkpointer.save_pending()
+    stalled_s = shard.checkpointer.record.stall_s  # by the copies, a lock's hold each
+    shard.host.run_exclusive(lambda served: shard.host.after_request(served, 1e3))
+    assert shard.checkpointer.record.stall_s == stalled_s
+
+
+def test_a_life_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12
+    shard = process(store, consistency="sync:2", every_steps=2)
+    for step in range(2):
+        shard.push(step)
+    shard.reach(1)  # which cuts
+    assert shard.shard.storage.uncopied
+    shard.lifecycle.roll_back(0, incarnation=1)
+    shard.host.run_exclusive(lambda served: shard.host.after_request(served, 1e3))
+    assert shard.checkpointer.record.stall_s == 0.0
 
 
 def test_by_seconds(store: MemoryStore) -> None:
@@ -233,7 +261,7 @@ def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P
     with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
         older.checkpointer.take()
     assert store.contents == before
-    assert isinstance(older.lives.claims.superseded, Superseded), "it ends"  # P23
+    assert isinstance(older.lifecycle.claims.superseded, Superseded), "it ends"  # P23
     newer.push(0)
     newer.checkpointer.take()
     assert newer.stored() == ["p5/s0/i2/c1"]
@@ -270,7 +298,7 @@ def test_after_a_return_what_was_saved_before_it_is_not_handed_out(store: Memory
     shard = process(store, consistency="sync:2")
     shard.push(0, 1)
     before = shard.checkpointer.take(1)
-    shard.lives.roll_back(0, incarnation=1)
+    shard.lifecycle.roll_back(0, incarnation=1)
     for step in (0, 1):
         push(shard.shard, step, gradient_of(shard.shard, step + 1000))
     stored = shard.checkpointer.take(1)

@@ -51,7 +51,7 @@ def test_a_later_process_goes_on_from_the_newest_checkpoint_bit_by_bit(store: Me
     first.checkpointer.take(2 if consistency == "sync:2" else None)
     first.push(4)  # and is killed: this one is lost
     second = process(store, consistency=consistency)
-    assert second.served.restored == "restored p5/s0/i1/c2 with 4 steps"
+    assert second.host.restored == "restored p5/s0/i1/c2 with 4 steps"
     assert list(second.shard.updates.held.intervals()) == [(0, 4)], "what it lacks it says, and it is leased again"
     for shard in (second, undisturbed):
         shard.push(*range(4 if shard is second else 0, 6))
@@ -64,15 +64,15 @@ def test_without_rounds_there_is_nowhere_to_return_to(store: MemoryStore) -> Non
     shard = process(store, consistency="async")
     shard.push(0, 1)
     shard.checkpointer.save_pending()
-    assert shard.lives.returnable() == []
+    assert shard.lifecycle.returnable() == []
 
 
 def test_a_shard_can_return_where_it_began_and_to_every_round_it_has_saved(store: MemoryStore) -> None:  # P12
     shard = process(store)
-    assert shard.lives.returnable() == [0]
+    assert shard.lifecycle.returnable() == [0]
     at_round(shard, 3)
-    assert shard.lives.returnable() == [0, 1, 2, 3]
-    assert process(store).lives.returnable() == [0, 1, 2, 3], "whichever life saved them"
+    assert shard.lifecycle.returnable() == [0, 1, 2, 3]
+    assert process(store).lifecycle.returnable() == [0, 1, 2, 3], "whichever life saved them"
 
 
 # --- a return ---
@@ -83,13 +83,13 @@ def test_a_return_begins_a_new_life_with_the_bits_that_the_round_began_with(stor
     shard = process(store)
     seen = at_round(shard, 3)
     shard.push(6)
-    assert shard.lives.roll_back(round_, incarnation=1) == 2
+    assert shard.lifecycle.roll_back(round_, incarnation=1) == 2
     assert shard.shard.identity.incarnation == 2
-    assert shard.lives.first_incarnation == 1
-    assert process(store).lives.first_incarnation == 3, "another process"
+    assert shard.lifecycle.first_incarnation == 1
+    assert process(store).lifecycle.first_incarnation == 3, "another process"
     assert bits_of(shard.shard) == seen[round_]
-    assert shard.served.restored == f"returned to round {round_}"
-    assert shard.served.changed.is_set(), "the new life is announced at once"
+    assert shard.host.restored == f"returned to round {round_}"
+    assert shard.host.changed.is_set(), "the new life is announced at once"
     shard.push(*range(2 * round_, 6))
     shard.reach(3)
     assert bits_of(shard.shard) == seen[3], "and it goes the same way again"
@@ -99,7 +99,7 @@ def test_after_a_return_the_earlier_life_s_pushes_and_pulls_are_refused(store: M
     shard = process(store)
     at_round(shard, 1)
     earlier = shard.shard
-    shard.lives.roll_back(0, incarnation=1)
+    shard.lifecycle.roll_back(0, incarnation=1)
     with pytest.raises(StaleIncarnation, match="names incarnation 1 of shard 0; this is incarnation 2"):
         push_as(shard.shard, 2, named_as=earlier)
     assert push(shard.shard, 0, 1.0).result is PushResult.BUFFERED
@@ -112,10 +112,10 @@ def push_as(shard: Shard, step: int, *, named_as: Shard) -> None:
 def test_a_return_that_is_asked_for_twice_happens_once(store: MemoryStore) -> None:
     shard = process(store)
     at_round(shard, 2)
-    shard.lives.roll_back(1, incarnation=1)
+    shard.lifecycle.roll_back(1, incarnation=1)
     claims = [name for name in store.contents if name.startswith("claims/")]
     with pytest.raises(StaleIncarnation, match="this is incarnation 2 already, not 1"):
-        shard.lives.roll_back(1, incarnation=1)
+        shard.lifecycle.roll_back(1, incarnation=1)
     assert [name for name in store.contents if name.startswith("claims/")] == claims
 
 
@@ -123,7 +123,7 @@ def test_a_return_counts_on_in_the_process_s_record(store: MemoryStore) -> None:
     shard = process(store)
     at_round(shard, 2)
     before = shard.shard.record.buffered_pushes
-    shard.lives.roll_back(1, incarnation=1)
+    shard.lifecycle.roll_back(1, incarnation=1)
     assert shard.shard.record.buffered_pushes == before == 4, "counters only grow"
 
 
@@ -134,10 +134,10 @@ def test_a_round_that_turns_out_damaged_is_no_longer_one_to_return_to(store: Mem
         if "c00000002" in name and "variables-" in name:
             store.contents[name] = store.contents[name][:-1]
     with pytest.raises(DamagedCheckpoint, match="no checkpoint of round 2 verifies"):
-        shard.lives.roll_back(2, incarnation=1)
-    assert shard.lives.returnable() == [0, 1, 3]
+        shard.lifecycle.roll_back(2, incarnation=1)
+    assert shard.lifecycle.returnable() == [0, 1, 3]
     assert (shard.shard.identity.incarnation, bits_of(shard.shard)) == (1, seen[3]), "nothing else has changed"
-    assert shard.lives.roll_back(1, incarnation=1) == 2
+    assert shard.lifecycle.roll_back(1, incarnation=1) == 2
 
 
 def test_a_store_that_cannot_be_read_now_costs_no_round(store: MemoryStore) -> None:
@@ -146,11 +146,11 @@ def test_a_store_that_cannot_be_read_now_costs_no_round(store: MemoryStore) -> N
     for operation, within in (("read", "variables-"), ("create", "claims/")):
         fault = store.fail(operation, within)
         with pytest.raises(StoreFailed, match="no space left"):
-            shard.lives.roll_back(1, incarnation=1)
+            shard.lifecycle.roll_back(1, incarnation=1)
         assert fault.fired == 1
-    assert shard.lives.returnable() == [0, 1, 2]
+    assert shard.lifecycle.returnable() == [0, 1, 2]
     assert shard.shard.identity.incarnation == 1
-    shard.lives.roll_back(1, incarnation=1)
+    shard.lifecycle.roll_back(1, incarnation=1)
     assert shard.shard.identity.incarnation > 1
 
 
@@ -159,21 +159,21 @@ def test_a_process_that_has_a_successor_does_not_come_before_it_again(store: Mem
     at_round(shard, 1)
     claim_incarnation(store, "shard-0")
     with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
-        shard.lives.roll_back(0, incarnation=1)
+        shard.lifecycle.roll_back(0, incarnation=1)
     assert shard.shard.identity.incarnation == 1
-    assert isinstance(shard.lives.claims.superseded, Superseded), "its process ends"  # P23
+    assert isinstance(shard.lifecycle.claims.superseded, Superseded), "its process ends"  # P23
 
 
 def test_a_return_whose_claim_was_made_and_its_reply_lost_takes_place(store: MemoryStore) -> None:  # P23
     shard = process(store)
     at_round(shard, 2)
     lost = store.lose_reply("create", "claims/")
-    assert shard.lives.roll_back(1, incarnation=1) == 2
+    assert shard.lifecycle.roll_back(1, incarnation=1) == 2
     assert lost.fired == 1
     shard.push(2, 3)
     shard.reach(2)
     shard.checkpointer.take(2)
-    assert shard.lives.claims.superseded is None, "its own claim fences nobody"
+    assert shard.lifecycle.claims.superseded is None, "its own claim fences nobody"
 
 
 def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: MemoryStore) -> None:  # P23
@@ -181,12 +181,12 @@ def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: Memor
     at_round(shard, 2)
     lost = store.lose_reply("create", "claims/", error=StoreFailed("no answer"))
     with pytest.raises(StoreFailed, match="no answer"):
-        shard.lives.roll_back(1, incarnation=1)
+        shard.lifecycle.roll_back(1, incarnation=1)
     assert lost.fired == 1
     shard.push(4)
     shard.checkpointer.take()
     assert shard.checkpointer.record.failed == 0
-    assert shard.lives.roll_back(1, incarnation=1) == 3
+    assert shard.lifecycle.roll_back(1, incarnation=1) == 3
 
 
 # --- what was saved on the way that a return has given up (P12) ---
@@ -195,23 +195,23 @@ def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: Memor
 def test_after_a_return_later_rounds_are_no_longer_there_to_return_to(store: MemoryStore) -> None:
     shard = process(store)
     seen = at_round(shard, 3)
-    shard.lives.roll_back(1, incarnation=1)
-    assert shard.lives.returnable() == [0, 1]
+    shard.lifecycle.roll_back(1, incarnation=1)
+    assert shard.lifecycle.returnable() == [0, 1]
     other_way(shard, 1)
-    assert shard.lives.returnable() == [0, 1, 2]
+    assert shard.lifecycle.returnable() == [0, 1, 2]
     at_second = bits_of(shard.shard)
     assert at_second != seen[2]
     other_way(shard, 2)
-    shard.lives.roll_back(2, incarnation=2)
+    shard.lifecycle.roll_back(2, incarnation=2)
     assert bits_of(shard.shard) == at_second
 
 
 def test_a_later_process_restores_no_round_that_was_given_up(store: MemoryStore) -> None:
     shard = process(store)
     at_round(shard, 3)
-    shard.lives.roll_back(1, incarnation=1)
+    shard.lifecycle.roll_back(1, incarnation=1)
     second = process(store)
-    assert (second.served.restored, second.lives.returnable()) == ("restored p5/s0/i1/c1 with 2 steps", [0, 1])
+    assert (second.host.restored, second.lifecycle.returnable()) == ("restored p5/s0/i1/c1 with 2 steps", [0, 1])
     assert second.shard.identity.incarnation == 3
 
 
@@ -226,20 +226,20 @@ def test_a_cut_that_was_being_saved_at_the_return_is_given_up(store: MemoryStore
         create(name, content)
         if "slots-" in name:
             store.create = create  # type: ignore[method-assign]
-            shard.lives.roll_back(1, incarnation=1)
+            shard.lifecycle.roll_back(1, incarnation=1)
 
     store.create = meanwhile  # type: ignore[method-assign]
     fault = store.fail("delete")
     shard.checkpointer.save_pending()
     assert fault.fired == 1
     assert shard.stored() == ["p5/s0/i1/c1", "p5/s0/i1/c2"], "it was stored after the return"
-    assert shard.lives.returnable() == process(store).lives.returnable() == [0, 1]
+    assert shard.lifecycle.returnable() == process(store).lifecycle.returnable() == [0, 1]
 
 
 def test_a_round_that_comes_again_is_saved_again(store: MemoryStore) -> None:
     shard = process(store)
     at_round(shard, 2)
-    shard.lives.roll_back(1, incarnation=1)
+    shard.lifecycle.roll_back(1, incarnation=1)
     other_way(shard, 1)
     assert shard.checkpointer.pending is None
     assert shard.stored() == ["p5/s0/i1/c1", "p5/s0/i2/c3"], "and the one that was given up is deleted"
@@ -249,10 +249,10 @@ def test_what_could_not_be_read_at_the_start_is_not_gone_back_to(store: MemorySt
     at_round(process(store), 3)
     fault = store.fail("read", "c00000003/variables-")
     second = process(store)  # it begins at round 2, and all others return there
-    assert (fault.fired, second.lives.returnable()) == (1, [0, 1, 2])
-    assert second.shard.identity.incarnation == second.lives.first_incarnation
+    assert (fault.fired, second.lifecycle.returnable()) == (1, [0, 1, 2])
+    assert second.shard.identity.incarnation == second.lifecycle.first_incarnation
     third = process(store)
-    assert third.lives.returnable() == [0, 1, 2], "though it can be read again"
+    assert third.lifecycle.returnable() == [0, 1, 2], "though it can be read again"
 
 
 def other_way(shard: ShardProcess, round_: int) -> None:

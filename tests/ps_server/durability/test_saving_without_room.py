@@ -133,7 +133,7 @@ def next_life(logged: list[ShardProcess], folder: Path, consistency: str = "asyn
 
 def log_error(shard: ShardProcess) -> str:
     reply = shard_pb2.InspectReply()
-    shard.lives.describe_log(reply)
+    shard.log.describe(reply)
     return reply.log_error
 
 
@@ -143,11 +143,11 @@ def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, 
 ) -> None:
     shard = next_life(logged, tmp_path, consistency)
     shard.push(0)
-    assert shard.lives.log is not None
-    assert shard.lives.log._file is not None
-    shard.lives.log._file = FullFile(shard.lives.log._file)  # type: ignore[assignment]
+    assert shard.log.current is not None
+    assert shard.log.current._file is not None
+    shard.log.current._file = FullFile(shard.log.current._file)  # type: ignore[assignment]
     shard.push(1)
-    assert (shard.lives.log.failed, log_error(shard)) == ("", "write: No space left on device"), (
+    assert (shard.log.current.failed, log_error(shard)) == ("", "write: No space left on device"), (
         "a new segment has begun where there is room, and the checkpoint with what is lacking is not stored"
     )
     for step, now_s in ((2, 2.0), (3, 4.0)):  # in rounds the first one cut still lacks a step that was not logged
@@ -163,9 +163,9 @@ def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, 
 def test_a_log_that_fills_the_disk_gives_way_to_a_checkpoint(tmp_path: Path, logged: list[ShardProcess]) -> None:  # P21
     shard = next_life(logged, tmp_path)
     shard.push(0, 1)
-    assert shard.lives.log is not None
+    assert shard.log.current is not None
     segments = [path.name for path in tmp_path.glob("log/**/*.log")]
-    shard.lives.log._file = FullFile(shard.lives.log._file)  # type: ignore[assignment]
+    shard.log.current._file = FullFile(shard.log.current._file)  # type: ignore[assignment]
     shard.push(2)
     create, room = shard.store.create, [False]
 

@@ -18,7 +18,7 @@ from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 from support.certificates import Certificates
 from support.fake_plane import FakePlane
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
@@ -36,7 +36,7 @@ def ports_of(
     credentials: Credentials | None = None,
 ) -> Listeners:
     """Return the ports of a shard whose weights are private."""
-    served = Served(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
+    served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
     job = SimpleNamespace(
         cluster=SimpleNamespace(transport=transport, workers=1),
         optimizer=SimpleNamespace(delay_compensation=0.0),

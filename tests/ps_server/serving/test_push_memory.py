@@ -13,7 +13,7 @@ from parashard_server.core.assembly import Assemblies
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.shm_service import Slots
 from support.in_process import WEIGHT_AND_BIAS, chunks_of, plan_of, shard_of
 
@@ -64,7 +64,7 @@ def test_a_kept_room_that_is_too_large_for_what_is_left_is_not_in_the_way() -> N
 def test_another_incarnation_begins_with_all_of_the_memory() -> None:  # P12
     shard = shard_of(plan_of(WEIGHT_AND_BIAS), budget_bytes=100)
     memory = shard.assemblies.memory
-    served = Served(shard, AdmissionLock(1), "")
+    served = ShardHost(shard, AdmissionLock(1), "")
     shard.push(chunks_of(shard, 0, [1.0] * 14, cuts=(8,))[0], 0.0)
     assert memory.held_bytes == 56
     served.replace(shard_of(plan_of(WEIGHT_AND_BIAS), incarnation=2), "", taking_over=lambda shard: None)

@@ -14,7 +14,7 @@ from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
-from parashard_server.serving.served import Served
+from parashard_server.serving.shard_host import ShardHost
 from support.in_process import chunks_of, plan_of, shard_of, variables_of
 
 PLAN = plan_of(variables_of(Variable("w", (4,))))
@@ -30,11 +30,13 @@ class Doubles:
         self.turn_s = self.look_s = 0.0
         self.timeouts_s: list[float] = []
         self.looked = 0
-        self.stalls_s: list[float] = []
-        self.log_position = 7
+        self.took_s: list[float] = []
+        self.position = 7
+        self.log = self
         self.waited: list[tuple[int, float]] = []
-        self.served = Served(self.shard, self, "")  # type: ignore[arg-type]
-        self.plane = RequestHandler(self.served, self, self, lambda: self.now_s)  # type: ignore[arg-type]
+        self.host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
+        self.host.after_request = self.look
+        self.plane = RequestHandler(self.host, self, clock=lambda: self.now_s)  # type: ignore[arg-type]
 
     def run(self, call: Callable[[], Any], timeout_s: float) -> Any:  # the owner's
         self.timeouts_s.append(timeout_s)
@@ -45,15 +47,17 @@ class Doubles:
         finally:
             self.alone = False
 
-    def look(self, shard: Shard) -> None:  # the checkpointer's
+    def look(self, shard: Shard, seconds: float) -> None:  # the checkpointer's
         assert self.alone
+        assert shard is self.host.shard
         self.looked += 1
+        self.took_s.append(seconds)
         self.now_s += self.look_s
 
-    def stalled(self, seconds: float) -> None:
-        self.stalls_s.append(seconds)
+    def pass_time(self, seconds: float) -> None:
+        self.now_s += seconds
 
-    def wait_durable(self, position: int, timeout_s: float) -> None:  # the lives'
+    def wait_durable(self, position: int, timeout_s: float) -> None:  # the log's
         assert not self.alone, "whoever waits for the disk holds up nobody"
         self.waited.append((position, timeout_s))
 
@@ -140,7 +144,7 @@ def test_a_greeting_of_another_life_is_refused(changed: dict[str, object], error
 def test_the_longest_push_is_the_whole_vector_as_float32_of_the_life_that_is_served() -> None:
     it = Doubles()
     assert it.plane.push_bytes_max == 16
-    it.served.shard = shard_of(plan_of(variables_of(Variable("w", (9,)))), incarnation=2)
+    it.host.shard = shard_of(plan_of(variables_of(Variable("w", (9,)))), incarnation=2)
     assert it.plane.push_bytes_max == 36
 
 
@@ -156,14 +160,12 @@ def test_time_in_the_shard_is_counted_whatever_comes_of_it() -> None:
     assert (it.looked, len(it.waited), it.shard.record.refused_pushes) == (3, 1, 1)
 
 
-def test_a_push_that_copies_for_a_checkpoint_tells_how_long_it_was_held_up() -> None:
+def test_what_follows_a_request_is_told_how_long_that_took() -> None:
     it = Doubles()
+    it.turn_s, it.look_s = 100.0, 3.0  # neither the line nor what follows is the request's
     it.push()
-    assert it.stalls_s == []
-    it.shard.storage.snapshot()
-    it.push(1)
-    it.push(2)
-    assert len(it.stalls_s) == 1
+    it.plane.pull(PullRun(it.shard.identity, None, None, 0, 16), 10.0, lambda weights: it.pass_time(0.5))
+    assert it.took_s == [0.0, 0.5]
 
 
 def test_a_line_that_is_too_long_reaches_the_caller() -> None:

@@ -44,7 +44,7 @@ class Serving:
         self.store = MemoryStore()
         self.processes = [ShardProcess(self.store, index, **of_job) for index in range(2)]
         for process, lock in zip(self.processes, locks or [], strict=False):
-            process.served.lock = lock
+            process.host.lock = lock
         self.servers = [rpc.Server("127.0.0.1:0") for _ in self.processes]
         for process, server in zip(self.processes, self.servers, strict=True):
             process.service.add_to(server)

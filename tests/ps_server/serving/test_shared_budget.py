@@ -56,7 +56,7 @@ class Ports:
         job = SimpleNamespace(
             cluster=SimpleNamespace(transport="auto", workers=1), optimizer=SimpleNamespace(delay_compensation=0.0)
         )
-        self.ports = Listeners(process.plane, process.served, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
+        self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
         process.service.add_to(server)
         server.start()
@@ -68,7 +68,7 @@ class Ports:
         channel = stack.enter_context(rpc.connect(server.address))
         self._message = channel.unary_unary(f"/{SERVICE}/Push")
         self._registry = CollectorRegistry()
-        self._registry.register(ShardCollector(process.served, CheckpointRecord()))
+        self._registry.register(ShardCollector(process.host, CheckpointRecord()))
 
     def transport(self, kind: type[GrpcTransport] | type[TcpTransport] | type[ShmTransport]) -> Any:
         transport = kind(self.where, self.greeting)

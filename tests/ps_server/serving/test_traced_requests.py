@@ -11,8 +11,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 from parashard.errors import NonFiniteGradient, NotReady, QueueFull
 from parashard.plan.variables import Variable
 from parashard.protocol.messages import PullRun, PushResult
-from parashard_server.serving.served import Served
-from parashard_server.serving.traced import TracedRequestHandler
+from parashard_server.serving.request_handler import RequestHandler
+from parashard_server.serving.shard_host import ShardHost
+from parashard_server.serving.traced import RequestSpans
 from support.in_process import chunks_of, plan_of, shard_of, variables_of
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 
@@ -23,7 +24,7 @@ WORKERS_TRACE, WORKERS_SPAN = CONTEXT.split("-")[1:3]
 class Doubles:
     """A traced plane among fakes: an owner who comes late, a log that may fail."""
 
-    log_position = 7
+    position = 7
 
     def __init__(self, **of_shard: Any) -> None:
         self.traced = Traced()
@@ -31,8 +32,10 @@ class Doubles:
         self.shard = shard_of(PLAN, **of_shard)
         self.turn_s, self.apply_s = 0.0, 0.0
         self.log_error: Exception | None = None
-        served = Served(self.shard, self, "")  # type: ignore[arg-type]
-        self.plane = TracedRequestHandler(self.traced.tracer, served, self, self, lambda: self.now_s)
+        self.log = self
+        host = ShardHost(self.shard, self, "")  # type: ignore[arg-type]
+        spans = RequestSpans(self.traced.tracer, lambda: self.now_s)
+        self.plane = RequestHandler(host, self, spans, lambda: self.now_s)  # type: ignore[arg-type]
 
     def run(self, call: Any, timeout_s: float) -> Any:  # the owner's
         self.now_s += self.turn_s
@@ -48,10 +51,7 @@ class Doubles:
         finally:
             self.shard.push = push  # type: ignore[method-assign]
 
-    def look(self, shard: Any) -> None:  # the checkpointer's
-        pass
-
-    def wait_durable(self, position: int, timeout_s: float) -> None:  # the lives'
+    def wait_durable(self, position: int, timeout_s: float) -> None:  # the log's
         if self.log_error is not None:
             raise self.log_error
 

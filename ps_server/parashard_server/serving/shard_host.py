@@ -1,4 +1,9 @@
-"""Served: the shard that this process serves, and its lock. A rollback replaces the shard between requests (P12)."""
+"""ShardHost: the shard that this process serves, and the lock that one call at a time holds while it uses the shard.
+
+Owns the lock, the replacement of the shard between requests (P12), and what follows each request. Knows neither log nor
+checkpoints. Requests come by `parashard_server.serving.request_handler`; whoever saves, restores or looks at the shard
+runs its own calls.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +20,8 @@ _Result = TypeVar("_Result")
 TURN_S = 5.0
 
 
-class Served:
-    """A shard, and the lock that one request at a time holds while it uses the shard.
+class ShardHost:
+    """A shard and its lock.
 
     Parameters
     ----------
@@ -26,14 +31,30 @@ class Served:
         One for the process; it stays when the shard is replaced.
     restored : str
         What the shard was restored from, for people.
+
+    Attributes
+    ----------
+    after_request : callable
+        Called under the lock after each request that the shard has answered, with the seconds that it took.
     """
 
     def __init__(self, shard: Shard, lock: AdmissionLock, restored: str) -> None:
         self.shard = shard
         self.lock = lock
         self.restored = restored
+        self.after_request: Callable[[Shard, float], None] = lambda shard, seconds: None
         self.changed = threading.Event()
         """Set by a rollback, so that the new incarnation is announced at once."""
+
+    def run_request(self, call: Callable[[Shard], _Result], timeout_s: float) -> _Result:
+        """Run a request on the shard, in its turn.
+
+        Raises
+        ------
+        QueueFull
+            If the queue is full, or the lock is not free within `timeout_s`; `call` has not run.
+        """
+        return self.lock.run(lambda: call(self.shard), timeout_s)
 
     def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
         """Run `call` on the shard while no request uses it; wait even while the queue of requests is full.
@@ -46,7 +67,7 @@ class Served:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
-                return self.lock.run(lambda: call(self.shard), max(0.0, deadline_s - time.monotonic()))
+                return self.run_request(call, max(0.0, deadline_s - time.monotonic()))
             except QueueFull:
                 if time.monotonic() >= deadline_s:
                     raise

@@ -1,0 +1,227 @@
+"""DeclaredJob: what a coordinator must know of a job's data and model, made where these are.
+
+The process that has the data and the model declares them; the one that coordinates opens neither. Owns the check of
+what a model starts from, and the two files that carry a declaration to another process: a record, and a safetensors
+file with the first values that the model brings. Knows no plan and no run. Called by the coordinator, and by programs
+that have a model of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+from pydantic import Field
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from parashard.checkpoints.encoding import Record, decode, encode
+from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
+from parashard.data import open_source
+from parashard.data.base import DataSpec
+from parashard.data.preprocessing import Preprocessing
+from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint
+from parashard.job.schema import Job
+from parashard.models import build_model, code_sha256
+from parashard.models.base import Audited, Model
+from parashard.models.blame import named_with_line
+from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
+from parashard.store.durable import replace_durably, write_durably
+
+RECORD_FILE = "declaration.json"
+VALUES_FILE = "declaration.safetensors"
+
+
+@dataclass(frozen=True)
+class DeclaredJob:
+    """A job's data and model, as far as they decide what is placed, leased and hashed.
+
+    Parameters
+    ----------
+    spec : DataSpec
+        Number of examples, shapes, fingerprint; with held-out examples there are evaluations.
+    variables : mapping of str to Variable
+        By name, as the model declares them: before the job's own settings of variables.
+    arrays : mapping of str to ndarray of float32
+        First values of those variables that the job's seed does not draw.
+    model_sha256 : str
+        Of the code of a model that is not built in; "": it is, or nothing is said of it.
+    auditor : Audited, optional
+        The model, if it can judge final weights and is in this process; no part of the files.
+    """
+
+    spec: DataSpec
+    variables: Mapping[str, Variable]
+    arrays: Mapping[str, Float32s] = field(default_factory=dict)
+    model_sha256: str = ""
+    auditor: Audited | None = None
+
+
+def declare(spec: DataSpec, model: Model, model_sha256: str = "") -> DeclaredJob:
+    """Declare data and a model that are at hand.
+
+    Raises
+    ------
+    ConfigurationError
+        If what the model starts from is no mapping of names to variables or finite arrays.
+    """
+    declared: dict[str, Variable] = {}
+    arrays: dict[str, Float32s] = {}
+    for name, value in _initial_variables(model).items():
+        if isinstance(value, Variable):
+            if value.name != name:
+                raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
+            declared[name] = value
+            continue
+        try:
+            array = np.array(value, np.float32, order="C")
+        except (TypeError, ValueError) as error:
+            raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
+        if not np.isfinite(array).all():
+            raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
+        declared[name] = Variable(name, array.shape)
+        arrays[name] = array
+    if not declared:
+        raise ConfigurationError("the model has no variables")
+    return DeclaredJob(spec, declared, arrays, model_sha256, model if isinstance(model, Audited) else None)
+
+
+def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:
+    """Open the data and build the model that a job file names, and declare them.
+
+    Parameters
+    ----------
+    job : Job
+        Validated.
+    model_folder : Path, optional
+        Where a user's own model is looked up.
+
+    Raises
+    ------
+    BadData, Unavailable
+        If the data cannot be read.
+    ConfigurationError
+        If the model cannot be built, or as `declare`.
+    """
+    spec = open_source(job.data).spec
+    model = build_model(job.model, spec, job.job.seed, model_folder)
+    return declare(spec, model, code_sha256(job.model, model_folder))
+
+
+def _initial_variables(model: Model) -> Mapping[str, Any]:
+    """Return what a model starts from; the model may be a user's, and what it raises is theirs to mend."""
+    try:
+        initial = model.initial_variables()
+    except ConfigurationError:
+        raise
+    except BaseException as error:  # SystemExit too: the coordinator would end as if it were done
+        raise ConfigurationError(f"the model's initial_variables() raised {named_with_line(error)}") from error
+    if not isinstance(initial, Mapping):
+        raise ConfigurationError(
+            f"the model's initial_variables() returned {type(initial).__name__}; a model returns a mapping of names to "
+            "variables or arrays"
+        )
+    return initial
+
+
+# --- files ---
+
+
+class _Variable(StoredVariable):
+    encoding: Name
+
+
+class _Declaration(Record):
+    """`values_sha256` is `parashard.plan.variables.values_sha256` of the other file; None: there is none."""
+
+    kind = "declaration"
+
+    examples: Annotated[int, Field(ge=1, lt=2**63)]
+    held_out: Count
+    input_shape: tuple[Count, ...]
+    classes: Count
+    fingerprint: Name
+    preprocessing: Preprocessing | None
+    warnings: tuple[str, ...]
+    variables: Annotated[tuple[_Variable, ...], Field(min_length=1)]
+    values_sha256: Sha256 | None
+    model_sha256: str
+
+
+def write_declaration(folder: Path, declared: DeclaredJob) -> None:
+    """Write a declaration's files; the record comes last, and makes it whole. OSError leaves no record.
+
+    Raises
+    ------
+    StoreFailed
+        If the record would be larger than any that is read.
+    """
+    spec, arrays = declared.spec, dict(declared.arrays)
+    record = _Declaration(
+        examples=spec.examples,
+        held_out=spec.held_out,
+        input_shape=tuple(int(n) for n in spec.input_shape),
+        classes=spec.classes,
+        fingerprint=spec.fingerprint,
+        preprocessing=spec.preprocessing,
+        warnings=spec.warnings,
+        variables=tuple(
+            _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
+        ),
+        values_sha256=values_sha256(arrays) if arrays else None,
+        model_sha256=declared.model_sha256,
+    )
+    content = encode(record)
+    if arrays:
+        replace_durably(folder / VALUES_FILE, lambda temporary: save_file(arrays, temporary))
+    write_durably(folder / RECORD_FILE, content)
+
+
+def read_declaration(folder: Path) -> DeclaredJob:
+    """Read what `write_declaration` wrote, possibly in another process; nothing of it is believed unchecked.
+
+    Raises
+    ------
+    BadData
+        If a file is missing, damaged or not of the other.
+    """
+    path, values = folder / RECORD_FILE, folder / VALUES_FILE
+    try:
+        record = decode(_Declaration, path.read_bytes(), str(path))
+        variables = {variable.name: variable.to_variable(encoding=variable.encoding) for variable in record.variables}
+    except OSError as error:
+        raise BadData(f"{path}: cannot be read: {error.strerror}") from None
+    except DamagedCheckpoint as error:
+        raise BadData(error.message) from None
+    except ConfigurationError as error:
+        raise BadData(f"{path}: {error.message}") from None
+    arrays: dict[str, Float32s] = {}
+    if record.values_sha256 is not None:
+        arrays = _values(values)
+        if values_sha256(arrays) != record.values_sha256:
+            raise BadData(f"{values}: these are not the first values that {path.name} is of")
+        for name, array in arrays.items():
+            if name not in variables or array.shape != variables[name].shape or array.dtype != np.float32:
+                raise BadData(f"{values}: {name!r} is {array.dtype} {array.shape}, which is no variable of {path.name}")
+            if not np.isfinite(array).all():
+                raise BadData(f"{values}: the values of variable {name!r} are not all finite")
+    spec = DataSpec(
+        examples=record.examples,
+        held_out=record.held_out,
+        input_shape=record.input_shape,
+        classes=record.classes,
+        fingerprint=record.fingerprint,
+        preprocessing=record.preprocessing,
+        warnings=record.warnings,
+    )
+    return DeclaredJob(spec, variables, arrays, record.model_sha256)
+
+
+def _values(path: Path) -> dict[str, Float32s]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
+        raise BadData(f"{path}: cannot be read as safetensors: {error}") from None

@@ -1,0 +1,196 @@
+"""What is declared of a job's data and model arrives in another process as it is, or is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from parashard.data import open_source
+from parashard.data.base import DataSpec
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.declaration import (
+    RECORD_FILE,
+    VALUES_FILE,
+    DeclaredJob,
+    declare,
+    declare_named,
+    read_declaration,
+    write_declaration,
+)
+from parashard.job.load import job_from_toml
+from parashard.plan.variables import Float32s, Initializer, Variable
+from support.resolved_job import resolved_here
+from support.small_job import SMALL_JOB
+
+SPEC = DataSpec(20, 4, (3, 2), 5, "ab" * 32, warnings=("column a has one value",))
+DRAWN = Variable("drawn", (4, 3), Initializer("normal", 0.5), decay=False, learning_rate_factor=2.0, encoding="int8")
+STARTS = {"drawn": DRAWN, "given": np.arange(6.0).reshape(2, 3), "still": Variable("still", (1,), frozen=True)}
+
+
+class Mine:
+    """A model of which only what it starts from counts."""
+
+    def __init__(self, starts: Any) -> None:
+        self.starts = starts
+
+    def initial_variables(self) -> Mapping[str, Variable | Float32s]:
+        return self.starts  # type: ignore[no-any-return]
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        raise NotImplementedError
+
+    def evaluate(self, variables: Any, batch: Any, xp: Any) -> Any:
+        raise NotImplementedError
+
+
+class Judging(Mine):
+    def audit(self, variables: Mapping[str, Float32s], epochs: int) -> Mapping[str, int]:
+        return {}
+
+
+@pytest.fixture
+def declared() -> DeclaredJob:
+    return declare(SPEC, Mine(STARTS), "c" * 64)
+
+
+@pytest.fixture
+def written(declared: DeclaredJob, tmp_path: Path) -> Path:
+    write_declaration(tmp_path, declared)
+    return tmp_path
+
+
+def assert_equal(a: DeclaredJob, b: DeclaredJob) -> None:
+    assert (a.spec, dict(a.variables), a.model_sha256) == (b.spec, dict(b.variables), b.model_sha256)
+    assert a.arrays.keys() == b.arrays.keys()
+    for name, array in a.arrays.items():
+        np.testing.assert_array_equal(array, b.arrays[name], strict=True)
+
+
+def test_it_arrives_as_it_is(declared: DeclaredJob, written: Path) -> None:
+    assert set(declared.arrays) == {"given"}
+    assert declared.variables["drawn"] == DRAWN
+    assert_equal(read_declaration(written), declared)
+
+
+def test_without_arrays_there_is_one_file(tmp_path: Path) -> None:
+    drawn = declare(SPEC, Mine({"drawn": DRAWN}))
+    write_declaration(tmp_path, drawn)
+    assert [file.name for file in tmp_path.iterdir()] == [RECORD_FILE]
+    assert_equal(read_declaration(tmp_path), drawn)
+
+
+@pytest.mark.parametrize("kind", ["titanic", "digits"])
+def test_how_inputs_are_made_arrives_too(kind: str, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text("a,b,y\n" + "".join(f"{i}.5,{'xy'[i % 2]},{i % 3}\n" for i in range(12)))
+    source = {
+        "titanic": f'source = "csv"\npath = "{tmp_path}/t.csv"\nlabel = "y"\ntarget = "class"',
+        "digits": 'source = "digits"',
+    }
+    job = job_from_toml(SMALL_JOB.replace('source = "synthetic"', source[kind]))
+    assert open_source(job.data).spec.preprocessing is not None
+    declared = declare_named(job, None)
+    write_declaration(tmp_path, declared)
+    assert_equal(read_declaration(tmp_path), declared)
+
+
+def test_a_model_that_can_judge_final_weights_does_so_where_it_is(tmp_path: Path) -> None:
+    model = Judging(STARTS)
+    declared = declare(SPEC, model)
+    assert declared.auditor is model
+    write_declaration(tmp_path, declared)
+    assert read_declaration(tmp_path).auditor is None
+    assert declare(SPEC, Mine(STARTS)).auditor is None
+
+
+def test_what_is_declared_is_what_a_job_is_resolved_by(tmp_path: Path) -> None:  # P2
+    from parashard_coordinator.run.resolve import resolve
+
+    job = job_from_toml(SMALL_JOB)
+    write_declaration(tmp_path, declare_named(job, None))
+    elsewhere, here = resolve(job, read_declaration(tmp_path)), resolved_here(job)
+    assert (elsewhere.digest, elsewhere.plan, elsewhere.spec) == (here.digest, here.plan, here.spec)
+
+
+def lost(folder: Path) -> None:
+    (folder / VALUES_FILE).unlink()
+
+
+def other_values(folder: Path) -> None:
+    save_file({"given": np.zeros((2, 3), np.float32)}, folder / VALUES_FILE)
+
+
+def other_shape(folder: Path) -> None:
+    save_file({"given": np.arange(6, dtype=np.float32)}, folder / VALUES_FILE)
+
+
+def other_dtype(folder: Path) -> None:
+    save_file({"given": np.arange(6.0).reshape(2, 3)}, folder / VALUES_FILE)
+
+
+def other_name(folder: Path) -> None:
+    save_file({"taken": np.arange(6, dtype=np.float32).reshape(2, 3)}, folder / VALUES_FILE)
+
+
+def no_record(folder: Path) -> None:
+    (folder / RECORD_FILE).unlink()
+
+
+def one_bit(folder: Path) -> None:
+    content = bytearray((folder / RECORD_FILE).read_bytes())
+    content[len(content) // 2] ^= 1
+    (folder / RECORD_FILE).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lost, "declaration.safetensors: cannot be read as safetensors"),
+        (other_values, "these are not the first values that declaration.json is of"),
+        (other_shape, r"'given' is float32 \(6,\), which is no variable"),
+        (other_dtype, r"'given' is float64 \(2, 3\), which is no variable"),
+        (other_name, "'taken' is float32"),
+        (no_record, "declaration.json: cannot be read"),
+        (one_bit, "not a whole declaration as it was written"),
+    ],
+)
+def test_files_that_are_not_as_they_were_written_are_refused(
+    written: Path, damage: Callable[[Path], None], said: str
+) -> None:
+    damage(written)
+    with pytest.raises(BadData, match=said):
+        read_declaration(written)
+
+
+def test_values_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+    infinite = DeclaredJob(SPEC, {"given": Variable("given", (1,))}, {"given": np.array([np.inf], np.float32)})
+    write_declaration(tmp_path, infinite)
+    with pytest.raises(BadData, match="'given' are not all finite"):
+        read_declaration(tmp_path)
+
+
+def test_a_variable_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    wrong = Variable("drawn", (4,))
+    object.__setattr__(wrong, "learning_rate_factor", -1.0)
+    write_declaration(tmp_path, DeclaredJob(SPEC, {"drawn": wrong}))
+    with pytest.raises(BadData, match="learning_rate_factor"):
+        read_declaration(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("starts", "said"),
+    [
+        ({}, "the model has no variables"),
+        ([], "returned list; a model returns a mapping"),
+        ({"a": Variable("b", (1,))}, "declares variable 'b' under the name 'a'"),
+        ({"a": "text"}, "initial value of 'a' is not an array"),
+        ({"a": [np.nan]}, "initial values of 'a' are not all finite"),
+    ],
+)
+def test_what_a_model_starts_from_is_checked(starts: Any, said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said):
+        declare(SPEC, Mine(starts))

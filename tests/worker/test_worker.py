@@ -1,0 +1,164 @@
+"""A worker as an object: it works in a program's own process, with the program's model and data."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.data import open_source
+from parashard.data.base import Batch, DataSpec
+from parashard.errors import JobFailed, WrongRun
+from parashard.job.load import job_from_toml
+from parashard.job.schema import Job
+from parashard.models.softmax import SoftmaxRegression
+from parashard.process.shell import Stop
+from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
+from support.resolved_job import resolved_here
+from support.small_cluster import SmallCluster, small_cluster
+from support.small_job import SMALL_JOB
+from support.waiting import DEADLINE_S, eventually
+
+EXAMPLES = 64
+STEPS = 2 * EXAMPLES // 8
+TABLES = """
+[cluster]
+shards = 1
+transport = "grpc"
+pipeline_depth = 0
+grace_s = 2.0
+"""
+
+
+def job(examples: int = EXAMPLES, cluster: str = "") -> Job:
+    text = SMALL_JOB.replace('source = "synthetic"', f'source = "synthetic"\nexamples = {examples}')
+    return job_from_toml(text + TABLES + cluster)
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SmallCluster]:
+    with small_cluster(resolved_here(job()), tmp_path / "store") as running:
+        yield running
+
+
+class Watched(SoftmaxRegression):
+    """The job's own model, in the hands of a program; `before` is called with each batch."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        super().__init__(spec)
+        self.steps: list[int] = []
+        self.before: Callable[[Batch], object] = lambda batch: None
+
+    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Any:
+        self.steps.append(batch.step)
+        self.before(batch)
+        return super().loss_and_gradients(variables, batch, xp)
+
+
+SOURCE = open_source(job().data)
+
+
+def test_a_program_s_own_model_and_data_give_the_weights_of_the_job_s(cluster: SmallCluster, tmp_path: Path) -> None:
+    model = Watched(SOURCE.spec)
+    end = Worker(cluster.client, model, SOURCE, cluster.told).run(Stop())
+    assert end == WorkerEnd(STEPS, job_failed=False, reason="every step is in")
+    assert sorted(model.steps) == list(range(STEPS))
+    assert cluster.steps_applied() == STEPS
+    with small_cluster(resolved_here(job()), tmp_path / "other") as other:
+        assert Worker(other.client).run(Stop()).steps == STEPS  # it asks for the job, and loads what that names
+        np.testing.assert_array_equal(other.shard.shard.storage.weights, cluster.shard.shard.storage.weights)
+
+
+def test_other_data_than_the_job_s_are_refused_before_it_joins(cluster: SmallCluster) -> None:  # P2
+    other = open_source(job(65).data)
+    with pytest.raises(WrongRun, match="this machine's data differ from the job's"):
+        Worker(cluster.client, Watched(other.spec), other).run(Stop())
+    assert not cluster.core.run_exclusive(lambda core, _: dict(core.workers.by_name))
+
+
+def test_a_model_that_is_declared_in_another_way_is_refused(cluster: SmallCluster) -> None:  # P2
+    worker = Worker(cluster.client, Watched(SOURCE.spec), SOURCE, model_sha256="f" * 64)
+    with pytest.raises(WrongRun, match="this worker would compute another job than the coordinator's"):
+        worker.run(Stop())
+
+
+def test_an_override_that_changes_the_steps_is_refused(cluster: SmallCluster) -> None:  # P2
+    settings = WorkerSettings(overrides=[("job.batch_size", 4, "--set")])
+    with pytest.raises(WrongRun, match=r"job\.batch_size"):
+        Worker(cluster.client, settings=settings).run(Stop())
+
+
+def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None:
+    model, stop, environment = Watched(SOURCE.spec), Stop(), dict(os.environ)
+    model.before = lambda batch: stop.ask("enough") if len(model.steps) == 3 else None
+    end = Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-7")).run(stop)
+    assert end == WorkerEnd(3, job_failed=False, reason="enough")
+    assert not cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-7"))
+    assert not cluster.core.run_exclusive(lambda core, _: core.workers.by_name["worker-7"].live)
+    assert os.environ == environment, "which is the program's"
+
+
+def test_a_job_that_has_failed_is_told(cluster: SmallCluster) -> None:
+    model = Watched(SOURCE.spec)
+    model.before = lambda batch: cluster.core.run_exclusive(lambda core, _: core.fail("a test"))
+    end = Worker(cluster.client, model, SOURCE).run(Stop())
+    assert (end.job_failed, end.reason) == (True, "a test")
+    with pytest.raises(JobFailed, match="a test"):
+        Worker(cluster.client, model, SOURCE).run(Stop())
+
+
+class TestAStepThatIsStuckInTheModel:
+    """A process of a program's own goes on; its worker ends when the model has returned."""
+
+    def run(self, worker: Worker, stop: Stop) -> tuple[threading.Thread, list[WorkerEnd]]:
+        ends: list[WorkerEnd] = []
+        thread = threading.Thread(target=lambda: ends.append(worker.run(stop)), daemon=True)
+        thread.start()
+        return thread, ends
+
+    @pytest.fixture
+    def stuck(self) -> Iterator[tuple[Watched, threading.Event, threading.Event]]:
+        model, entered, going_on = Watched(SOURCE.spec), threading.Event(), threading.Event()
+
+        def wait(batch: Batch) -> None:
+            entered.set()
+            assert going_on.wait(DEADLINE_S)
+
+        model.before = wait
+        yield model, entered, going_on
+        going_on.set()
+
+    def test_that_hangs_is_reported(self, tmp_path: Path, stuck: Any) -> None:
+        model, _, going_on = stuck
+        hanging = job(cluster="step_timeout_s = 1.0")
+        with small_cluster(resolved_here(hanging), tmp_path) as cluster:
+            thread, ends = self.run(Worker(cluster.client, model, SOURCE), Stop())
+            eventually(
+                lambda: any("taken over" in event for event in cluster.core.run_exclusive(lambda c, _: list(c.events))),
+                "the coordinator hears of it while the model is still at it",
+            )
+            assert not ends
+            going_on.set()
+            thread.join(DEADLINE_S)
+        assert [end.reason for end in ends] == ["step 0 has taken over 1 s"]
+
+    def test_is_given_back_soon_after_a_stop(self, cluster: SmallCluster, stuck: Any) -> None:
+        model, entered, going_on = stuck
+        stop = Stop()
+        thread, ends = self.run(Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-0")), stop)
+        assert entered.wait(DEADLINE_S)
+        assert cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-0"))
+        stop.ask("enough")
+        eventually(
+            lambda: not cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-0")),
+            "its leases are free while the model is still at it",
+        )
+        assert not ends
+        going_on.set()
+        thread.join(DEADLINE_S)
+        assert [end.reason for end in ends] == ["enough"]

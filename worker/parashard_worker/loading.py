@@ -1,0 +1,135 @@
+"""Loads a worker's task: the job's data, model and device, checked against what the coordinator says of them (P2).
+
+What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call. Called by
+`parashard_worker.worker`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from parashard import encodings
+from parashard._proto import coordinator_pb2 as pb
+from parashard.data import open_source
+from parashard.data.base import DataSource, DataSpec
+from parashard.errors import WrongRun
+from parashard.job.differences import differences, in_words
+from parashard.job.digest import changed_keys, identity_digest, job_identity
+from parashard.job.layers import Override
+from parashard.job.load import job_from_toml
+from parashard.job.schema import Job
+from parashard.models import build_model, code_sha256
+from parashard.models.base import Model
+from parashard.plan.partition import Plan
+from parashard.plan.steps import StepPlan
+from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
+from parashard.process.logs import structlog
+from parashard.protocol.proto_conversion import plan_from
+from parashard_worker.computing import Task
+from parashard_worker.device import open_device
+
+log = structlog.get_logger("worker")
+
+
+def job_told(told: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
+    """Return the coordinator's job, with what is different on this machine, such as a path."""
+    return job_from_toml(told.job_toml, overrides)
+
+
+def limit_compute_threads(job: Job, *, own_process: bool) -> int:
+    """Limit every library to this worker's threads, before the model, and what it needs, is imported; return them.
+
+    The environment of a process that is not the worker's own stays as it is: what is imported later there has the
+    threads that its program says.
+    """
+    asked, sync = job.cluster.worker_threads, job.consistency.policy.kind == "sync"
+    threads = threads_for(asked, job.cluster.workers, reproducible=sync, environ=os.environ)
+    if own_process:
+        os.environ.update(thread_variables(threads, os.environ, override=asked > 0))
+    limit_threads(threads)
+    return threads
+
+
+def load_task(
+    told: pb.GetJobReply,
+    job: Job,
+    *,
+    threads: int,
+    worker: str = "",
+    device: str = "",
+    model_folder: Path | None = None,
+    model: Model | None = None,
+    model_sha256: str = "",
+    source: DataSource | None = None,
+) -> Task:
+    """Return what a worker computes.
+
+    Parameters
+    ----------
+    told : GetJobReply
+        What the coordinator says of the job.
+    job : Job
+        The same, with what is different on this machine.
+    threads : int
+        To which compute libraries are limited.
+    worker : str
+        Its name in the job; "": the next free one.
+    device : str
+        auto, cpu, cuda or cuda:N; "": as the job says.
+    model_folder : Path, optional
+        Where a model that the job names is looked up; None: where the coordinator does.
+    model : Model, optional
+        A program's own; None: the one that the job names.
+    model_sha256 : str
+        Of the program's own model: what the job's declaration says of its code.
+    source : DataSource, optional
+        A program's own; None: the one that the job names.
+
+    Raises
+    ------
+    WrongRun
+        If data, model or another part of the job is not the coordinator's.
+    """
+    opened_device = open_device(device or job.cluster.device, worker)
+    opened = open_source(job.data) if source is None else source
+    limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
+    spec = opened.spec
+    _check_data(job, spec, told)
+    plan = plan_from(told.plan)
+    encodings.warm_up(plan.variables.values())
+    folder = model_folder or (Path(told.model_folder) if told.model_folder else None)
+    _check_identity(job, spec, plan, told, code_sha256(job.model, folder) if model is None else model_sha256)
+    policy = job.consistency.policy
+    return Task(
+        model=build_model(job.model, spec, job.job.seed, folder) if model is None else model,
+        source=opened,
+        steps=StepPlan(spec.examples, job.job.batch_size, job.job.epochs, job.job.seed),
+        plan=plan,
+        device=opened_device,
+        clip_norm=job.optimizer.clip_norm,
+        round_steps=policy.bound if policy.kind == "sync" else None,
+    )
+
+
+def _check_data(job: Job, spec: DataSpec, told: pb.GetJobReply) -> None:
+    """Refuse to compute with other data than the job's."""
+    if spec.fingerprint != told.data_fingerprint:
+        raise WrongRun(
+            f"this machine's data differ from the job's: fingerprint {spec.fingerprint[:12]} is not "
+            f"{told.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
+        )
+
+
+def _check_identity(job: Job, spec: DataSpec, plan: Plan, told: pb.GetJobReply, code: str) -> None:
+    """Refuse to work on steps that are not the job's: overrides may say where things are, not what is computed (P2)."""
+    first = told.initial_sha256
+    mine = job_identity(job, spec, plan.variables, initial_sha256=first, model_sha256=code)
+    if identity_digest(mine) != told.job_digest:
+        theirs = job_identity(job_told(told), spec, plan.variables, initial_sha256=first, model_sha256=code)
+        changed = changed_keys(theirs, mine)
+        log.info("job-differs", keys=changed)  # all of them
+        named = in_words(differences(theirs, mine, "there", "here"))
+        named = named or "another version of parashard or of the model's code?"
+        raise WrongRun(f"this worker would compute another job than the coordinator's: {named}")

@@ -1,0 +1,287 @@
+"""Worker: one worker of one job, from the job's description to its end.
+
+Owns the order: load the task, join, lease, compute and push until the job is over or a stop is asked for, leave. The
+model and the data are a program's own or those that the job names, so a worker is a process (`parashard_worker`) or an
+object in a user's. Knows no argument, no signal and no exit code but those with which a process of its own ends.
+
+    worker = Worker(CoordinatorClient(address), model, source)
+    worker.run(Stop()).reason
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import ShardClient
+from parashard.data.base import DataSource
+from parashard.job.layers import Override
+from parashard.job.schema import Job
+from parashard.models.base import Model
+from parashard.process import failpoints
+from parashard.process.logs import structlog
+from parashard.process.shell import Stop
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.proto_conversion import view_from
+from parashard.security.credentials import Credentials
+from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
+from parashard.transports.base import View
+from parashard.transports.choosing import connect_by
+from parashard_worker.computing import Task
+from parashard_worker.leasing import Joined, Leasing, end_process
+from parashard_worker.loading import job_told, limit_compute_threads, load_task
+from parashard_worker.loop import StepLoop
+from parashard_worker.metrics import WorkerCollector
+
+LEAVE_S = 2.0  # for the last report
+LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
+AWAY_BUDGET_S = 0.3  # a shard that does not answer for so long may live elsewhere: look where
+
+log = structlog.get_logger("worker")
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """What is this worker's own, and not the job's.
+
+    Parameters
+    ----------
+    name : str
+        Its name in the job, such as worker-0; "": the next free one.
+    device : str
+        auto, cpu, cuda or cuda:N; "": as the job says.
+    host, http_port
+        Where /metrics, /livez and /readyz are; port 0 picks a free one.
+    overrides : sequence of (dotted key, value, name of the flag)
+        What is elsewhere on this machine, such as data.path; what defines the steps must stay (P2).
+    model_folder : Path, optional
+        Where a model that the job names is looked up; None: where the coordinator does.
+    own_process : bool
+        Whether this process is there for the worker alone. Then its compute threads are limited by its environment,
+        too, and it ends with a step that is stuck in the model: one that hangs, or that is not done within
+        `cluster.grace_s` after a stop. Any other process waits for its model.
+    """
+
+    name: str = ""
+    device: str = ""
+    host: str = "127.0.0.1"
+    http_port: int = 0
+    overrides: Sequence[Override] = ()
+    model_folder: Path | None = None
+    own_process: bool = False
+
+
+@dataclass(frozen=True)
+class WorkerEnd:
+    """How a worker ended: after so many steps of its own, and whether the job has failed by then."""
+
+    steps: int
+    job_failed: bool
+    reason: str
+
+
+class Worker:
+    """One worker of one job; it runs once.
+
+    Parameters
+    ----------
+    coordinator : CoordinatorClient
+        Whom to ask for work; the caller closes it.
+    model : Model, optional
+        What computes gradients; None: the model that the job names.
+    source : DataSource, optional
+        The examples; None: those that the job names.
+    job : GetJobReply, optional
+        What the coordinator says of the job; None: it is asked.
+    model_sha256 : str
+        With `model`: what the job's declaration says of its code.
+    settings : WorkerSettings
+        What is this worker's own.
+    credentials : Credentials, optional
+        Shown to the shards, and asked for by the HTTP port.
+    observer : StepObserver
+        Sees every step.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        model: Model | None = None,
+        source: DataSource | None = None,
+        job: pb.GetJobReply | None = None,
+        *,
+        model_sha256: str = "",
+        settings: WorkerSettings = WorkerSettings(),
+        credentials: Credentials | None = None,
+        observer: StepObserver = NO_STEP_OBSERVER,
+    ) -> None:
+        self._coordinator = coordinator
+        self._model = model
+        self._model_sha256 = model_sha256
+        self._source = source
+        self._told = job
+        self._settings = settings
+        self._credentials = credentials
+        self._observer = observer
+        self._token = secrets.randbits(64)
+
+    def run(self, stop: Stop) -> WorkerEnd:
+        """Work until the job is over or a stop is asked for; what is held then is given back.
+
+        Raises
+        ------
+        WrongRun
+            If the data, the model or an override is not of the coordinator's job (P2).
+        ConfigurationError
+            If something that the job names is not there, or the model returns what is no gradient of its variables.
+        Fenced
+            If another process has this worker's name by now (P3).
+        RetryLater
+            If the coordinator or a shard has been away for longer than `cluster.retry_budget_s`, or a stop was asked
+            for before the worker had joined.
+        """
+        settings, coordinator = self._settings, self._coordinator
+        told = coordinator.get_job() if self._told is None else self._told
+        job = job_told(told, settings.overrides)
+        coordinator.retry_budget_s = job.cluster.retry_budget_s
+        threads = limit_compute_threads(job, own_process=settings.own_process)
+        task = load_task(
+            told,
+            job,
+            threads=threads,
+            worker=settings.name,
+            device=settings.device,
+            model_folder=settings.model_folder,
+            model=self._model,
+            model_sha256=self._model_sha256,
+            source=self._source,
+        )
+        registry = new_registry("worker", self._credentials)
+        joined = False
+        http = HttpPort(settings.host, settings.http_port, registry, lambda: "" if joined else "not in the job yet")
+        http.start()
+        try:
+            join = partial(self._join, told, task, http.address)
+            member = join(settings.name)
+            joined = True
+            failpoints.hit("worker.boot.joined")
+            with structlog.contextvars.bound_contextvars(worker=member.name, incarnation=member.incarnation):
+                log.info("joined", device=task.device.name, threads=threads, http=http.address)
+                leasing, client = self._connected(told, job, task, member, partial(join, member.name), stop)
+                loop = self._loop(told, job, task, client, leasing, stop)
+                registry.register(WorkerCollector(loop, member.name))
+                with self._left_in_time(stop, leasing, job.cluster.grace_s):
+                    self._work(told, client, leasing, loop, stop)
+                reason = stop.reason or leasing.hung or leasing.reason
+                log.info("left", steps=loop.steps, reason=reason)
+        finally:
+            http.stop()
+        return WorkerEnd(loop.steps, leasing.state == pb.JOB_STATE_FAILED, reason)
+
+    def _join(self, told: pb.GetJobReply, task: Task, http_address: str, name: str) -> Joined:
+        """Join the job, for the first time or at a coordinator that was started anew."""
+        member = self._coordinator.register_worker(
+            pb.RegisterWorkerRequest(
+                run_id=told.run_id,
+                job_digest=told.job_digest,
+                name=name,
+                fingerprint=task.device.fingerprint(),
+                http_address=http_address,
+                device=task.device.name,
+                token=self._token,
+            )
+        )
+        return Joined(told.run_id, member.name, member.incarnation, member.lease_ttl_s)
+
+    def _view(self, run_id: str) -> View:
+        return view_from(self._coordinator.get_view(run_id))
+
+    def _connected(
+        self, told: pb.GetJobReply, job: Job, task: Task, member: Joined, join: Callable[[], Joined], stop: Stop
+    ) -> tuple[Leasing, ShardClient]:
+        """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
+        cluster = job.cluster
+        self._observer.joined(told.run_id, member.name)
+        leasing = Leasing(
+            self._coordinator,
+            member,
+            batch=cluster.lease_batch,
+            ahead=cluster.pipeline_depth,
+            step_timeout_s=cluster.step_timeout_s,
+            join=join,
+            patience_s=cluster.retry_budget_s,
+            on_hung=end_process if self._settings.own_process else _tell_hung,
+            observer=self._observer,
+        )
+        client = ShardClient(
+            told.run_id,
+            told.job_digest,
+            task.plan,
+            member.name,
+            away_budget_s=AWAY_BUDGET_S,
+            giving_up=stop.event,
+            connect=connect_by(cluster.transport, self._credentials),
+            observer=self._observer,
+        )
+        return leasing, client
+
+    def _loop(
+        self, told: pb.GetJobReply, job: Job, task: Task, client: ShardClient, leasing: Leasing, stop: Stop
+    ) -> StepLoop:
+        return StepLoop(
+            task,
+            client,
+            leasing,
+            lambda: self._view(told.run_id),
+            depth=job.cluster.pipeline_depth,
+            patience_s=job.cluster.retry_budget_s,
+            giving_up=stop.event,
+        )
+
+    def _work(self, told: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
+        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent (P22)
+        try:
+            client.use(self._coordinator.patiently(lambda: self._view(told.run_id)))
+            loop.run(lambda: stop.asked)
+        finally:
+            leasing.leave(LEAVE_S)
+            client.close()
+        if leasing.failure is not None:
+            raise leasing.failure
+
+    @contextmanager
+    def _left_in_time(self, stop: Stop, leasing: Leasing, grace_s: float) -> Iterator[None]:
+        """Leave soon after a stop is asked for, however long the step in the works takes: it is leased again."""
+        over = threading.Event()
+        watch = threading.Thread(target=self._leave_in_time, args=(stop, leasing, grace_s, over), name="leaving")
+        watch.daemon = True
+        watch.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+    def _leave_in_time(self, stop: Stop, leasing: Leasing, grace_s: float, over: threading.Event) -> None:
+        while not stop.wait(LOOK_S):
+            if over.is_set():
+                return
+        if over.wait(max(0.0, grace_s - LEAVE_S)):
+            return
+        try:
+            leasing.leave(LEAVE_S)
+            log.info("left", reason=f"{stop.reason}; the step in the works was given back")
+        finally:
+            if self._settings.own_process:
+                os._exit(stop.exit_code)  # P21
+
+
+def _tell_hung(reason: str) -> None:
+    log.critical("hung", reason=reason)
