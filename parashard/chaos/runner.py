@@ -131,7 +131,7 @@ def run_chaos(
         cluster = ProxiedCluster(run_dir, proxy, shards, workers, before_end=striking.end)
         kinds = [kind for kind in options.kinds if targets_of(kind, cluster.processes, cluster.links)]
         if not kinds:
-            raise ConfigurationError(f"there is nobody to strike: {shards} shards, {workers} workers")
+            raise ConfigurationError(f"these faults have no target: {shards} shards, {workers} workers")
         drawn = strikes(options.seed, options.mean_interval_s, kinds, cluster.processes, cluster.links)
         campaign = Campaign(cluster, drawn, options.faults_max, striking.tell)
         striking.begin(campaign)

@@ -21,7 +21,7 @@ _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
 TargetKind = Literal["class", "value"]
 
 TARGET_MEANING = (
-    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: told from the '
+    '"class": the distinct labels are classes; "value": a number to predict (regression). Unset: inferred from the '
     "labels where that is safe, else refused."
 )
 

@@ -294,7 +294,7 @@ class ClusterOptions(Table):
         default=64,
         ge=1,
         le=65536,
-        description="Requests that may stand in line at one shard; one more is told to come again later.",
+        description="Requests that may be queued at one shard; further ones are answered RetryLater.",
     )
     queue_bytes: int = Field(
         default=0,

@@ -299,4 +299,4 @@ def check_in_progress(where: str) -> None:
     """
     ended = how_it_ended(Path(where))
     if ended is not None:
-        raise ConfigurationError(f"{where} is over ({ended[0]}: {ended[1]}): there is nobody to ask")
+        raise ConfigurationError(f"{where} is over ({ended[0]}: {ended[1]}): it has no coordinator")

@@ -62,7 +62,7 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
         type=exit_code,
         default=int(ExitCode.DONE),
         metavar="CODE",
-        help="exit code after SIGTERM or SIGINT, where 0 would say that nobody need take its place (default: 0)",
+        help="exit code after SIGTERM or SIGINT, where 0 would mean that no restart is needed (default: 0)",
     )
     parser.add_argument(
         "--trace",

@@ -18,8 +18,8 @@ class Trouble:
 
     def begins(self, now_s: float) -> bool:
         """Record a failure; return whether to report it."""
-        told, self.present, self._failed_s = self.present, True, now_s
-        return not told
+        was_present, self.present, self._failed_s = self.present, True, now_s
+        return not was_present
 
     def ends(self, now_s: float) -> bool:
         """Record a success; return whether to report it."""

@@ -144,7 +144,7 @@ def issue(
     serves = any(identity.role in SERVING for identity in identities)
     if hosts and not serves:
         raise ConfigurationError(
-            f"--host {hosts[0]}: nobody connects to {in_words(identities)}; allowed for: {', '.join(sorted(SERVING))}"
+            f"--host {hosts[0]}: {in_words(identities)} is not a server; allowed for: {', '.join(sorted(SERVING))}"
         )
     names: list[x509.GeneralName] = [x509.UniformResourceIdentifier(identity.uri) for identity in identities]
     usages = [ExtendedKeyUsageOID.CLIENT_AUTH]
@@ -178,13 +178,13 @@ def _authority(folder: Path, now: datetime.datetime) -> tuple[x509.Certificate, 
     key = _authority_key(folder)
     if key.public_key() != certificate.public_key():
         raise ConfigurationError(
-            f"{folder}: {CA_FILE} and {CA_KEY_FILE} do not belong together, and nobody would take what they issue; put "
+            f"{folder}: {CA_FILE} and {CA_KEY_FILE} do not match: their certificates would be refused; put "
             "the right one back, or make an authority in another folder"
         )
     ends = certificate.not_valid_after_utc
     if now > ends:
         raise ConfigurationError(
-            f"{folder / CA_FILE} expired at {ends:%Y-%m-%d %H:%M:%S} UTC, and nobody would take what it issues; "
+            f"{folder / CA_FILE} expired at {ends:%Y-%m-%d %H:%M:%S} UTC: certificates from it would be refused; "
             "make an authority in another folder"
         )
     return certificate, key

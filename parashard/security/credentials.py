@@ -149,8 +149,8 @@ class Credentials:
 
     def _tell(self, why: str) -> None:
         """Log why new files are not used: when that changes, else once a day."""
-        told, again_s = self._reported
-        if why != told or self._clock() >= again_s:
+        reported, again_s = self._reported
+        if why != reported or self._clock() >= again_s:
             self._reported = why, self._clock() + WARN_EVERY_S
             log.warning("credentials-not-renewed", why=why, expires=self._material.expires.isoformat())
 

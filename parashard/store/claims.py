@@ -50,7 +50,7 @@ class Claims:
     """
 
     def __init__(self, store: Store, name: str, token: str) -> None:
-        assert token, "a claim without a token cannot be told from another's"
+        assert token, "a claim needs a token to be distinguished from another's"
         self._store = store
         self._name = name
         self._content = f"{socket.gethostname()} {os.getpid()} {token}\n".encode()
@@ -94,7 +94,7 @@ class Claims:
             _check_taken(self._store, claim, content)
             self._newest_own = incarnation
             return incarnation
-        raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} lives")
+        raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} incarnations")
 
     def check(self) -> None:
         """Raise unless the newest claim is this process's own (P23).
@@ -128,9 +128,9 @@ class Claims:
         """
         found = []
         for incarnation in filter(lambda claimed: claimed > after, _claimed(self._store, self._name)):
-            told = _RETURNED.search(self._read(incarnation))
-            if told is not None:
-                found.append(Return(incarnation, int(told[1])))
+            found_return = _RETURNED.search(self._read(incarnation))
+            if found_return is not None:
+                found.append(Return(incarnation, int(found_return[1])))
         return found
 
     def _is_own(self, incarnation: int) -> bool:

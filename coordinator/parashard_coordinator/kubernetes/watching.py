@@ -165,4 +165,4 @@ class PodWatch:
                 return self._cluster.scale_workers(workers)
             except Conflict:
                 continue
-        raise RetryLater(f"somebody else changed the Job {CONFLICTS_MAX} times meanwhile")
+        raise RetryLater(f"the Job was changed concurrently {CONFLICTS_MAX} times")

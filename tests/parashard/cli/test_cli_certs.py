@@ -106,7 +106,7 @@ def test_who_is_connected_to_has_the_folders_name_as_its_host(tmp_path: Path) ->
 
 def test_a_host_for_who_is_not_connected_to_is_refused(tmp_path: Path) -> None:
     certs("init", tmp_path / "ca")
-    with pytest.raises(ConfigurationError, match=r"--host a: nobody connects to worker/worker; allowed for: .*shard"):
+    with pytest.raises(ConfigurationError, match=r"--host a: worker/worker is not a server; allowed for: .*shard"):
         certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "worker", "--host", "a")
     assert not (tmp_path / "tls").exists()
 

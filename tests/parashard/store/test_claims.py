@@ -87,7 +87,7 @@ def test_a_name_that_the_store_does_not_take_is_refused(store, name):
 def test_lives_have_a_bound(store, monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS_MAX", 3)
     assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
-    with pytest.raises(ConfigurationError, match="has had 3 lives"):
+    with pytest.raises(ConfigurationError, match="has had 3 incarnations"):
         claim_incarnation(store, "shard-0")
 
 
