@@ -94,8 +94,9 @@ async function look() {
 
 function showLost(error) {
   const since = answeredAt ? `since ${answeredAt.toLocaleTimeString()}` : "since this page was opened";
-  const why = over ? "The job is over and its coordinator may have ended" : error.message;
-  setText(byId("contact"), `The coordinator has not answered ${since}; below is what it said last. (${why})`);
+  const end = over ? "The job is over." : "It may have ended with its run; this page goes on if it answers again.";
+  const text = `The coordinator has not answered ${since}; below is what it said last. ${end} (${error.message})`;
+  setText(byId("contact"), text);
   byId("contact").hidden = false;
 }
 
