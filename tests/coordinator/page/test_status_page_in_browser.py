@@ -100,6 +100,12 @@ def plot(page: Page, title: str) -> Any:
     return page.get_by_role("img", name=f"plot of {title},")
 
 
+def name_at_its_left(drawn: Any) -> str:
+    """Return what a plot tells where the cursor is on its first point."""
+    drawn.locator(".u-over").hover(position={"x": 1, "y": 50})
+    return str(drawn.get_attribute("aria-label"))
+
+
 def test_it_follows_the_run_without_being_loaded_again(opened: Open, served: StatusPort) -> None:
     page = opened()
     page.evaluate("window.stillHere = true")
@@ -131,6 +137,7 @@ def test_a_new_metric_gets_a_plot(opened: Open, served: StatusPort) -> None:
         "plot of loss, after 31 s: training loss 0.03125, held-out loss 0.5"
     )
     expect(plot(page, "accuracy")).to_have_count(0)
+    assert name_at_its_left(plot(page, "steps")) == "plot of steps, after 0 s: steps complete 0"
 
 
 def test_no_text_becomes_markup(opened: Open, served: StatusPort) -> None:
@@ -162,21 +169,19 @@ def test_no_text_becomes_markup(opened: Open, served: StatusPort) -> None:
 def test_the_policy_stops_what_is_inline_and_what_is_foreign(browser: Browser, served: StatusPort) -> None:
     page = browser.new_page()
     page.goto(served.url)
-    violated = page.evaluate(
-        """() => new Promise((resolve) => {
-          const seen = [];
-          document.addEventListener("securitypolicyviolation", (event) => {
-            seen.push(event.effectiveDirective);
-            if (seen.length === 3) resolve(seen.sort());
-          });
+    page.evaluate(
+        """() => {
+          window.violated = [];
+          document.addEventListener("securitypolicyviolation", (event) => violated.push(event.effectiveDirective));
           const [image, script, style] = ["img", "script", "style"].map((tag) => document.createElement(tag));
           image.src = "http://192.0.2.1/x.png";
           script.textContent = "window.evil = 1";
           style.textContent = "body { display: none; }";
           document.body.append(image, script, style);
-        })"""
+        }"""
     )
-    assert violated == ["img-src", "script-src-elem", "style-src-elem"]
+    page.wait_for_function("violated.length >= 3", timeout=DEADLINE_MS)
+    assert sorted(page.evaluate("violated")) == ["img-src", "script-src-elem", "style-src-elem"]
     assert page.evaluate("window.evil") is None
     page.close()
 
@@ -224,6 +229,7 @@ def test_another_coordinator_s_history_replaces_the_one_before(opened: Open, ser
         served.show(moment(second))
     expect(page.locator("#incomplete")).to_have_text("This coordinator has no history of the job before 60 s.")
     expect(plot(page, "steps")).to_have_accessible_name("plot of steps, after 1.7 min: steps complete 102")
+    assert name_at_its_left(plot(page, "steps")) == "plot of steps, after 1 min: steps complete 60"
 
 
 def test_it_fits_a_phone(opened: Open, served: StatusPort) -> None:
