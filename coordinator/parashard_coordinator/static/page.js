@@ -11,14 +11,14 @@ const POLL_LOST_MS = 5000;
 const TIMEOUT_MS = 5000;
 const POINTS_MAX = 4000; // then the coordinator's thinned history is taken again
 const PLOT_HEIGHT = 190;
-const LINES = ["--line-1", "--line-2", "--line-3"];
-const DASHES = [undefined, [6, 4], [2, 3]];
+const LINES = ["--line-1", "--line-2"];
+const DASHES = [undefined, [6, 4]];
 const TICKS_S = [1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 28800, 86400, 172800, 604800];
 
 const byId = (id) => document.getElementById(id);
 const dark = matchMedia("(prefers-color-scheme: dark)");
+const counts = new Intl.NumberFormat("en");
 const numbers = new Intl.NumberFormat("en", { maximumSignificantDigits: 4 });
-const metric = (value) => (value !== 0 && Math.abs(value) < 1e-3 ? value.toExponential(2) : numbers.format(value));
 const short = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 3 });
 
 let history = null; // what history.json said last, with all points since the first
@@ -159,6 +159,12 @@ function showTable(table, { titles, is_text, rows, live }) {
 
 // --- plots ---
 
+function inFigures(value) {
+  if (value === null || value === undefined) return "-";
+  if (Number.isInteger(value)) return counts.format(value);
+  return Math.abs(value) < 1e-3 ? value.toExponential(2) : numbers.format(value);
+}
+
 function inWords(seconds) {
   if (seconds < 60) return `${seconds} s`;
   if (seconds < 3600) return `${+(seconds / 60).toFixed(1)} min`;
@@ -244,7 +250,7 @@ function showLegend({ uplot, box, legend, lines, title }) {
   const at = uplot.cursor.idx ?? uplot.data[0].length - 1;
   lines.forEach((line, index) => {
     const value = at < 0 ? null : uplot.data[index + 1][at];
-    setText(legend[index], `${line.name} ${value === null || value === undefined ? "-" : metric(value)}`);
+    setText(legend[index], `${line.name} ${inFigures(value)}`);
   });
   const time = at < 0 ? "nothing yet" : `after ${inWords(Math.round(uplot.data[0][at]))}`;
   box.setAttribute("aria-label", `plot of ${title}, ${time}: ${legend.map((text) => text.textContent).join(", ")}`);
