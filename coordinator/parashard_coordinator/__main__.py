@@ -11,12 +11,14 @@ import math
 import os
 import secrets
 import time
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.declaration import declare_named, read_declaration
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
@@ -28,12 +30,13 @@ from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
 from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
-from parashard.protocol.coordinator_client import ADDRESS_FILE
+from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
+from parashard.telemetry.http import HttpPort
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
@@ -125,7 +128,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     coordination.service.add_to(server)
     admission = server.admission
     refused = RefusedPeers({"calls": lambda: admission.refused, "slow": lambda: admission.slow})
-    http = coordination.http_port(arguments.host, arguments.http_port, refused)
+    http = open_http_port(arguments, partial(coordination.http_port, arguments.host, refused=refused), run_id)
     server.start()
     http.start()
     address = advertised_address(arguments, server.address, stopping=stop.event)
@@ -145,6 +148,17 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         http.stop()
     exit_code = core.run_exclusive(lambda core, _: core.exit_code)
     return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
+
+
+def open_http_port(arguments: argparse.Namespace, listen: Callable[[int], HttpPort], run_id: str) -> HttpPort:
+    """Listen for HTTP; without `--http-port` where the run's earlier coordinator did, for pages that are left open."""
+    earlier = 0 if arguments.http_port else http_port_in(arguments.run_dir, run_id)
+    try:
+        return listen(earlier or arguments.http_port)
+    except Unavailable:
+        if not earlier:
+            raise
+        return listen(0)  # somebody else has it by now
 
 
 def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:

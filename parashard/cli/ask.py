@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from google.protobuf.json_format import MessageToDict
 from rich.console import Console
 
 from parashard.cli.options import TlsDir, complete_runs, told_how_to_continue
 from parashard.display.figures import counted
 from parashard.display.screen import StatusScreen
+from parashard.display.status_json import status_dict
 from parashard.display.summary import print_summary
 from parashard.errors import Unreachable, WrongRun
 from parashard.launch.run_folders import check_in_progress, place_of, read_report
@@ -56,11 +56,7 @@ def status(
                 typer.echo(f"Continue: {resume_command(Path(place).absolute())}")
         return
     if json_:
-        typer.echo(
-            json.dumps(
-                MessageToDict(reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
-            )
-        )
+        typer.echo(json.dumps(status_dict(reply)))
     else:
         Console().print(StatusScreen(reply, fits_height=False))
 

@@ -170,6 +170,16 @@ def run_id_in(where: str) -> str:
         return ""
 
 
+def http_port_in(folder: Path, run_id: str) -> int:
+    """Return the HTTP port of the last coordinator of a run, of whose directory this is; 0: not known."""
+    try:
+        where = json.loads((folder / ADDRESS_FILE).read_text())
+        port = int(str(where["http"]).rpartition(":")[2]) if where["run_id"] == run_id else 0
+    except (OSError, ValueError, KeyError, TypeError):
+        return 0
+    return port if 0 < port < 65536 else 0
+
+
 def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Event | None = None) -> str:
     """Return the address of a coordinator, given as host:port or as a run directory.
 

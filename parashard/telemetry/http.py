@@ -1,6 +1,7 @@
 """The HTTP port of a process: /metrics, /livez, /readyz and, where there is one, a status page.
 
-It has no verb that acts: whoever reaches it can look and nothing else.
+It has no verb that acts: whoever reaches it can look and nothing else. Every answer tells browsers to run, load and
+frame nothing that this port does not serve itself.
 """
 
 from __future__ import annotations
@@ -32,12 +33,21 @@ POLL_S = 0.05  # how long `stop` may have to wait
 
 log = structlog.get_logger(__name__)
 
-Page = Callable[[], tuple[int, str, bytes]]
-"""Returns an HTTP status, a content type and a body."""
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",  # what is shown is of this moment, and small
+}
+"""Of every answer."""
+
+Page = Callable[[str], tuple[int, str, bytes]]
+"""Takes what follows the path's question mark; returns an HTTP status, a content type and a body."""
 
 
 class HttpPort:
-    """Serves GET requests on a thread of its own.
+    """Serves GET and HEAD requests on a thread of its own.
 
     Parameters
     ----------
@@ -59,13 +69,13 @@ class HttpPort:
         ready: Callable[[], str],
         pages: dict[str, Page] | None = None,
     ) -> None:
-        def metrics() -> tuple[int, str, bytes]:
+        def metrics(query: str) -> tuple[int, str, bytes]:
             return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
 
-        def livez() -> tuple[int, str, bytes]:
+        def livez(query: str) -> tuple[int, str, bytes]:
             return 200, "text/plain", b"ok\n"
 
-        def readyz() -> tuple[int, str, bytes]:
+        def readyz(query: str) -> tuple[int, str, bytes]:
             reason = ready()
             return (503, "text/plain", f"{reason}\n".encode()) if reason else (200, "text/plain", b"ok\n")
 
@@ -82,9 +92,10 @@ class HttpPort:
                 if self._request.cut:
                     self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
                     return
-                page = all_pages.get(self.path.partition("?")[0])
+                path, _, query = self.path.partition("?")
+                page = all_pages.get(path)
                 try:
-                    status, kind, body = page() if page else (404, "text/plain", b"not found\n")
+                    status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
                 except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
                     log.exception("page-broke", path=self.path)
                     status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
@@ -92,7 +103,15 @@ class HttpPort:
                 self.send_header("Content-Type", kind)
                 self.send_header("Content-Length", str(len(body)))
                 self.end_headers()
-                self.wfile.write(body)
+                if self.command != "HEAD":
+                    self.wfile.write(body)
+
+            do_HEAD = do_GET
+
+            def end_headers(self) -> None:
+                for name, value in HEADERS.items():
+                    self.send_header(name, value)
+                super().end_headers()
 
             def log_message(self, format: str, *args: object) -> None:
                 """Log nothing per request."""

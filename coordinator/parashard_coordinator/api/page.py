@@ -1,55 +1,198 @@
-"""The status page: one HTML page without scripts, rendered from the status. It shows; it has no button."""
+"""The status page as HTML, and what its script draws it again from: texts, tables, plots. It shows; it has no button.
+
+The HTML has the whole status, for browsers without scripts; with them `static/page.js` keeps it up to date. Both put in
+the texts of `screen_of`, so that a figure has one name and one format on every screen.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
+from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.columns import Column
-from parashard.display.figures import count, duration
-from parashard.display.status_tables import figures_of, shard_columns, state_of, worker_columns
+from parashard.display.figures import count, duration, percent
+from parashard.display.status_json import status_dict
+from parashard.display.status_tables import (
+    HELD_OUT,
+    TRAINING_LOSS,
+    figures_of,
+    held_out_figures,
+    shard_columns,
+    state_of,
+    worker_columns,
+)
+from parashard_coordinator.api import timeline as points
+from parashard_coordinator.api.timeline import Timeline
 
-_STYLE = """
-body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem; padding: 0 1rem; color: #1c2733; }
-h1 { font-size: 1.4rem; } h2 { font-size: 1.05rem; margin-top: 1.6rem; }
-table { border-collapse: collapse; width: 100%; } th, td { text-align: right; padding: .25rem .6rem; }
-th:first-child, td:first-child { text-align: left; } thead { border-bottom: 2px solid #c8d1da; }
-tbody tr:nth-child(even) { background: #f4f6f8; } .problem { color: #a33; }
-progress { width: 100%; height: 1.1rem; }
-pre { background: #f4f6f8; padding: .7rem; overflow-x: auto; }
+_HEAD = """<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="static/icon.svg" type="image/svg+xml">
+<link rel="stylesheet" href="static/uplot/uPlot.min.css">
+<link rel="stylesheet" href="static/page.css">
+<script src="static/uplot/uPlot.iife.min.js" defer></script>
+<script src="static/page.js" type="module"></script>
+<noscript><meta http-equiv="refresh" content="2"></noscript>
+</head>
+"""
+
+_BODY = """<body>
+<header>
+<h1 id="heading">{heading}</h1>
+<p id="reason">{reason}</p>
+<p id="contact" role="status" hidden></p>
+<ul id="problems">{problems}</ul>
+<progress id="progress" aria-label="steps complete" value="{complete}" max="{total}"></progress>
+</header>
+<main>
+<dl id="figures">{figures}</dl>
+<section id="plots" aria-labelledby="plots-heading" hidden>
+<div class="bar"><h2 id="plots-heading">Over time</h2>
+<label>show <select id="span"><option value="">the whole run</option>
+<option value="900">the last 15 minutes</option><option value="120">the last 2 minutes</option></select></label></div>
+<p id="incomplete" hidden></p>
+<div id="grid"></div>
+</section>
+<section aria-labelledby="workers-heading"><h2 id="workers-heading">Workers</h2>
+<div class="wide" tabindex="0" role="region" aria-labelledby="workers-heading">{workers}</div></section>
+<section aria-labelledby="shards-heading"><h2 id="shards-heading">Shards</h2>
+<div class="wide" tabindex="0" role="region" aria-labelledby="shards-heading">{shards}</div></section>
+<section aria-labelledby="events-heading"><h2 id="events-heading">Events</h2>
+<p class="note">the newest first</p><ol id="events">{events}</ol></section>
+</main>
+<footer><nav aria-label="more of this run"><a href="#events-heading">events</a> <a href="metrics">metrics</a>
+<a href="status.json">status.json</a> <a href="history.json">history.json</a></nav>
+<p id="updated"></p></footer>
+</body>
+</html>
 """
 
 
 def status_page(status: pb.GetStatusReply) -> bytes:
-    """Return the page as UTF-8 HTML that reloads itself every two seconds."""
+    """Return the page as UTF-8 HTML; without scripts it loads itself again every two seconds."""
+    screen = screen_of(status)
+    html = _HEAD.format(title=escape(screen["title"])) + _BODY.format(
+        heading=escape(screen["heading"]),
+        reason=escape(screen["reason"]),
+        problems=_items(screen["problems"]),
+        complete=status.steps_complete,
+        total=max(1, status.steps_total),
+        figures="".join(
+            f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in screen["figures"]
+        ),
+        workers=_table("workers", screen["workers"]),
+        shards=_table("shards", screen["shards"]),
+        events=_items(screen["events"]),
+    )
+    return html.encode()
+
+
+def screen_of(status: pb.GetStatusReply) -> dict[str, Any]:
+    """Return what the page shows of a status, as texts under the names and in the formats of all screens."""
+    state = state_of(status)
+    done = percent(status.steps_complete / status.steps_total) if status.steps_total else "-"
     figures = [
         ("steps", f"{count(status.steps_complete)} of {count(status.steps_total)}"),
         ("steps leased", count(status.steps_leased)),
         ("time", duration(status.elapsed_s)),
         *figures_of(status),
     ]
-    body = [
-        f"<h1>{escape(status.job)}: {state_of(status)}</h1>",
-        f"<p>{escape(status.reason)} &middot; {escape(status.consistency)}</p>",
-        *(f'<p class="problem">{escape(problem)}</p>' for problem in status.problems),
-        f'<progress value="{status.steps_complete}" max="{max(1, status.steps_total)}"></progress>',
-        _table([Column("", tuple(name for name, _ in figures)), Column("", tuple(value for _, value in figures))]),
-        "<h2>Workers</h2>",
-        _table(worker_columns(status.workers)),
-        "<h2>Shards</h2>",
-        _table(shard_columns(status.shards)),
-        "<h2>Events</h2>",
-        f"<pre>{escape(chr(10).join(reversed(status.events)))}</pre>",
+    return {
+        "title": f"{done} {status.job}: {state} - parashard",
+        "heading": f"{status.job}: {state}",
+        "reason": " \u00b7 ".join(text for text in (status.reason, status.consistency) if text),
+        "problems": list(status.problems),
+        "progress": [status.steps_complete, max(1, status.steps_total)],
+        "figures": [list(figure) for figure in figures],
+        "workers": _screen_table(worker_columns(status.workers), [worker.live for worker in status.workers]),
+        "shards": _screen_table(shard_columns(status.shards), [shard.live for shard in status.shards]),
+        "events": list(reversed(status.events)),
+    }
+
+
+def status_json(status: pb.GetStatusReply) -> dict[str, Any]:
+    """Return the object of /status.json: that of `parashard status --json`, and what the page shows as `screen`."""
+    return status_dict(status) | {"screen": screen_of(status)}
+
+
+def history_json(timeline: Timeline, since: int, run_id: str, coordinator: int) -> dict[str, Any]:
+    """Return the object of /history.json: the points after `since`, as columns, and how the page plots them.
+
+    Numbers of points are those of one coordinator: with another `coordinator` they begin again.
+    """
+    plots = plots_of(timeline.held_out())
+    names = dict.fromkeys([*points.FIGURES, *timeline.held_out()])
+    return {
+        "run_id": run_id,
+        "coordinator": coordinator,
+        "last": timeline.last,
+        "complete": timeline.complete,
+        "begins": duration(timeline.begins_s or 0.0),
+        "plots": plots,
+        "columns": points.columns(timeline.since(since), list(names)),
+    }
+
+
+def plots_of(held_out: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the plots: a title and lines, each a column of the history and its name.
+
+    The held-out loss is in the plot of the training loss; other metrics have scales and plots of their own.
+    """
+    lines = {key: _line(key, held_out_figures([(key.removeprefix(points.HELD_OUT), 0.0)])[0][0]) for key in held_out}
+    loss = lines.pop(f"{points.HELD_OUT}loss", None)
+    return [
+        _plot("loss", [_line("training_loss", TRAINING_LOSS), *([loss] if loss else [])]),
+        *(_plot(line["name"].removeprefix(f"{HELD_OUT} "), [line]) for line in lines.values()),
+        _plot("throughput", [_line("examples_per_s", "examples/s")], from_zero=True),
+        _plot(  # without the greatest one, beside which these would be flat
+            "staleness in pushes", [_line(f"staleness_{name}", name) for name in ("p50", "p95")], from_zero=True
+        ),
+        _plot(
+            "workers and shards",
+            [_line("workers_live", "workers"), _line("shards_live", "shards")],
+            from_zero=True,
+            stepped=True,
+        ),
+        _plot("steps", [_line("steps_complete", "steps complete")], from_zero=True),
     ]
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><meta http-equiv="refresh" content="2">'
-        f"<title>{escape(status.job)} - parashard</title><style>{_STYLE}</style><body>{''.join(body)}</body></html>"
-    ).encode()
 
 
-def _table(columns: Sequence[Column]) -> str:
-    titles = "".join(f"<th>{escape(column.title)}</th>" for column in columns) if columns[0].title else ""
-    rows = zip(*(column.cells for column in columns), strict=True)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)
-    return f"<table><thead><tr>{titles}</tr></thead><tbody>{lines}</tbody></table>"
+def _plot(title: str, lines: list[dict[str, str]], *, from_zero: bool = False, stepped: bool = False) -> dict[str, Any]:
+    return {"title": title, "lines": lines, "from_zero": from_zero, "stepped": stepped}
+
+
+def _line(column: str, name: str) -> dict[str, str]:
+    return {"column": column, "name": name}
+
+
+def _screen_table(columns: Sequence[Column], live: Sequence[bool]) -> dict[str, Any]:
+    return {
+        "titles": [column.title for column in columns],
+        "is_text": [column.is_text for column in columns],
+        "rows": [list(cells) for cells in zip(*(column.cells for column in columns), strict=True)],
+        "live": list(live),
+    }
+
+
+def _table(name: str, table: dict[str, Any]) -> str:
+    kinds = [' class="text"' if is_text else "" for is_text in table["is_text"]]
+    titles = "".join(
+        f'<th scope="col"{kind}>{escape(title)}</th>' for title, kind in zip(table["titles"], kinds, strict=True)
+    )
+    rows = []
+    for cells, live in zip(table["rows"], table["live"], strict=True):
+        first = f'<th scope="row" class="text">{escape(cells[0])}</th>'
+        rest = "".join(f"<td{kind}>{escape(cell)}</td>" for cell, kind in zip(cells[1:], kinds[1:], strict=True))
+        down = "" if live else ' class="down"'
+        rows.append(f"<tr{down}>{first}{rest}</tr>")
+    return f'<table id="{name}"><thead><tr>{titles}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
+
+
+def _items(texts: Sequence[str]) -> str:
+    return "".join(f"<li>{escape(text)}</li>" for text in texts)

@@ -41,7 +41,8 @@ from parashard.telemetry.http import HttpPort, new_registry
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard.telemetry.refusals import RefusedPeers
 from parashard_coordinator.api.metrics import CoordinatorCollector
-from parashard_coordinator.api.page import status_page
+from parashard_coordinator.api.page import history_json
+from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import JobState
@@ -185,8 +186,13 @@ class Coordination:
         registry = new_registry("coordinator", self._credentials)
         registry.register(refused)
         registry.register(CoordinatorCollector(self._core, self._status))
-        page = {"/": lambda: (200, "text/html; charset=utf-8", status_page(self._present_status()))}
-        http = HttpPort(host, port, registry, lambda: self._core.run_exclusive(_not_ready), page)
+        coordinator = self._run_store.incarnation
+
+        def history(since: int) -> dict[str, Any]:
+            return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
+
+        pages = status_pages(self._present_status, history)
+        http = HttpPort(host, port, registry, lambda: self._core.run_exclusive(_not_ready), pages)
         self._status.http_address = http.address
         return http
 

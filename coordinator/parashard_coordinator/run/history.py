@@ -1,20 +1,30 @@
-"""History: one JSON line of the job's figures per second, for plots; `history.jsonl` in the run directory."""
+"""History: one JSON line of the job's figures per second, for plots; `history.jsonl` in the run directory.
+
+It keeps a bounded timeline of the same in memory, for the status page; a later coordinator begins it with the file.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import os
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.launch.run_files import HISTORY_FILE
 from parashard.process.side_effects import SideEffect
 from parashard.process.trouble import STEADY_S
 from parashard.telemetry.transfer import Overlap
+from parashard_coordinator.api.timeline import Timeline
+
+Seen = TypeVar("Seen")
+
+READ_BYTES_MAX = 16 << 20  # of an earlier coordinator's lines: about half a day
 
 
 class History:
@@ -35,10 +45,22 @@ class History:
     ) -> None:
         self._path = folder / HISTORY_FILE
         self._lines = SideEffect("history lines", tell, STEADY_S, clock)
+        self._lock = threading.Lock()
+        self._timeline = Timeline()
+        for earlier in stored_rows(self._path):
+            self._timeline.add(earlier)
+
+    def look(self, read: Callable[[Timeline], Seen]) -> Seen:
+        """Return what a function reads of the timeline; no point is added meanwhile."""
+        with self._lock:
+            return read(self._timeline)
 
     def add(self, status: pb.GetStatusReply) -> None:
         """Append the present figures."""
-        line = (json.dumps(row(status)) + "\n").encode()
+        new = row(status)
+        with self._lock:
+            self._timeline.add(new)
+        line = (json.dumps(new) + "\n").encode()
         self._lines.attempt(lambda: self._append(line))
 
     def _append(self, line: bytes) -> None:
@@ -51,6 +73,19 @@ class History:
                 with suppress(OSError):
                     file.truncate(before)  # remove a partial line
                 raise
+
+
+def stored_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the rows in the last `READ_BYTES_MAX` of a file; none of one that cannot be read, nor of a damaged line."""
+    with suppress(OSError), path.open("rb") as file:
+        end = file.seek(0, os.SEEK_END)
+        if file.seek(max(0, end - READ_BYTES_MAX)):
+            file.readline(READ_BYTES_MAX)  # the rest of a line
+        for line in file.read(READ_BYTES_MAX).splitlines():
+            with suppress(ValueError, RecursionError):
+                stored = json.loads(line)
+                if isinstance(stored, dict):
+                    yield stored
 
 
 def row(status: pb.GetStatusReply) -> dict[str, Any]:
@@ -67,4 +102,5 @@ def row(status: pb.GetStatusReply) -> dict[str, Any]:
         "step_lag_max": status.step_lag_max,
         "network_overlapped_share": Overlap.of(worker.phases for worker in status.workers).share,
         "workers_live": sum(worker.live for worker in status.workers),
+        "shards_live": sum(shard.live for shard in status.shards),
     }

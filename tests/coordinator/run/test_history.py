@@ -13,6 +13,8 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.launch.run_files import HISTORY_FILE
 from parashard.process.trouble import STEADY_S
+from parashard_coordinator.api.timeline import Timeline
+from parashard_coordinator.run import history as module
 from parashard_coordinator.run.history import History
 
 PHASES = pb.PhaseSeconds(pull=0.5, push=1.0, transfer=6.0)
@@ -27,6 +29,7 @@ STATUS = pb.GetStatusReply(
     staleness_max=3,
     step_lag_max=4,
     workers=[pb.WorkerStatus(name="worker-0", live=True, phases=PHASES), pb.WorkerStatus(name="worker-1")],
+    shards=[pb.ShardStatus(shard=0, live=True), pb.ShardStatus(shard=1)],
 )
 ROW = {
     "elapsed_s": 1.235,
@@ -40,6 +43,7 @@ ROW = {
     "step_lag_max": 4,
     "network_overlapped_share": 0.75,
     "workers_live": 1,
+    "shards_live": 1,
 }
 
 
@@ -110,3 +114,41 @@ def test_a_history_whose_folder_is_a_file_stops_no_coordinator(tmp_path: Path) -
     told: list[tuple[str, bool]] = []
     History(tmp_path / "file", lambda *line: told.append(line)).add(STATUS)
     assert told == [("history lines cannot be written: not a directory", False)]
+
+
+def times_of(history: History) -> list[float]:
+    return history.look(lambda timeline: [point.elapsed_s for point in timeline.since()])
+
+
+def test_a_later_coordinator_begins_with_the_lines_of_the_earlier_ones(tmp_path: Path) -> None:
+    first = History(tmp_path, fail_with)
+    assert times_of(first) == []
+    first.add(STATUS)
+    later = History(tmp_path, fail_with)
+    later.add(pb.GetStatusReply(elapsed_s=9.0))
+    assert times_of(later) == [1.235, 9.0]
+    assert later.look(lambda timeline: timeline.since()[0].figures) == {
+        **{name: value for name, value in ROW.items() if name not in ("elapsed_s", "held_out")},
+        "held_out.accuracy": 0.75,
+    }
+
+
+def test_lines_that_are_damaged_are_left_out(tmp_path: Path) -> None:
+    lines = [b'{"elapsed_s": 1}', b"\xff\x00", b"[1]", b"", b"[" * 100_000, b'{"elapsed_s": 2}', b'{"elapsed_s": 3']
+    (tmp_path / HISTORY_FILE).write_bytes(b"\n".join(lines))
+    assert times_of(History(tmp_path, fail_with)) == [1, 2]
+
+
+def test_of_a_long_file_the_end_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / HISTORY_FILE).write_text("".join(f'{{"elapsed_s": {i}}}\n' for i in range(100, 200)))
+    monkeypatch.setattr(module, "READ_BYTES_MAX", 60)  # three lines and a part of one
+    history = History(tmp_path, fail_with)
+    assert times_of(history) == [197, 198, 199]
+    assert not history.look(lambda timeline: timeline.complete)
+
+
+def test_points_are_there_although_no_line_can_be_written(tmp_path: Path) -> None:  # P21
+    (tmp_path / "file").touch()
+    history = History(tmp_path / "file", lambda text, over: None)
+    history.add(STATUS)
+    assert history.look(Timeline.since)[0].elapsed_s == 1.235

@@ -11,7 +11,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, NotReady, ParashardError, StaleIncarnation, Unreachable, WrongRun
-from parashard.protocol.coordinator_client import ADDRESS_FILE, CoordinatorClient, find_coordinator
+from parashard.protocol.coordinator_client import ADDRESS_FILE, CoordinatorClient, find_coordinator, http_port_in
 from parashard.protocol.rpc import Server
 
 # --- finding it ---
@@ -33,6 +33,26 @@ def test_what_is_neither_an_address_nor_a_folder_is_refused(where):
 def test_a_run_directory_tells_the_address(tmp_path):
     (tmp_path / ADDRESS_FILE).write_text(json.dumps({"address": "127.0.0.1:7", "run_id": "x"}))
     assert find_coordinator(str(tmp_path)) == "127.0.0.1:7"
+
+
+@pytest.mark.parametrize(
+    ("text", "port"),
+    [
+        ('{"http": "127.0.0.1:50", "run_id": "x"}', 50),
+        ('{"http": "[::1]:50", "run_id": "x"}', 50),
+        ('{"http": "127.0.0.1:50", "run_id": "y"}', 0),
+        ('{"http": "127.0.0.1:65536", "run_id": "x"}', 0),
+        ('{"http": "nowhere", "run_id": "x"}', 0),
+        ('{"run_id": "x"}', 0),
+        ("[]", 0),
+        ("{", 0),
+        (None, 0),
+    ],
+)
+def test_a_run_directory_tells_the_http_port_of_its_own_run(tmp_path, text, port):
+    if text is not None:
+        (tmp_path / ADDRESS_FILE).write_text(text)
+    assert http_port_in(tmp_path, "x") == port
 
 
 def test_a_run_directory_without_a_coordinator_is_unreachable_at_once_if_nobody_waits(tmp_path):

@@ -17,7 +17,7 @@ from parashard.errors import Unavailable
 from parashard.process.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
-from parashard.telemetry.http import REQUEST_BYTES_MAX, HttpPort, new_registry
+from parashard.telemetry.http import HEADERS, REQUEST_BYTES_MAX, HttpPort, new_registry
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 
@@ -31,7 +31,10 @@ class Served:
         self.reason = ""
         registry = new_registry("shard")
         self.pushes = Counter("parashard_pushes", "Pushes.", ["result"], registry=registry)
-        pages = {"/": lambda: (200, "text/html", "<h1>größe</h1>".encode()), "/broken": lambda: 1 / 0}
+        pages = {
+            "/": lambda query: (200, "text/html", f"<h1>größe</h1>{query}".encode()),
+            "/broken": lambda query: 1 / 0,
+        }
         self.port = HttpPort("127.0.0.1", 0, registry, lambda: self.reason, pages)  # type: ignore[arg-type]
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, str]:
@@ -81,8 +84,27 @@ def test_alive_is_not_ready(served):
     assert served.get("/readyz") == (200, "text/plain", "ok\n")
 
 
-def test_pages_are_served_and_a_query_does_not_matter(served):
-    assert served.get("/?refresh=2") == (200, "text/html", "<h1>größe</h1>")
+def test_pages_are_served_and_hear_the_query(served):
+    assert served.get("/") == (200, "text/html", "<h1>größe</h1>")
+    assert served.get("/?a=1?&b") == (200, "text/html", "<h1>größe</h1>a=1?&b")
+    assert served.get("/livez?a=1") == (200, "text/plain", "ok\n")
+
+
+def test_head_is_get_without_the_body(served):
+    assert served.get("/", "HEAD") == (200, "text/html", "")
+    assert served.get("/no", "HEAD") == (404, "text/plain", "")
+
+
+@pytest.mark.parametrize("path", ["/livez", "/metrics", "/no", "/broken"])
+@pytest.mark.parametrize("method", ["GET", "HEAD", "POST"])
+def test_every_answer_allows_browsers_nothing_of_others(served, path, method):
+    request = urllib.request.Request(f"http://{served.port.address}{path}", method=method)
+    try:
+        answer = urllib.request.urlopen(request, timeout=DEADLINE_S)
+    except urllib.error.HTTPError as error:
+        answer = error
+    with answer:
+        assert dict(answer.headers).items() >= HEADERS.items()
 
 
 @pytest.mark.parametrize("path", ["/no", "/metrics/", "/../etc/passwd", "/livez%00"])
@@ -157,7 +179,9 @@ def test_of_a_request_only_so_much_is_kept(served, headers):
     line = b"X: " + bytes([97]) * (2 * REQUEST_BYTES_MAX // headers) + b"\r\n"
     with socket.create_connection((host, int(port)), DEADLINE_S) as connection:
         connection.sendall(b"GET /livez HTTP/1.1\r\n" + line * headers)  # it does not end
-        assert connection.recv(4096).startswith(b"HTTP/1.0 431 ")
+        answer = connection.recv(4096)
+    assert answer.startswith(b"HTTP/1.0 431 ")
+    assert b"Content-Security-Policy: default-src 'none'" in answer
     assert served.get("/livez")[0] == 200
 
 

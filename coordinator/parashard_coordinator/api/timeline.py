@@ -1,0 +1,130 @@
+"""Timeline: how a job has gone so far, as a bounded number of points: the last minutes in full, what is older thinned.
+
+Pure. `run/history.py` adds a point a second; the status page draws them. A point is a line of `history.jsonl`, flat:
+figures by name, where a held-out metric's name begins with `HELD_OUT`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+RECENT_POINTS = 900  # the last quarter of an hour, at a point a second
+OLDER_POINTS = 1000
+HELD_OUT = "held_out."
+HELD_OUT_MAX = 16  # metrics; those of the newest evaluation
+COMPLETE_S = 10.0  # a job's first point is not older
+FIGURES = (
+    "steps_complete",
+    "examples_per_s",
+    "training_loss",
+    "staleness_p50",
+    "staleness_p95",
+    "staleness_max",
+    "step_lag_max",
+    "network_overlapped_share",
+    "workers_live",
+    "shards_live",
+)
+"""What a point has beside `elapsed_s` and the held-out metrics; None where it was not known."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """One moment.
+
+    Attributes
+    ----------
+    number : int
+        Rises by one with each point that was added.
+    elapsed_s : float
+        As the status has it.
+    figures : dict
+        Finite numbers by name; what is not known is not in it.
+    """
+
+    number: int
+    elapsed_s: float
+    figures: dict[str, float]
+
+
+class Timeline:
+    """The points of one job, their times strictly ascending. `RECENT_POINTS + OLDER_POINTS` are kept at most.
+
+    When there are too many older ones, every second of them goes, and from then on half as many are taken up. So their
+    first is always the job's first one.
+    """
+
+    def __init__(self) -> None:
+        self._recent: deque[Point] = deque()
+        self._older: list[Point] = []
+        self._stride = 1  # of so many points that leave `_recent`, one is taken up
+        self._skipped = 0
+        self.last = 0
+
+    def add(self, row: Mapping[str, Any]) -> None:
+        """Take up a row of the history; one without a time is none, and what it has that is no figure is left out.
+
+        Points at its time or later go: an earlier coordinator's, which got further than what it had stored.
+        """
+        elapsed_s = _finite(row.get("elapsed_s"))
+        if elapsed_s is None:
+            return
+        for points in (self._recent, self._older):
+            while points and points[-1].elapsed_s >= elapsed_s:
+                points.pop()
+        told = row.get("held_out")
+        held_out = {f"{HELD_OUT}{name}": told[name] for name in told} if isinstance(told, Mapping) else {}
+        given = {name: row.get(name) for name in FIGURES} | held_out
+        figures = {name: value for name in given if (value := _finite(given[name])) is not None}
+        self.last += 1
+        self._recent.append(Point(self.last, elapsed_s, figures))
+        if len(self._recent) > RECENT_POINTS:
+            self._take_up(self._recent.popleft())
+
+    def _take_up(self, point: Point) -> None:
+        if self._older and self._skipped + 1 < self._stride:
+            self._skipped += 1
+            return
+        self._skipped = 0
+        self._older.append(point)
+        if len(self._older) > OLDER_POINTS:
+            self._older = self._older[::2]
+            self._stride *= 2
+
+    def since(self, number: int = 0) -> list[Point]:
+        """Return the points after this one, in order."""
+        return [point for point in (*self._older, *self._recent) if point.number > number]
+
+    @property
+    def begins_s(self) -> float | None:
+        """The time of the first point; None where there is none."""
+        first = self._older or self._recent
+        return first[0].elapsed_s if first else None
+
+    @property
+    def complete(self) -> bool:
+        """It begins with the job; without the history of an earlier coordinator it does not."""
+        return self.begins_s is None or self.begins_s <= COMPLETE_S
+
+    def held_out(self) -> list[str]:
+        """Return the names of the newest evaluation's metrics, with `HELD_OUT`, at most `HELD_OUT_MAX`."""
+        for point in (*reversed(self._recent), *reversed(self._older)):
+            names = sorted(name for name in point.figures if name.startswith(HELD_OUT))
+            if names:
+                return names[:HELD_OUT_MAX]
+        return []
+
+
+def columns(points: list[Point], names: list[str]) -> dict[str, list[float | None]]:
+    """Return the points' times and these figures of them, a list of each; None where a point lacks one."""
+    times: list[float | None] = [point.elapsed_s for point in points]
+    return {"elapsed_s": times} | {name: [point.figures.get(name) for point in points] for name in names}
+
+
+def _finite(value: Any) -> float | None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and abs(value) <= sys.float_info.max else None
