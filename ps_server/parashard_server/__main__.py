@@ -131,11 +131,11 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     lives.follow(checkpointer)
     plane = _plane_of(tracer)(served, checkpointer, lives)
     ports = Listeners(plane, served, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, served, checkpointer, lives, builder.push_memory)
+    service = ShardService(plane, served, checkpointer, lives, ports.rooms)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
-    registry.register(ShardCollector(served, checkpointer.record, lambda: lives.log))
+    registry.register(ShardCollector(served, builder.push_memory, checkpointer.record, lambda: lives.log))
     registry.register(_refused_peers(builder.push_memory, server, ports))
     announced = False
     http = HttpPort(

@@ -24,6 +24,7 @@ from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from support.in_process import plan_of, push, variables_of
 
@@ -125,7 +126,9 @@ class ShardProcess:
         )
         self.lives.follow(self.checkpointer)
         self.plane = RequestHandler(self.served, self.checkpointer, self.lives)
-        self.service = ShardService(self.plane, self.served, self.checkpointer, self.lives, builder.push_memory)
+        self.service = ShardService(
+            self.plane, self.served, self.checkpointer, self.lives, ReceiveBuffers(builder.push_memory)
+        )
 
     @property
     def shard(self) -> Shard:

@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import NotReady, ParashardError
-from parashard.protocol.messages import PullRun, PushChunk
+from parashard.protocol.messages import PullRun, Push
 from parashard.telemetry.tracer import trace_id
 from parashard_worker.leasing import Joined
 from parashard_worker.traced import StepSpans, TracedClient, TracedLeasing
@@ -57,7 +57,7 @@ class Worker:
         client = TracedClient(spans, RUN, DIGEST, cluster.plan, "worker-0", connect=cluster.connect, retry_budget_s=0.0)
         client.use(cluster.view())
         self.job.loop._client, self.job.loop._leasing = client, self.leasing
-        self.requests: list[PushChunk | PullRun] = []
+        self.requests: list[Push | PullRun] = []
         cluster.before = lambda address, request: self.requests.append(request)
 
     def run(self) -> Worker:
@@ -147,8 +147,8 @@ def test_every_try_of_a_push_is_a_span(worker: Make) -> None:
     it = worker(pb.Grant(step=3))
     refusals: list[ParashardError] = [NotReady("not yet"), NotReady("not yet")]  # the client tries twice, then the loop
 
-    def before(address: str, request: PushChunk | PullRun) -> None:
-        if isinstance(request, PushChunk) and address == "shard-1" and refusals:
+    def before(address: str, request: Push | PullRun) -> None:
+        if isinstance(request, Push) and address == "shard-1" and refusals:
             raise refusals.pop()
 
     it.job.cluster.before = before

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from parashard.errors import NotReady, StaleIncarnation
 from parashard.process import failpoints
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
 from parashard_server.durability.checkpointer import Checkpointer
@@ -68,10 +68,8 @@ class RequestHandler:
         self._check_open()
         self._served.shard.check_target(target)
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
-        """Take a chunk of a push; return once the log has it, where there is one.
-
-        The payload is borrowed until then, and used where it lies if it is the whole push.
+    def push(self, push: Push, timeout_s: float) -> Receipt:
+        """Take a push; return once the log has it, where there is one. The payload is borrowed until then.
 
         Raises
         ------
@@ -87,7 +85,7 @@ class RequestHandler:
             shard = self._served.shard
             uncopied, version = shard.storage.uncopied, shard.updates.version
             try:
-                receipt = shard.push(chunk, started_s)
+                receipt = shard.push(push)
                 self._time_apply(shard, version, started_s)
                 if shard.storage.uncopied < uncopied:
                     self._checkpointer.stalled(self._clock() - started_s)
@@ -96,15 +94,13 @@ class RequestHandler:
             finally:
                 shard.record.push_s += self._clock() - started_s
 
-        if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
-            failpoints.hit("shard.push.received")
+        failpoints.hit("shard.push.received")
         try:
             receipt, position = self._served.lock.run(take, timeout_s)
         except FoldedStep as folded:
-            self._lives.begin_round_again(chunk.target.incarnation, chunk.step)
+            self._lives.begin_round_again(push.target.incarnation, push.step)
             raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
-        if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
-            self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
+        self._lives.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")
         return receipt

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from parashard.protocol.messages import PullRun, PushChunk, Receipt, Target, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
 from parashard.telemetry.tracer import Attributes, Tracer, sender
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
@@ -40,19 +40,18 @@ class TracedRequestHandler(RequestHandler):
         self._tracer = tracer
         self._turn = _Turn()
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
-        parent = sender(chunk.traceparent)
+    def push(self, push: Push, timeout_s: float) -> Receipt:
+        parent = sender(push.traceparent)
         if parent is None:
-            return super().push(chunk, timeout_s)
-        with self._request("push", parent, chunk.target, chunk.step) as span:
+            return super().push(push, timeout_s)
+        with self._request("push", parent, push.target, push.step) as span:
             span.set_attributes(
                 {
-                    "parashard.worker": chunk.worker,
-                    "parashard.offset_bytes": chunk.offset_bytes,
-                    "parashard.bytes": len(chunk.payload),
+                    "parashard.worker": push.worker,
+                    "parashard.bytes": push.payload.nbytes,
                 }
             )
-            receipt = super().push(chunk, timeout_s)
+            receipt = super().push(push, timeout_s)
             span.set_attributes({"parashard.result": receipt.result.name.lower(), "parashard.version": receipt.version})
             if receipt.staleness is not None:
                 span.set_attribute("parashard.staleness", receipt.staleness)
