@@ -18,7 +18,7 @@ import math
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import CodeType, FrameType, SimpleNamespace
@@ -106,8 +106,8 @@ def _enters_kernel(frame: FrameType) -> bool:
 
 
 @contextmanager
-def cluster(transport: str) -> Iterator[tuple[ShardClient, Callable[[], Any]]]:
-    """Start a coordinator, and a shard in this process; yield a client, and what asks for the shards' view."""
+def cluster(transport: str) -> Iterator[ShardClient]:
+    """Start a coordinator, and a shard in this process; yield a client."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         settings = [
@@ -128,9 +128,8 @@ def cluster(transport: str) -> Iterator[tuple[ShardClient, Callable[[], Any]]]:
         plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
         client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
         try:
-            view = lambda: view_from(coordinator.get_view(reply.run_id))  # noqa: E731
-            client.use(coordinator.patiently(view))
-            yield client, view
+            client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+            yield client
         finally:
             client.close()
             stop.ask("measured")
@@ -150,10 +149,10 @@ def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
     """Return a row of the table for a push and a pull, and the ways as text."""
     gradient = {"ballast": np.ones((ELEMENTS // COLUMNS, COLUMNS), np.float32)}
     rows, ways = [], []
-    with cluster(transport) as (client, view):
+    with cluster(transport) as client:
         leasing: Any = SimpleNamespace(view=0)
         task: Any = SimpleNamespace(round_steps=None)
-        loop = StepLoop(task, client, leasing, view, depth=0)
+        loop = StepLoop(task, client, leasing, depth=0)
         for step in range(3):  # the third finds connections and buffers as every later one does
             calls.clear()
             calls.looking = step == 2

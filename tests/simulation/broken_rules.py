@@ -169,7 +169,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "torn",
         "async",
         "torn",
-        (18, 11, 2),
+        (342, 379, 396),
         "push cut in the middle",
         {"crash": 0.01, "messages": 4},
     ),

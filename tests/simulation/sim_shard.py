@@ -210,9 +210,9 @@ class ShardProcess(Process):
         return None
 
     def _end_call(self, number: int, call: _PushCall) -> None:
-        if "P4-calls-mixed" not in self._habits or call.served:
+        if "P4-calls-mixed" not in self._habits:
             self._calls.pop(number, None)
-        call.ended = True
+            call.ended = True
         self._release(call)
         self.world.fired["push cut in the middle"] += not call.served and self.alive
 

@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 LEAVE_S = 2.0  # for the last report
-AWAY_BUDGET_S = 0.3  # a shard that does not answer for so long may live elsewhere: look where
 
 log = structlog.get_logger("worker")
 
@@ -145,18 +144,16 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         reply.job_digest,
         plan,
         member.name,
-        away_budget_s=AWAY_BUDGET_S,
+        retry_budget_s=cluster.retry_budget_s,
         giving_up=stop.event,
+        look=refresh,
         connect=connect_by(cluster.transport, credentials),
     )
     loop = StepLoop(
         task,
         client,
         leasing,
-        refresh,
         depth=cluster.pipeline_depth,
-        patience_s=cluster.retry_budget_s,
-        giving_up=stop.event,
     )
     registry.register(WorkerCollector(loop, member.name))
     leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent (P22)

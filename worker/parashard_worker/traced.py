@@ -104,7 +104,7 @@ class TracedLeasing(Leasing):
 
 
 class TracedClient(ShardClient):
-    """A client whose pulls and pushes are spans, which the shards' are below; every try is one."""
+    """A client whose pulls and pushes are spans, which the shards' are below, over all retries."""
 
     def __init__(self, spans: StepSpans, *arguments: Any, connect: Connect, **more: Any) -> None:
         super().__init__(*arguments, connect=lambda where, greeting: _Carrying(connect, where, greeting), **more)

@@ -1,5 +1,6 @@
 """What ShardClient does by itself when a shard asks for patience, and when it gives up."""
 
+import dataclasses
 import threading
 from collections.abc import Iterable
 
@@ -8,7 +9,15 @@ import pytest
 
 from parashard.client import fan_out as subject
 from parashard.client.shard_client import ShardClient
-from parashard.errors import MalformedFrame, NotReady, ParashardError, QueueFull, Unreachable
+from parashard.errors import (
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    QueueFull,
+    StaleIncarnation,
+    Unreachable,
+    WrongRun,
+)
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
 from parashard.protocol import wire
@@ -135,6 +144,68 @@ def test_a_push_sent_again_after_its_answer_was_lost_counts_once():
     assert len(lost) == 1
     assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
+
+
+# --- a shard that begins another life ---
+
+
+def reborn_at(cluster: Cluster, kind: type) -> list[tuple[str, int | None]]:
+    """Let shard 1 be another life at the first request of a kind; return who is asked, and which version it knows."""
+    asked: list[tuple[str, int | None]] = []
+
+    def before(address: str, request: Push | PullRun) -> None:
+        if isinstance(request, kind):
+            asked.append((address, request.pulled_version if isinstance(request, Push) else request.known_version))
+            if address == "shard-1":
+                shard = cluster.shards[1]
+                shard.identity = dataclasses.replace(shard.identity, incarnation=2)
+
+    cluster.before = before
+    return asked
+
+
+def test_a_push_goes_again_to_the_shard_that_has_another_life_and_to_no_other(virtual_time):  # P3, P16
+    cluster = cluster_of(2)
+    client = cluster.client(look=lambda: cluster.view(2))
+    pulled = client.pull()
+    asked = reborn_at(cluster, Push)
+    pushed = client.push(0, GRADIENTS, pulled)
+    assert asked == [("shard-0", 0), ("shard-1", 0), ("shard-1", None)]  # its version was the earlier life's
+    assert pushed.incarnations == (1, 2)
+    assert [receipt.result for receipt in pushed.receipts] == [PushResult.APPLIED] * 2
+    assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
+
+
+def test_a_pull_asks_another_life_for_everything(virtual_time):  # P16
+    cluster = cluster_of(2)
+    client = cluster.client(look=lambda: cluster.view(2))
+    client.pull().release()
+    asked = reborn_at(cluster, PullRun)
+    pulled = client.pull()
+    parts = [known for address, known in asked if address == "shard-1"]
+    assert parts == [0, None, None, None]  # refused at once, then three messages
+    assert pulled.incarnations == (1, 2)
+    pulled.release()
+    assert client.pull().incarnations == (1, 2)
+    assert [known for address, known in asked if address == "shard-1"][4:] == [0, 0, 0]
+
+
+def test_without_anybody_who_knows_where_it_is_another_life_is_an_error(virtual_time):
+    cluster = cluster_of(2)
+    client = cluster.client()
+    reborn_at(cluster, Push)
+    with pytest.raises(StaleIncarnation):
+        client.push(0, GRADIENTS, None)
+    assert virtual_time.pauses_s == []
+
+
+@pytest.mark.parametrize(("error", "looks"), [(QueueFull, 0), (NotReady, 2), (Unreachable, 2), (WrongRun, 2)])
+def test_where_the_shard_is_is_asked_unless_it_is_only_busy(error, looks, virtual_time):
+    cluster, views = cluster_of(), []
+    cluster.before = Fault(error("not now"), {0, 1})
+    client = cluster.client(look=lambda: views.append(cluster.view()) or views[-1])
+    assert client.push(0, GRADIENTS, None).receipts[0].result is PushResult.APPLIED
+    assert len(views) == looks
 
 
 # --- a shard that answers nonsense ---
