@@ -49,8 +49,9 @@ OURS = tuple(str(ROOT / folder) + "/" for folder in ("parashard", "ps_server", "
 GENERATED = str(ROOT / "parashard" / "_proto") + "/"
 KERNELS = "/state/kernels/"
 READS = {"moved"}  # Storage.moved: what a pull is answered with
-LEAVES = {"sendmsg", "send", "unary_unary", "stream_unary", "future"}
-"""Where a request leaves our Python: a system call, or a call of gRPC's."""
+LEAVES = {"sendmsg", "send"}
+CALLS = {"future", "__call__"}
+"""Where a request leaves our Python: a system call, or a method of gRPC's."""
 ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
 
 
@@ -79,7 +80,7 @@ class Calls:
                 self._note(side, frame)
         elif side == "worker" and (
             (event == "c_call" and getattr(argument, "__name__", "") in LEAVES)
-            or (event == "call" and code.co_name in LEAVES and "/grpc/" in code.co_filename)
+            or (event == "call" and code.co_name in CALLS and "/grpc/" in code.co_filename)
         ):
             self._note(side, frame)
 
