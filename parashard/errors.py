@@ -11,7 +11,6 @@
     │   ├── StalePlan               the request names another plan version
     │   ├── StaleIncarnation        the request names a shard's earlier (or later) life
     │   ├── StaleRound              a synchronous request names a round that is not the current one
-    │   ├── UnknownAttempt          a chunk of a push whose assembly is gone
     │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
     │   ├── Superseded              a newer incarnation took over
@@ -149,10 +148,6 @@ class StaleIncarnation(Redo, code="stale-incarnation"):
 
 class StaleRound(Redo, code="stale-round"):
     """A synchronous request names a round that is not the shard's current one."""
-
-
-class UnknownAttempt(Redo, code="unknown-attempt"):
-    """A later chunk of a push whose assembly is not here; send the push again whole."""
 
 
 class Unacquainted(Redo, code="unacquainted"):

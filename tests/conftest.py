@@ -103,8 +103,6 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     """Let every retry of this test pause in virtual time."""
     clock = VirtualTime()
     monkeypatch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
-    both = SimpleNamespace(monotonic=lambda: clock.now_s, sleep=clock.sleep)
-    monkeypatch.setattr("parashard.transports.grpc.time", both)
     monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=clock.sleep))
     monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: clock.sleep)
     return clock

@@ -27,6 +27,7 @@ from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import ShardCollector
 from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from parashard_worker.loop import StepLoop
 from parashard_worker.metrics import WorkerCollector
@@ -70,7 +71,7 @@ def _shard() -> CollectorRegistry:
     registry = new_registry("shard", CREDENTIALS)
     served = ShardHost(shard_of(plan_of(WEIGHT_AND_BIAS)), AdmissionLock(1), "")
     log: Any = SimpleNamespace(bytes=0, fsyncs=0, failures=0)
-    registry.register(ShardCollector(served, CheckpointRecord(), lambda: log))
+    registry.register(ShardCollector(served, PushMemory(1), CheckpointRecord(), lambda: log))
     registry.register(RefusedPeers({"bytes": lambda: 0}))
     return registry
 

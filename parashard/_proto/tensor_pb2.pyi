@@ -22,7 +22,6 @@ class PushResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PUSH_RESULT_APPLIED: _ClassVar[PushResult]
     PUSH_RESULT_DUPLICATE: _ClassVar[PushResult]
     PUSH_RESULT_BUFFERED: _ClassVar[PushResult]
-    PUSH_RESULT_PENDING: _ClassVar[PushResult]
 DTYPE_UNSPECIFIED: DType
 DTYPE_FLOAT32: DType
 DTYPE_BFLOAT16: DType
@@ -33,7 +32,6 @@ PUSH_RESULT_UNSPECIFIED: PushResult
 PUSH_RESULT_APPLIED: PushResult
 PUSH_RESULT_DUPLICATE: PushResult
 PUSH_RESULT_BUFFERED: PushResult
-PUSH_RESULT_PENDING: PushResult
 
 class Target(_message.Message):
     __slots__ = ("run_id", "job_digest", "plan_version", "shard", "incarnation")
@@ -66,12 +64,10 @@ class TensorSlice(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("target", "worker", "step", "attempt", "offset_bytes", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent")
+    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
-    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
-    OFFSET_BYTES_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SLICES_FIELD_NUMBER: _ClassVar[int]
     SKIPPED_FIELD_NUMBER: _ClassVar[int]
@@ -81,15 +77,13 @@ class PushHeader(_message.Message):
     target: Target
     worker: str
     step: int
-    attempt: int
-    offset_bytes: int
     total_bytes: int
     slices: _containers.RepeatedCompositeFieldContainer[TensorSlice]
     skipped: bool
     pulled: bool
     pulled_version: int
     traceparent: str
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., attempt: _Optional[int] = ..., offset_bytes: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("result", "version", "staleness_known", "staleness")

@@ -1,63 +1,60 @@
-"""Asking every shard the same, and those again that ask for patience.
+"""Fan a request out to all shards, and retry those that are busy, away or in another life.
 
-Owns the order of beginning, waiting and retrying, and how long is retried. Knows neither pushes nor pulls. Called by
-`parashard.client.shard_client`, from many threads.
+The only place where a pull or a push is sent again. Owns the order of beginning, waiting and retrying, and for how
+long. Knows neither pushes nor pulls. Called by `parashard.client.shard_client`, from many threads.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 import tenacity
 
-from parashard.errors import RetryLater, Unreachable
+from parashard.errors import ParashardError, QueueFull, RetryLater, StaleIncarnation, Unreachable, WrongRun
 from parashard.transports.base import Pending
 
 RETRY_PAUSE_S = 0.02
-RETRY_PAUSE_MAX_S = 1.0
+RETRY_PAUSE_MAX_S = 0.5
 
 _Answer = TypeVar("_Answer")
 
 
-class _StopWhenAway(tenacity.stop.stop_base):
-    """Retry no more once nobody has answered for so long."""
-
-    def __init__(self, budget_s: float) -> None:
-        self._budget_s = budget_s
-
-    def __call__(self, retry_state: tenacity.RetryCallState) -> bool:
-        nobody = retry_state.outcome is not None and isinstance(retry_state.outcome.exception(), Unreachable)
-        return nobody and (retry_state.seconds_since_start or 0.0) >= self._budget_s
-
-
-class Asking:
+class FanOut:
     """How requests to all shards are made.
 
     Parameters
     ----------
     retry_budget_s : float
-        How long one message may be sent again while a shard asks for patience.
-    away_budget_s : float
-        How long it may be sent again while nobody answers.
+        How long a request to one shard may be sent again.
     giving_up : Event
         Once set, nothing is retried any more.
+    refresh : callable, optional
+        Learns where the shards are now; called before a shard is asked again that is away or stopping, or whose answer
+        is another life's or another run's: of a shard that was killed, another run's may have the port. Without it,
+        those of another life or run are not asked again.
     """
 
-    def __init__(self, retry_budget_s: float, away_budget_s: float, giving_up: threading.Event) -> None:
+    def __init__(
+        self, retry_budget_s: float, giving_up: threading.Event, refresh: Callable[[], None] | None = None
+    ) -> None:
         self._retry_budget_s = retry_budget_s
-        self._away_budget_s = away_budget_s
         self._giving_up = giving_up
+        self._refresh = refresh
+        self._retried: tuple[type[ParashardError], ...] = (
+            (RetryLater,) if refresh is None else (RetryLater, StaleIncarnation, WrongRun)
+        )
 
-    def of_all(
+    def ask_all(
         self,
         begin: Callable[[int], Pending[_Answer]],
         shards: int,
         settled: Callable[[int, _Answer], None] = lambda shard, answer: None,
         unacknowledged: Callable[[int], None] = lambda shard: None,
     ) -> tuple[_Answer, ...]:
-        """Begin a request on every shard, then wait for each; shards that ask for patience are asked again after that.
+        """Begin a request on every shard, then wait for each; what is to be retried is retried after that.
 
         Only after that: whoever tries again while it holds another shard's connection, or its room, and waits for one
         that somebody holds who waits for the first, would stand still. After an error nothing is under way any more.
@@ -65,7 +62,7 @@ class Asking:
         Parameters
         ----------
         begin : callable
-            Begins the request to a shard, by index.
+            Begins the request to a shard, by index, wherever it is now.
         shards : int
             How many there are.
         settled : callable
@@ -81,63 +78,66 @@ class Asking:
         Raises
         ------
         ParashardError
-            The first that a shard answers with, or `RetryLater` once the budget is spent.
+            The first that a shard answers with and that is not retried, or the last once the budget is spent.
         """
-        begun: list[Pending[_Answer] | None] = []
+        pending: dict[int, Pending[_Answer]] = {}
         answers: dict[int, _Answer] = {}
+        failures: dict[int, ParashardError] = {}
+
+        def hear(shard: int) -> None:
+            """Wait for an answer; after an error nothing of the request fills arrays any more."""
+            try:
+                answers[shard] = pending[shard].result()
+            except ParashardError as error:
+                pending[shard].cancel()
+                if isinstance(error, Unreachable):
+                    unacknowledged(shard)
+                raise
+            settled(shard, answers[shard])
+
+        def again(shard: int) -> None:
+            pending[shard] = begin(shard)
+            hear(shard)
+
         try:
-            begun.extend(self._begun(begin, shard) for shard in range(shards))
-            for shard, pending in enumerate(begun):
-                answer = None if pending is None else self._heard(pending, shard, unacknowledged)
-                if answer is not None:
-                    answers[shard] = answer
-                    settled(shard, answer)
             for shard in range(shards):
-                if shard not in answers:
-                    answers[shard] = self._patiently(begin, shard, unacknowledged)
-                    settled(shard, answers[shard])
+                try:
+                    pending[shard] = begin(shard)
+                except self._retried as error:
+                    failures[shard] = error.with_traceback(None)
+            for shard in tuple(pending):
+                try:
+                    hear(shard)
+                except self._retried as error:
+                    failures[shard] = error.with_traceback(None)
+            for shard, failure in sorted(failures.items()):
+                self._retry(partial(again, shard), failure)
         except BaseException:
-            for pending in begun:
-                if pending is not None:
-                    pending.cancel()
+            for request in pending.values():
+                request.cancel()
             raise
         return tuple(answers[shard] for shard in range(shards))
 
-    def _begun(self, begin: Callable[[int], Pending[_Answer]], shard: int) -> Pending[_Answer] | None:
-        """Begin; None if the shard asks for patience: the others need not wait for it."""
-        try:
-            return begin(shard)
-        except RetryLater:
-            return None
+    def _retry(self, ask: Callable[[], None], error: ParashardError) -> None:
+        """Ask a shard again, after an error, until it answers or the budget is spent."""
+        if self._giving_up.is_set() or not self._retry_budget_s:
+            raise error
+        self._look(error)
 
-    def _heard(self, pending: Pending[_Answer], shard: int, unacknowledged: Callable[[int], None]) -> _Answer | None:
-        """Wait for an answer; None if the shard asks for patience."""
-        try:
-            return _answered(pending, shard, unacknowledged)
-        except RetryLater:
-            return None
+        def look(state: tenacity.RetryCallState) -> None:
+            assert state.outcome is not None
+            self._look(state.outcome.exception())
 
-    def _patiently(
-        self, begin: Callable[[int], Pending[_Answer]], shard: int, unacknowledged: Callable[[int], None]
-    ) -> _Answer:
-        """Ask a shard again until it answers or the budget is spent."""
-        retrying = tenacity.Retrying(
-            retry=tenacity.retry_if_exception_type(RetryLater),
+        tenacity.Retrying(
+            retry=tenacity.retry_if_exception_type(self._retried),
             wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
             sleep=tenacity.sleep_using_event(self._giving_up),
-            stop=tenacity.stop_after_delay(self._retry_budget_s)
-            | tenacity.stop_when_event_set(self._giving_up)
-            | _StopWhenAway(self._away_budget_s),
+            stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            before_sleep=look,
             reraise=True,
-        )
-        return retrying(lambda: _answered(begin(shard), shard, unacknowledged))
+        )(ask)
 
-
-def _answered(pending: Pending[_Answer], shard: int, unacknowledged: Callable[[int], None]) -> _Answer:
-    try:
-        return pending.result()
-    except RetryLater as error:
-        pending.cancel()  # what it may still have under way must not fill the same arrays
-        if isinstance(error, Unreachable):
-            unacknowledged(shard)
-        raise
+    def _look(self, error: BaseException | None) -> None:
+        """Learn where the shards are, unless the shard has only no room."""
+        if self._refresh is not None and not isinstance(error, QueueFull):
+            self._refresh()

@@ -8,18 +8,19 @@ named; to send it again is always safe, because the step is its identity (P1).
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from parashard.client.fan_out import Asking
+from parashard.client.fan_out import FanOut
 from parashard.client.pull_buffers import PullBuffer, PullBuffers
 from parashard.encodings.feedback import Encoded, GradientEncoder
-from parashard.errors import ShapeMismatch, StaleIncarnation, UnknownVariable
+from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
+from parashard.process.logs import structlog
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
@@ -28,6 +29,8 @@ from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, 
 from parashard.transports.grpc import GrpcTransport
 
 UNHEARD_MAX = 4096
+
+log = structlog.get_logger("worker")
 
 
 class Pulled:
@@ -78,11 +81,11 @@ class ShardClient:
     worker : str
         Who asks; for the shards' logs.
     retry_budget_s : float
-        How long one message may be sent again while a shard asks for patience.
-    away_budget_s : float
-        How long it may be sent again while nobody answers: the shard may live elsewhere by now, as a newer view says.
+        How long a request to one shard may be sent again, while it is busy, away, or begins another life.
     giving_up : Event, optional
         Once set, nothing is retried any more.
+    look : callable, optional
+        Returns the shards' present view, or raises RetryLater; without it a shard that has another life is not found.
     connect : Connect
         Makes transports; a test's fake comes in here.
     observer : StepObserver
@@ -97,8 +100,8 @@ class ShardClient:
         worker: str,
         *,
         retry_budget_s: float = 30.0,
-        away_budget_s: float = 30.0,
         giving_up: threading.Event | None = None,
+        look: Callable[[], View] | None = None,
         connect: Connect = GrpcTransport,
         observer: StepObserver = NO_STEP_OBSERVER,
     ) -> None:
@@ -107,7 +110,8 @@ class ShardClient:
         self._plan = plan
         self._worker = worker
         self._viewing = threading.Lock()
-        self._asking = Asking(retry_budget_s, away_budget_s, giving_up or threading.Event())
+        self._look = look
+        self._fan_out = FanOut(retry_budget_s, giving_up or threading.Event(), self.refresh if look else None)
         self._connect = connect
         self._observer = observer
         self._transports: dict[ShardAddress, Transport] = {}
@@ -128,6 +132,15 @@ class ShardClient:
                 if where not in self._transports:
                     self._transports[where] = self._connect(where, Greeting(self._target(shard, view), self._worker))
             self.view = view
+
+    def refresh(self) -> None:
+        """Use the shards' present view, if it can be had: whoever needs one asks again."""
+        if self._look is None:
+            return
+        try:
+            self.use(self._look())
+        except RetryLater as error:
+            log.info("no-view", error=str(error))
 
     def close(self) -> None:
         """Close every connection, and let no view open others."""
@@ -159,19 +172,24 @@ class ShardClient:
             return self._pull(step, round_, self._observer.traceparent())
 
     def _pull(self, step: int | None, round_: int | None, traceparent: str) -> Pulled:
-        view = self.view
-        weights = self._sets.take(tuple(where.incarnation for where in view.shards))
+        begun = self.view
+        incarnations = [where.incarnation for where in begun.shards]
+        weights = self._sets.take(tuple(incarnations))
 
         def pull(shard: int) -> Pending[int]:
-            length = self._plan.shard_elements(shard) * ELEMENT_BYTES
+            view = self.view
             target = self._target(shard, view)
-            run = PullRun(target, round_, step, 0, length, weights.versions[shard], traceparent)
+            known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None  # P16
+            incarnations[shard] = target.incarnation
+            length = self._plan.shard_elements(shard) * ELEMENT_BYTES
+            run = PullRun(target, round_, step, 0, length, known, traceparent)
             return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
         try:
-            weights.versions = self._asking.of_all(pull, len(view.shards))
+            weights.versions = self._fan_out.ask_all(pull, len(incarnations))
+            weights.incarnations = tuple(incarnations)
         except BaseException:
-            weights.versions = (None,) * len(view.shards)  # what its arrays hold is undefined
+            weights.versions = (None,) * len(incarnations)  # what its arrays hold is undefined
             self._sets.give_back(weights)
             raise
         return Pulled(weights, self._sets)
@@ -209,15 +227,16 @@ class ShardClient:
 
     def _push(self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, skipped: bool) -> Pushed:
         arrays = self._checked(gradients)
-        view = self.view
-        unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(view.shards))}
+        begun = self.view
+        unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(begun.shards))}
 
         def push(shard: int) -> Pending[Receipt]:
             if shard:
                 failpoints.hit("worker.push.between_shards")
-            return self._transport(shard, view).push(
-                prepared[shard], rpc.data_deadline_s(prepared[shard].payload.nbytes)
-            )
+            view, mine = self.view, prepared[shard]
+            if view.shards[shard].incarnation != mine.target.incarnation:  # its versions are another life's (P16)
+                mine = prepared[shard] = replace(mine, target=self._target(shard, view), pulled_version=None)
+            return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, receipt: Receipt) -> None:
             # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
@@ -233,13 +252,13 @@ class ShardClient:
 
         try:
             prepared = [
-                self._prepare(shard, view, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+                self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
             ]
-            receipts = self._asking.of_all(push, len(prepared), settle, unacknowledged)
+            receipts = self._fan_out.ask_all(push, len(prepared), settle, unacknowledged)
         finally:
             for encoded in unsettled.values():
                 self._encoder.settle(encoded, applied=False)
-        return Pushed(receipts, tuple(where.incarnation for where in view.shards))
+        return Pushed(receipts, tuple(push.target.incarnation for push in prepared))
 
     # --- push ---
 

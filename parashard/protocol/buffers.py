@@ -29,6 +29,10 @@ class Buffers:
         """Length of the whole run."""
         return self._starts[-1]
 
+    def whole(self) -> memoryview:
+        """Return the run as one view; only several pieces are copied."""
+        return self.pieces[0] if len(self.pieces) == 1 else memoryview(b"".join(self.pieces))
+
     def run(self, begin: int, end: int) -> Sequence[memoryview]:
         """Return views of the bytes [begin, end), in order.
 

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 
-CHUNK_BYTES_MAX = 4 << 20
-"""Greatest payload of one gRPC message (docs/decisions/0013 has what other sizes did)."""
+MESSAGE_BYTES_MAX = 4 << 20
+"""Greatest payload of one gRPC message that is taken."""
+MESSAGE_BYTES = 1 << 20
+"""Payload of the gRPC messages that are sent (docs/decisions/0022 has what other sizes did)."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
 
@@ -28,12 +30,11 @@ class DType(enum.Enum):
 
 
 class PushResult(enum.Enum):
-    """What became of a chunk; the values are the wire's."""
+    """What became of a push; the values are the wire's."""
 
     APPLIED = 1
     DUPLICATE = 2
     BUFFERED = 3
-    PENDING = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,45 +78,21 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """A step's whole gradient for one shard; what a transport carries.
-
-    Invariant: the pieces of `payload` together are as long as the slices.
-    """
+    """A step's whole gradient for one shard: what a transport carries, and what a shard takes."""
 
     target: Target
     worker: str
     step: int
-    slices: tuple[Slice, ...]
+    slices: tuple[Slice, ...]  # a shard refuses a push whose payload is not as long as they are
     skipped: bool
     pulled_version: int | None  # None: unknown, or of another incarnation (P16)
     payload: Buffers
-    traceparent: str = ""  # the sender's span (docs/tracing.md)
-
-
-@dataclass(frozen=True, slots=True)
-class PushChunk:
-    """A run of the bytes of a push.
-
-    Invariant: the chunk at offset 0 lists every slice of the push, and `total_bytes` is the sum of their sizes.
-    """
-
-    target: Target
-    worker: str
-    step: int
-    attempt: int
-    offset_bytes: int
-    total_bytes: int
-    slices: tuple[Slice, ...]
-    skipped: bool
-    pulled_version: int | None  # None: unknown, or of another incarnation (P16)
-    payload: memoryview | bytes
-    traceparent: str = ""  # as it came: nobody has looked at it
-    peer: str = ""  # whose share of a shard's memory it takes (`parashard.security.peers`); not on the wire
+    traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a shard answers to a chunk; any result but PENDING ends the step's lease at this shard (P5)."""
+    """What a shard answers to a push; any result ends the step's lease at this shard (P5)."""
 
     result: PushResult
     version: int

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from concurrent import futures
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, NoReturn
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -144,15 +144,26 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 return behavior(request, context)
-            except ParashardError as error:
-                context.set_trailing_metadata(((CODE_KEY, error.code),))
-                context.abort(status_of(error), _bounded(error.message))
-            except Exception as error:  # the seam: whatever broke, the caller must hear of it
-                log.exception("call-broke", method=method)
-                context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
-                context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
+            except Exception as error:  # noqa: BLE001  # the seam: whatever broke, the caller must hear of it
+                _answer_with(error, method, context)
 
-        return handler_like(handler, guarded, request_streaming=handler.request_streaming)
+        def guarded_stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:
+            try:
+                yield from behavior(request, context)
+            except Exception as error:  # noqa: BLE001
+                _answer_with(error, method, context)
+
+        return handler_like(handler, guarded_stream if handler.response_streaming else guarded)
+
+
+def _answer_with(error: Exception, method: str, context: grpc.ServicerContext) -> NoReturn:
+    """End a call with an error of ours; any other is a bug, and logged."""
+    if isinstance(error, ParashardError):
+        context.set_trailing_metadata(((CODE_KEY, error.code),))
+        context.abort(status_of(error), _bounded(error.message))
+    log.error("call-broke", method=method, exc_info=error)
+    context.set_trailing_metadata(((CODE_KEY, PeerFailed.code),))
+    context.abort(grpc.StatusCode.INTERNAL, _bounded(f"{type(error).__name__}: {error}"))
 
 
 def data_deadline_s(length_bytes: int) -> float:
@@ -235,11 +246,17 @@ class Server:
         self.admission.stop()
 
 
-def raw_handlers(service: str, methods: dict[str, Callable[[bytes, grpc.ServicerContext], bytes]]) -> Any:
-    """Return generic handlers of unary methods whose messages are bytes (frames), not protobuf."""
-    return grpc.method_handlers_generic_handler(
-        service, {name: grpc.unary_unary_rpc_method_handler(method) for name, method in methods.items()}
-    )
+def data_handlers(
+    service: str,
+    push: Callable[[Iterator[bytes], grpc.ServicerContext], bytes],
+    pull: Callable[[bytes, grpc.ServicerContext], Iterator[bytes]],
+) -> Any:
+    """Return generic handlers of Push, which takes a stream, and Pull, which gives one; of bytes, not protobuf."""
+    handlers: dict[str, Any] = {
+        "Push": grpc.stream_unary_rpc_method_handler(push),
+        "Pull": grpc.unary_stream_rpc_method_handler(pull),
+    }
+    return grpc.method_handlers_generic_handler(service, handlers)
 
 
 def connect(address: str, credentials: Credentials | None = None, answer_bytes_max: int = wire.FRAME_BYTES_MAX) -> Any:

@@ -8,7 +8,7 @@ length is checked before anything is read by it; a frame that is not ours raises
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -16,12 +16,13 @@ from google.protobuf.message import DecodeError, Message
 from parashard._proto import tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.partition import Partition
+from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
-    CHUNK_BYTES_MAX,
+    MESSAGE_BYTES,
+    MESSAGE_BYTES_MAX,
     DType,
     PullRun,
     Push,
-    PushChunk,
     PushResult,
     Receipt,
     Slice,
@@ -31,7 +32,7 @@ from parashard.protocol.messages import (
 
 MAGIC = b"PSF1"
 HEADER_BYTES_MAX = 1 << 20
-FRAME_BYTES_MAX = 8 + HEADER_BYTES_MAX + 16 + CHUNK_BYTES_MAX
+FRAME_BYTES_MAX = 8 + HEADER_BYTES_MAX + 16 + MESSAGE_BYTES_MAX
 PAYLOAD_ALIGNMENT_BYTES = 16
 
 _PREFIX = struct.Struct("<4sI")
@@ -44,8 +45,8 @@ def encode_frame(header: Message, payload: Sequence[memoryview] = ()) -> bytes:
     if len(head) > HEADER_BYTES_MAX:
         raise LimitExceeded(f"a frame's header has {len(head)} bytes; allowed are {HEADER_BYTES_MAX}")
     payload_bytes = sum(piece.nbytes for piece in payload)
-    if payload_bytes > CHUNK_BYTES_MAX:
-        raise LimitExceeded(f"a frame's payload has {payload_bytes} bytes; allowed are {CHUNK_BYTES_MAX}")
+    if payload_bytes > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a frame's payload has {payload_bytes} bytes; allowed are {MESSAGE_BYTES_MAX}")
     return b"".join((_PREFIX.pack(MAGIC, len(head)), head, bytes(_padding(len(head))), *payload))
 
 
@@ -69,8 +70,8 @@ def decode_frame(frame: bytes, header_type: type[_Header]) -> tuple[_Header, mem
     payload_start = _PREFIX.size + head_bytes + _padding(head_bytes)
     if len(frame) < payload_start:
         raise MalformedFrame(f"a frame declares {payload_start} bytes before its payload but has {len(frame)}")
-    if len(frame) - payload_start > CHUNK_BYTES_MAX:
-        raise LimitExceeded(f"a payload has {len(frame) - payload_start} bytes; allowed are {CHUNK_BYTES_MAX}")
+    if len(frame) - payload_start > MESSAGE_BYTES_MAX:
+        raise LimitExceeded(f"a payload has {len(frame) - payload_start} bytes; allowed are {MESSAGE_BYTES_MAX}")
     view = memoryview(frame)
     header = header_type()
     try:
@@ -87,14 +88,12 @@ def _padding(head_bytes: int) -> int:
 # --- headers ---
 
 
-def push_header(push: Push, attempt: int, offset_bytes: int = 0) -> tensor_pb2.PushHeader:
-    """Return the header of a chunk of a push; the one at offset 0 lists its slices."""
+def push_header(push: Push) -> tensor_pb2.PushHeader:
+    """Return the header of a push."""
     header = tensor_pb2.PushHeader(
         target=target_message(push.target),
         worker=push.worker,
         step=push.step,
-        attempt=attempt,
-        offset_bytes=offset_bytes,
         total_bytes=push.payload.nbytes,
         skipped=push.skipped,
         pulled=push.pulled_version is not None,
@@ -102,7 +101,7 @@ def push_header(push: Push, attempt: int, offset_bytes: int = 0) -> tensor_pb2.P
     )
     if push.traceparent:  # not among the arguments: an empty one would cost as much as any other
         header.traceparent = push.traceparent
-    for piece in push.slices if offset_bytes == 0 else ():
+    for piece in push.slices:
         header.slices.add(
             variable=piece.partition.variable,
             row_start=piece.partition.row_start,
@@ -114,19 +113,16 @@ def push_header(push: Push, attempt: int, offset_bytes: int = 0) -> tensor_pb2.P
     return header
 
 
-def push_chunk(header: tensor_pb2.PushHeader, payload: memoryview) -> PushChunk:
-    """Return the chunk that a header and its payload are."""
-    return PushChunk(
+def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
+    """Return the push that a header and its payload are."""
+    return Push(
         target=target(header.target),
         worker=header.worker,
         step=header.step,
-        attempt=header.attempt,
-        offset_bytes=header.offset_bytes,
-        total_bytes=header.total_bytes,
         slices=tuple(_slice(s) for s in header.slices),
         skipped=header.skipped,
         pulled_version=header.pulled_version if header.pulled else None,
-        payload=payload,
+        payload=Buffers([payload]),
         traceparent=header.traceparent,
     )
 
@@ -180,6 +176,22 @@ def pull_run(header: tensor_pb2.PullHeader) -> PullRun:
         known_version=header.known_version if header.known else None,
         traceparent=header.traceparent,
     )
+
+
+def parts_of(run: PullRun, size_bytes: int) -> Iterator[PullRun]:
+    """Cut a run into parts that are read in one turn each; an empty run is one: its version matters.
+
+    Only the first has the sender's span: one of many spans for one request would say no more.
+    """
+    end = run.offset_bytes + run.length_bytes
+    offset = run.offset_bytes
+    while True:
+        length = min(size_bytes, end - offset)
+        context = run.traceparent if offset == run.offset_bytes else ""
+        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context)
+        offset += length
+        if offset == end:
+            return
 
 
 def weights_message(weights: Weights) -> tensor_pb2.PullReply:
@@ -256,19 +268,32 @@ def _slice(message: tensor_pb2.TensorSlice) -> Slice:
 # --- frames, for gRPC ---
 
 
-def encode_push(push: Push, attempt: int, offset_bytes: int = 0) -> bytes:
-    """Return the frame of the chunk of a push that begins at an offset."""
-    end = min(push.payload.nbytes, offset_bytes + CHUNK_BYTES_MAX)
-    return encode_frame(push_header(push, attempt, offset_bytes), push.payload.run(offset_bytes, end))
+def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
+    """Return the frame that a push begins with, and the messages with the rest of its payload."""
+    begin, size_bytes = min(MESSAGE_BYTES, push.payload.nbytes), push.payload.nbytes
+    rest = range(begin, size_bytes, MESSAGE_BYTES) if begin < size_bytes else ()
+    return (
+        encode_frame(push_header(push), push.payload.run(0, begin)),
+        (b"".join(push.payload.run(at, min(size_bytes, at + MESSAGE_BYTES))) for at in rest),
+    )
 
 
-def decode_push(frame: bytes) -> PushChunk:
-    """Return the chunk in a frame; its payload is a view of the frame."""
-    return push_chunk(*decode_frame(frame, tensor_pb2.PushHeader))
+def decode_push(frame: bytes) -> tuple[tensor_pb2.PushHeader, memoryview]:
+    """Return the header in the frame that a push begins with, and a view of what the frame has of its payload.
+
+    Raises
+    ------
+    MalformedFrame
+        If it has more than the header declares.
+    """
+    header, payload = decode_frame(frame, tensor_pb2.PushHeader)
+    if payload.nbytes > header.total_bytes:
+        raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes begins with {payload.nbytes}")
+    return header, payload
 
 
 def encode_receipt(value: Receipt) -> bytes:
-    """Return the frame of a shard's answer to a chunk."""
+    """Return the frame of a shard's answer to a push."""
     return encode_frame(receipt_message(value))
 
 
@@ -298,7 +323,6 @@ def encode_weights(weights: Weights) -> bytes:
 def decode_weights(frame: bytes, asked: PullRun) -> tuple[int, list[tuple[int, memoryview]]]:
     """Return the version in a frame, and its runs: where each begins in the shard's vector, and a view of its bytes."""
     reply, payload = decode_frame(frame, tensor_pb2.PullReply)
-    check_answered(asked, payload.nbytes)
     runs, position = [], 0
     for offset, length in runs_within(reply, asked, payload.nbytes):
         runs.append((offset, payload[position : position + length]))

@@ -1,15 +1,16 @@
 """Admission of gRPC calls by peer: a bound on concurrent calls, and deadlines for sending and reading.
 
-Owns the count and the two deadlines, and decodes the message. gRPC's own bounds are for all peers together; its
-threads would wait without bound for a message that does not come, and it would keep an unread answer without bound.
-Does not know roles nor errors' statuses: those interceptors come first. Called by `parashard.protocol.rpc`.
+Owns the count and the two deadlines, which are of one message each, and decodes messages. gRPC's own bounds are for all
+peers together; its threads would wait without bound for a message that does not come, and it would keep an unread
+answer without bound. Does not know roles nor errors' statuses: those interceptors come first. Called by
+`parashard.protocol.rpc`.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -17,12 +18,13 @@ import grpc
 from google.protobuf.message import DecodeError
 
 from parashard.errors import LimitExceeded, MalformedFrame, NotAllowed, QueueFull, Unreachable
-from parashard.security.grpc_tls import uris_of
+from parashard.security.grpc_tls import behavior_of, uris_of
 from parashard.security.peers import host_in_grpc, peer_of_certificate, peer_of_host
+from parashard.security.roles import PULL, PUSH
 from parashard.security.shares import Shares
 
-MESSAGE_DEADLINE_S = 20.0  # to receive a call's message, at most little more than 4 MiB, after its headers
-ANSWER_DEADLINE_S = 20.0  # for the peer to read the answer, of the same size
+MESSAGE_DEADLINE_S = 20.0  # to receive a message, at most little more than 4 MiB, after the headers or the last one
+ANSWER_DEADLINE_S = 20.0  # for the peer to read a message of the answer, of the same size
 METADATA_BYTES_MAX = 16 << 10  # of one call
 LOOK_S = 1.0
 
@@ -30,7 +32,8 @@ LOOK_S = 1.0
 class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ignore]
     """Admits a call within its peer's share, before its message is received; ends calls of slow peers.
 
-    Calls with a streamed response are not served: each would hold a thread without bound.
+    Streams are served for the named methods only, which bound the time of a whole call; others would hold a thread
+    without bound.
 
     Parameters
     ----------
@@ -38,11 +41,20 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
         Calls served at once: the server's threads.
     under_way_max : int
         Calls served or with an unread answer.
+    streams : collection of str
+        Methods whose requests or answers may be streams.
     clock : callable
         Monotonic seconds.
     """
 
-    def __init__(self, serving_max: int, under_way_max: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        serving_max: int,
+        under_way_max: int,
+        streams: Collection[str] = (PUSH, PULL),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._streams = streams
         self._serving = Shares(serving_max)
         self._under_way = Shares(under_way_max)
         self.slow = 0
@@ -56,19 +68,39 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
     def intercept_service(self, continuation: Any, handler_call_details: Any) -> Any:
         """Return a handler that is called before the message is received, and receives it within a deadline."""
         handler = continuation(handler_call_details)
-        if handler is None or handler.request_streaming:
+        named = handler_call_details.method in self._streams
+        if handler is None or (handler.request_streaming and not named):
             return None
-        serve = _not_served if handler.response_streaming else handler.unary_unary
+        answers_with_stream = handler.response_streaming and named
+        serve = _not_served if handler.response_streaming and not named else behavior_of(handler)
         decode = handler.request_deserializer or _as_it_is
+
+        def requests(messages: Iterator[bytes], call: _Call) -> Any:
+            received = self._received(messages, call)
+            return received if handler.request_streaming else _decoded(decode, next(received))
 
         def admitted(messages: Iterator[bytes], context: grpc.ServicerContext) -> Any:
             call = self._begin(context)
             try:
-                return serve(_decoded(decode, self._first(messages, call)), context)
+                return serve(requests(messages, call), context)
+            finally:
+                self._served(call)
+
+        def admitted_stream(messages: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[Any]:
+            call = self._begin(context)
+            try:
+                for answer in serve(requests(messages, call), context):
+                    self._waits(call, ANSWER_DEADLINE_S)
+                    yield answer  # it is on its way when gRPC asks for the next
+                    self._waits(call, None)
             finally:
                 self._served(call)
 
         # Bytes: if gRPC itself decodes, an invalid message is answered and logged as an internal error.
+        if answers_with_stream:
+            return grpc.stream_stream_rpc_method_handler(
+                admitted_stream, response_serializer=handler.response_serializer
+            )
         return grpc.stream_unary_rpc_method_handler(admitted, response_serializer=handler.response_serializer)
 
     def start(self) -> None:
@@ -127,22 +159,38 @@ class AdmissionInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused
             return False
         return True
 
-    def _first(self, messages: Iterator[bytes], call: _Call) -> bytes:
-        try:
-            message = next(messages)
-        except StopIteration:
-            raise MalformedFrame("a call brings one message, this one none") from None
-        except grpc.RpcError:  # the peer left, or was too slow
-            raise Unreachable("the call ended before its message was here") from None
+    def _received(self, messages: Iterator[bytes], call: _Call) -> Iterator[bytes]:
+        """Yield each message, which has its own deadline; a call has at least one."""
+        count = 0
+        while True:
+            if count:
+                self._waits(call, MESSAGE_DEADLINE_S)
+            try:
+                message = next(messages)
+            except StopIteration:
+                if not count:
+                    raise MalformedFrame("a call brings one message, this one none") from None
+                self._waits(call, None)
+                return
+            except grpc.RpcError:  # the peer left, or was too slow
+                what = "before its message was here" if not count else f"after {count} messages"
+                raise Unreachable(f"the call ended {what}") from None
+            count += 1
+            self._waits(call, None)
+            yield message
+
+    def _waits(self, call: _Call, within_s: float | None) -> None:
+        """Note that a call waits for its peer, at most so long; None: it does not."""
         with self._lock:
-            self._until_s.pop(call, None)
-        return message
+            if within_s is None or call.ended:
+                self._until_s.pop(call, None)
+            else:
+                self._until_s[call] = self._clock() + within_s
 
     def _served(self, call: _Call) -> None:
         with self._lock:
             self._serving.give_back(call.peer, 1)
-            if not call.ended:
-                self._until_s[call] = self._clock() + ANSWER_DEADLINE_S
+        self._waits(call, ANSWER_DEADLINE_S)
 
     def _end(self, call: _Call) -> None:
         with self._lock:

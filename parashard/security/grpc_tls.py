@@ -56,7 +56,7 @@ class RoleInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-igno
             check_call(method, uris_of(context))
             return behavior(request, context)
 
-        return handler_like(handler, checked, request_streaming=handler.request_streaming)
+        return handler_like(handler, checked)
 
 
 def uris_of(context: grpc.ServicerContext) -> list[str]:
@@ -94,15 +94,24 @@ def _end(certificate: bytes, others: bytes) -> datetime:
 
 
 def behavior_of(handler: Any) -> Callable[[Any, grpc.ServicerContext], Any]:
-    """Return the function of a handler with a unary response."""
-    behavior: Callable[[Any, grpc.ServicerContext], Any] = handler.stream_unary or handler.unary_unary
+    """Return the function of a handler."""
+    behavior: Callable[[Any, grpc.ServicerContext], Any] = (
+        handler.unary_unary or handler.stream_unary or handler.unary_stream or handler.stream_stream
+    )
     return behavior
 
 
-def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any], *, request_streaming: bool) -> Any:
-    """Return a handler with another function and the serializers of the first."""
-    kind = grpc.stream_unary_rpc_method_handler if request_streaming else grpc.unary_unary_rpc_method_handler
-    return kind(
+_MAKERS: dict[tuple[bool, bool], Callable[..., Any]] = {  # by what is a stream: the request, the response
+    (False, False): grpc.unary_unary_rpc_method_handler,
+    (True, False): grpc.stream_unary_rpc_method_handler,
+    (False, True): grpc.unary_stream_rpc_method_handler,
+    (True, True): grpc.stream_stream_rpc_method_handler,
+}
+
+
+def handler_like(handler: Any, behavior: Callable[[Any, grpc.ServicerContext], Any]) -> Any:
+    """Return a handler with another function, and the kind and serializers of the first."""
+    return _MAKERS[handler.request_streaming, handler.response_streaming](
         behavior, request_deserializer=handler.request_deserializer, response_serializer=handler.response_serializer
     )
 
@@ -151,6 +160,14 @@ class RotatingChannel:
     def unary_unary(self, method: str, *serializers: Any, **more: Any) -> _RotatingCall:
         """Return a callable for a method, which uses the present channel at each call."""
         return _RotatingCall(self, lambda channel: channel.unary_unary(method, *serializers, **more))
+
+    def stream_unary(self, method: str) -> _RotatingCall:
+        """Return the same of a method that takes a stream."""
+        return _RotatingCall(self, lambda channel: channel.stream_unary(method))
+
+    def unary_stream(self, method: str) -> Callable[..., Any]:
+        """Return what calls a method that answers with a stream."""
+        return _RotatingCall(self, lambda channel: channel.unary_stream(method)).stream
 
     def close(self) -> None:
         """Close every channel; calls in progress are cancelled."""
@@ -211,9 +228,15 @@ class _RotatingCall:
             self._channel.end(channel)
 
     def future(self, request: Any, timeout: float) -> Any:
+        return self._begun(lambda method: method.future(request, timeout=timeout))
+
+    def stream(self, request: Any, timeout: float) -> Any:
+        return self._begun(lambda method: method(request, timeout=timeout))
+
+    def _begun(self, begin: Callable[[Any], Any]) -> Any:
         channel = self._channel.begin()
         try:
-            call = self._method(channel).future(request, timeout=timeout)
+            call = begin(self._method(channel))
         except BaseException:
             self._channel.end(channel)
             raise

@@ -4,8 +4,7 @@ The rule is that of dynamic thresholds (Choudhury and Hahne, 1998, for buffers o
 may take more only if it then holds at most `TIMES_FREE` times the amount still free. A peer that is alone may take all.
 Pure, and not locked: each owner of a resource calls under its own lock. Does not know what a peer is
 (`parashard.security.peers`) nor what is shared. Called by `parashard.security.grpc_admission`,
-`parashard_server.serving.stream_server`,
-`parashard_server.serving.receive_buffers` and `parashard_server.core.assembly`.
+`parashard_server.serving.stream_server` and `parashard_server.serving.push_memory`.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Literal, Self
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.protocol.messages import PullRun, PushChunk, Receipt, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt, Weights
 
 Phase = Literal["pull", "compute", "push"]
 Outcome = Literal["completed", "failed", "dropped"]
@@ -79,7 +79,7 @@ class StepObserver:
 class RequestObserver:
     """Sees a shard's requests; called from several threads."""
 
-    def push(self, chunk: PushChunk, asked_s: float) -> ObservedRequest:
+    def push(self, push: Push, asked_s: float) -> ObservedRequest:
         """Return what is entered around a push."""
         return _UNSEEN_REQUEST
 

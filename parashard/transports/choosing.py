@@ -86,14 +86,9 @@ class ChosenTransport:
         self._tried: Transport | None = None
         self._closed = False
         self._chosen: Transport | None = None
-
-    def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
-        """Send a push the chosen way."""
-        return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
-
-    def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
-        """Fetch a run the chosen way."""
-        return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
+        # Requests look for a way until there is one; from then on these are its own.
+        self.push: Callable[[Push, float], Pending[Receipt]] = self._first_push
+        self.pull: Callable[[PullRun, Buffers, float], Pending[int]] = self._first_pull
 
     def close(self) -> None:
         """Close what was chosen, or is being tried."""
@@ -103,10 +98,16 @@ class ChosenTransport:
         if transport is not None:
             transport.close()
 
+    def _first_push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
+        return self._begin(lambda transport, left_s: transport.push(push, left_s), deadline_s)
+
+    def _first_pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
+        return self._begin(lambda transport, left_s: transport.pull(run, into, left_s), deadline_s)
+
     def _begin(self, begin: Callable[[Transport, float], Pending[_Answer]], deadline_s: float) -> Pending[_Answer]:
         until_s = time.monotonic() + deadline_s
         try:
-            transport = self._chosen or self._choice(until_s)
+            transport = self._choice(until_s)
         except ParashardError as error:
             return _Failed(error.with_traceback(None))  # which would keep what this frame refers to
         return begin(transport, until_s - time.monotonic())
@@ -164,6 +165,7 @@ class ChosenTransport:
     def _settled(self, kind: str, obstacles: dict[str, str]) -> Transport:
         log.info("transport", shard=self._greeting.target.shard, kind=kind, passed_over=obstacles)
         assert self._tried is not None
+        self.push, self.pull = self._tried.push, self._tried.pull
         return self._tried
 
 

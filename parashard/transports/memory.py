@@ -115,7 +115,7 @@ def gather(source: Buffers, target: Bytes) -> None:
         position += piece.nbytes
 
 
-def scatter(source: Bytes, target: Buffers, begin: int) -> None:
+def scatter(source: Bytes | memoryview, target: Buffers, begin: int) -> None:
     """Copy `source` to where `target` has its bytes from `begin` on."""
     position = 0
     for view in target.run(begin, begin + source.nbytes):

@@ -16,8 +16,6 @@ from parashard.protocol.messages import Push, Receipt
 from parashard.transports.connections import Connection, Connections
 from parashard.transports.stream import Kind, Stream, answer, parsed
 
-WHOLE_ATTEMPT = 0  # P4: a push is one message here, so no chunk of another attempt can be taken for one of it
-
 _Connection = TypeVar("_Connection", bound=Connection)
 
 
@@ -54,7 +52,7 @@ def whole_push(push: Push, bytes_max: int, peer: str) -> tensor_pb2.PushHeader:
         raise LimitExceeded(
             f"step {push.step}: a push of {push.payload.nbytes} bytes; the shard takes {bytes_max}", peer=peer
         )
-    return wire.push_header(push, WHOLE_ATTEMPT)
+    return wire.push_header(push)
 
 
 def receipt_from(stream: Stream, *, deadline_s: float) -> Receipt:

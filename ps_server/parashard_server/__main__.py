@@ -122,11 +122,11 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
     plane = RequestHandler(host, lifecycle, _observer_of(tracer))
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, host, checkpointer, lifecycle, builder.push_memory)
+    service = ShardService(plane, host, checkpointer, lifecycle, ports.rooms)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
-    registry.register(ShardCollector(host, checkpointer.record, lambda: push_log.current))
+    registry.register(ShardCollector(host, builder.push_memory, checkpointer.record, lambda: push_log.current))
     registry.register(_refused_peers(builder.push_memory, server, ports))
     announced = False
     http = HttpPort(

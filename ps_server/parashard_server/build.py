@@ -20,7 +20,6 @@ from parashard.store.base import Store
 from parashard.transports.base import allows
 from parashard.transports.shared_weights import weight_memory
 from parashard.transports.weight_memory import WeightMemory
-from parashard_server.core.assembly import Assemblies
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
@@ -156,7 +155,6 @@ class ShardBuilder:
             reply.steps_total,
             storage,
             updates,
-            Assemblies(self.push_memory),
             pulled=PulledWeights(storage.elements, _pulled_copies(job, storage)) if compensated else None,
             compensation=job.optimizer.delay_compensation,
         )

@@ -11,6 +11,7 @@ from prometheus_client.registry import Collector
 from parashard_server.core.counters import APPLY_BOUNDS_S
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog
+from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 
 STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 1024)
@@ -18,15 +19,17 @@ STALENESS_BUCKETS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256, 512, 102
 
 
 class ShardCollector(Collector):
-    """Translates the records of a shard, of its checkpoints and of its log."""
+    """Translates the records of a shard, of the memory for its pushes, of its checkpoints and of its log."""
 
     def __init__(
         self,
         host: ShardHost,
+        memory: PushMemory,
         checkpoints: CheckpointRecord,
         log: Callable[[], WriteAheadLog | None] = lambda: None,
     ) -> None:
         self._host = host
+        self._memory = memory
         self._log = log
         self._checkpoints = checkpoints
         self._index = str(host.shard.identity.shard)
@@ -62,10 +65,9 @@ class ShardCollector(Collector):
         yield self._gauge("step_lag_max", "Greatest step lag at an apply.", record.step_lag_max)
         yield self._gauge("variable_bytes", "Bytes of weights.", shard.storage.weights.nbytes)
         yield self._gauge("slot_bytes", "Bytes of optimizer slots.", shard.storage.slot_bytes)
-        queue = shard.assemblies.memory
-        yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", queue.held_bytes)
-        yield self._gauge("queue_budget_bytes", "The most that they may hold.", queue.total_bytes)
-        yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", queue.refused)
+        yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", self._memory.held_bytes)
+        yield self._gauge("queue_budget_bytes", "The most that they may hold.", self._memory.total_bytes)
+        yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", self._memory.refused)
         yield self._gauge("incarnation", "The life that is served.", shard.identity.incarnation)
         yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
         yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)

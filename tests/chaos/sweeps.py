@@ -118,7 +118,7 @@ SWEEPS = (
         "examples/torn.toml",
         "async",
         4,
-        {"worker.push.between_chunks": 8},
+        {"worker.push.between_messages": 8},
         {"cluster.transport": "grpc"},
     ),
     Sweep(

@@ -11,16 +11,21 @@ from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import STALENESS_BUCKETS, ShardCollector
 from parashard_server.serving.admission_lock import AdmissionLock
+from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
-from support.in_process import chunks_of, plan_of, pull, push, shard_of, variables_of
+from support.in_process import plan_of, pull, push, push_for, shard_of, variables_of
 
 
 def scraped(
-    shard: Shard, saved: CheckpointRecord | None = None
+    shard: Shard, saved: CheckpointRecord | None = None, memory: PushMemory | None = None
 ) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Return {(sample, labels but the shard's): value}."""
     registry = CollectorRegistry()
-    registry.register(ShardCollector(ShardHost(shard, AdmissionLock(1), ""), saved or CheckpointRecord()))
+    registry.register(
+        ShardCollector(
+            ShardHost(shard, AdmissionLock(1), ""), memory or PushMemory(1 << 20), saved or CheckpointRecord()
+        )
+    )
     samples = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation
@@ -40,7 +45,7 @@ def test_pushes_are_told_by_result() -> None:
     shard = small_shard()
     push(shard, 0, 1.0)
     push(shard, 0, 1.0)
-    shard.push(chunks_of(shard, 1, [], slices=(), skipped=True)[0], 0.0)
+    shard.push(push_for(shard, 1, [], slices=(), skipped=True))
     pull(shard)
     samples = scraped(shard)
     results = {dict(labels)["result"]: n for (name, labels), n in samples.items() if name.endswith("pushes_total")}

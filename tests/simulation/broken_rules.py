@@ -36,7 +36,6 @@ from broken_shards import (
     LateSet,
     LogsFromStart,
     ReplayingAll,
-    StepAssemblies,
     UncopiedStorage,
     UncriticalLogs,
     UnnamedRounds,
@@ -165,14 +164,14 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
     "P3-merged-registration": BrokenRule(
         replace(REAL, core=core_with(MergingLeases)), "ledger", "async", "progress", (2, 9, 7), "shard_crash", RETURNS
     ),
-    "P4-one-assembly-a-step": BrokenRule(
-        replace(REAL, assemblies=StepAssemblies),
+    "P4-calls-mixed": BrokenRule(
+        _left_out("P4-calls-mixed"),
         "torn",
         "async",
         "torn",
-        (18, 11, 2),
-        "crash between two chunks",
-        {"crash": 0.01, "chunks": 4},
+        (342, 379, 396),
+        "push cut in the middle",
+        {"crash": 0.01, "messages": 4},
     ),
     "P5-lost-with-its-lease": BrokenRule(
         replace(REAL, core=core_with(LosingLeases)), "ledger", "async", "progress", (3, 0, 9), "crash", {"crash": 0.01}

@@ -12,8 +12,7 @@ from sim_store import Logs, MemoryReplay
 
 from parashard.errors import MalformedFrame, NonFiniteGradient
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PushChunk, PushResult, Target
-from parashard_server.core.assembly import Assemblies, Assembly
+from parashard.protocol.messages import PushResult, Target
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates
 from parashard_server.state.kernels import fused
@@ -66,13 +65,6 @@ class HospitableShard(Shard):
     def check_target(self, target: Target) -> None:
         mine = self.identity
         super().check_target(replace(target, run_id=mine.run_id, job_digest=mine.job_digest))
-
-
-class StepAssemblies(Assemblies):
-    """P4 off: pushes are put together under their step alone, whichever attempt a chunk is of."""
-
-    def add(self, chunk: PushChunk, now_s: float) -> Assembly | None:
-        return super().add(replace(chunk, attempt=0), now_s)
 
 
 class EagerRounds(RoundUpdates):

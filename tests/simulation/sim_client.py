@@ -1,6 +1,6 @@
-"""The worker's side of the data plane, as `ShardClient` and its gRPC transport have it: chunks, attempts, retries.
+"""The worker's side of the data plane, as `ShardClient` and its gRPC transport have it: messages of a call, retries.
 
-Cuts by itself, into chunks of a few bytes, so that tiny pushes have several. Waits for virtual time only. Used by the
+Cuts by itself, into messages of a few bytes, so that tiny pushes have several. Waits for virtual time only. Used by the
 simulated workers, and by the coordinator for the final weights.
 """
 
@@ -12,44 +12,43 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from sim_network import Network
-from sim_parts import Frame, PullFrame, PushFrame, identity
+from sim_parts import Frame, PullFrame, PushMessage, identity
 from sim_world import Process, Promise
 
 from parashard.client.pull_buffers import PullBuffer, PullBuffers
 from parashard.client.shard_client import Pulled
-from parashard.errors import QueueFull, RetryLater, UnknownAttempt, Unreachable
+from parashard.errors import RetryLater, Unreachable
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice
+from parashard.protocol.messages import PullRun, Push, Receipt, Slice
 from parashard.transports.base import View
 
 DEADLINE_S = 0.25  # of an operation on one shard
 RETRY_PAUSE_S = 0.02
 AWAY_BUDGET_S = 0.3
-WHOLE_ATTEMPTS_MAX = 5
 
 _Answer = TypeVar("_Answer")
 
 
 @dataclass(eq=False)
 class UnderWay:
-    """A push in progress: how many chunks each shard was sent, and which shards gave their receipt."""
+    """A push in progress: how many messages each shard was sent, and which shards gave their receipt."""
 
-    chunks: list[int]
+    messages: list[int]
     sent: list[int] = field(default_factory=list)
     receipts: set[int] = field(default_factory=set)
 
     @property
     def between_shards(self) -> bool:
         """Some shards have the push and others do not, for all the worker knows."""
-        return 0 < len(self.receipts) < len(self.chunks)
+        return 0 < len(self.receipts) < len(self.messages)
 
     @property
-    def between_chunks(self) -> bool:
+    def between_messages(self) -> bool:
         """Some shard was sent a part of the push."""
-        return any(0 < sent < chunks for sent, chunks in zip(self.sent, self.chunks, strict=True))
+        return any(0 < sent < messages for sent, messages in zip(self.sent, self.messages, strict=True))
 
 
 class SimulatedClient:
@@ -63,7 +62,7 @@ class SimulatedClient:
         Carries the calls.
     plan : Plan
         How variables are cut.
-    chunk_bytes : int
+    message_bytes : int
         Greatest payload of one message, a multiple of 4.
     retry_budget_s : float
         How long one operation may be done again.
@@ -75,13 +74,13 @@ class SimulatedClient:
         network: Network,
         plan: Plan,
         *,
-        chunk_bytes: int,
+        message_bytes: int,
         retry_budget_s: float,
     ) -> None:
         self.owner = owner
         self.network = network
         self.plan = plan
-        self.chunk_bytes = chunk_bytes
+        self.message_bytes = message_bytes
         self._sets = PullBuffers(plan)
         self._retry_budget_s = retry_budget_s
         self.view = View(0, ())
@@ -179,18 +178,6 @@ class _Operation(ABC, Generic[_Answer]):
         left_s = max(0.001, self._deadline_s - self.owner.world.now_s)
         return self._network.call(self.owner, self._address, frame, left_s)
 
-    async def _despite_full_lines(self, reply: Promise[Any], again: Frame) -> Any:
-        """Wait for a reply; send the message again while the shard's line is full."""
-        world = self.owner.world
-        while True:
-            try:
-                return await reply
-            except QueueFull:
-                if self._deadline_s - world.now_s <= RETRY_PAUSE_S:
-                    raise
-            await world.sleep(RETRY_PAUSE_S)
-            reply = self._send(again)
-
 
 class _ShardPull(_Operation[int]):
     def __init__(
@@ -201,8 +188,8 @@ class _ShardPull(_Operation[int]):
         size_bytes = client.plan.shard_elements(shard) * ELEMENT_BYTES
         target = identity(shard, view.shards[shard].incarnation)
         self._runs = [
-            PullRun(target, round_, step, at, min(client.chunk_bytes, size_bytes - at), weights.versions[shard])
-            for at in range(0, max(size_bytes, 1), client.chunk_bytes)
+            PullRun(target, round_, step, at, min(client.message_bytes, size_bytes - at), weights.versions[shard])
+            for at in range(0, max(size_bytes, 1), client.message_bytes)
         ]
         self._replies: list[Promise[Any]] = []
 
@@ -210,10 +197,9 @@ class _ShardPull(_Operation[int]):
         self._replies = [self._send(PullFrame(wire.encode_pull(run))) for run in self._runs]
 
     async def result(self) -> int:
-        replies, versions = self._replies, []
-        for index, run in enumerate(self._runs):
-            again = PullFrame(wire.encode_pull(run))
-            frame = await (self._despite_full_lines(replies[index], again) if index else replies[index])
+        versions = []
+        for run, reply in zip(self._runs, self._replies, strict=True):
+            frame = await reply
             version, moved = wire.decode_weights(frame, run)
             for offset, values in moved:
                 self._into.fill(offset, values)
@@ -225,45 +211,35 @@ class _ShardPush(_Operation[Receipt]):
     def __init__(self, client: SimulatedClient, view: View, push: Push, under_way: UnderWay) -> None:
         super().__init__(client, view, push.target.shard)
         self._push = push
-        self._chunk_bytes = client.chunk_bytes
-        self._offsets = range(0, max(1, push.payload.nbytes), client.chunk_bytes)  # an empty push has one chunk
+        payload, size = push.payload, client.message_bytes
+        header = wire.push_header(push)
+        self._messages = [wire.encode_frame(header, payload.run(0, min(size, payload.nbytes)))]
+        self._messages += [
+            b"".join(payload.run(at, min(payload.nbytes, at + size))) for at in range(size, payload.nbytes, size)
+        ]
         self._under_way = under_way
-        under_way.chunks.append(len(self._offsets))
+        under_way.messages.append(len(self._messages))
         under_way.sent.append(0)
-        self._attempt = 0
-        self._first: Promise[Any] = Promise()
+        self._call = 0
+        self._replies: list[Promise[Any]] = []
 
     def _begin(self) -> None:
-        self._attempt = self.owner.world.rng.getrandbits(64)
-        self._first = self._send(self._chunk(0))
-        self._under_way.sent[self.shard] = 1
+        self._call = self.owner.world.rng.getrandbits(64)
+        self._replies = []
+        self._send_next()
+
+    def _send_next(self) -> None:
+        index = len(self._replies)
+        last = index == len(self._messages) - 1
+        message = PushMessage(self._messages[index], self._call, index, last, self._push.step)
+        self._replies.append(self._send(message))
+        self._under_way.sent[self.shard] = index + 1
 
     async def result(self) -> Receipt:
-        for _ in range(WHOLE_ATTEMPTS_MAX):
-            try:
-                return await self._sent()
-            except UnknownAttempt:  # P4: the assembly is gone; send it again whole
-                self._begin()
-        raise UnknownAttempt(f"step {self._push.step}: the shard lost {WHOLE_ATTEMPTS_MAX} attempts in a row")
-
-    async def _sent(self) -> Receipt:
-        receipt = wire.decode_receipt(await self._first)
-        if receipt.result is not PushResult.PENDING:
-            return receipt
-        chunks = [self._chunk(offset) for offset in self._offsets[1:]]
-        replies = []
-        for sent, chunk in enumerate(chunks, 2):
-            replies.append(self._send(chunk))
-            self._under_way.sent[self.shard] = sent
+        while len(self._replies) < len(self._messages):
             await self.owner.moment()
-        frames = [await self._despite_full_lines(r, c) for r, c in zip(replies, chunks, strict=True)]
-        receipts = [wire.decode_receipt(frame) for frame in frames]
-        done = [r for r in receipts if r.result is not PushResult.PENDING]
-        if not done:
-            raise UnknownAttempt(f"step {self._push.step}: every chunk is in and the push is not")
-        return next((r for r in done if r.result is not PushResult.DUPLICATE), done[0])
-
-    def _chunk(self, offset: int) -> PushFrame:
-        payload = self._push.payload
-        content = payload.run(offset, min(payload.nbytes, offset + self._chunk_bytes))
-        return PushFrame(wire.encode_frame(wire.push_header(self._push, self._attempt, offset), content))
+            self._send_next()
+        *others, last = self._replies
+        for reply in others:  # only a refusal tells of these; a lost one breaks the connection, and so the call
+            await reply
+        return wire.decode_receipt(await last)

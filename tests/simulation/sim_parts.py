@@ -17,7 +17,6 @@ from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.rounds import Rounds as RoundsBook
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
-from parashard_server.core.assembly import Assemblies
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
@@ -36,8 +35,17 @@ class Frame:
     frame: bytes
 
 
-class PushFrame(Frame):
-    """A frame for the shard's Push."""
+@dataclass(frozen=True)
+class PushMessage(Frame):
+    """A message for the shard's Push: its first has a header, the others are more of the payload.
+
+    gRPC says which call a message is of, in which order they came, and which is the last.
+    """
+
+    call: int
+    index: int
+    last: bool
+    step: int  # for the habit of "P4-calls-mixed" alone: only the first message of a call says it
 
 
 class PullFrame(Frame):
@@ -50,7 +58,6 @@ class Parts:
 
     shard: type[Shard] = Shard
     storage: type[Storage] = Storage
-    assemblies: type[Assemblies] = Assemblies
     immediate: type[ImmediateUpdates] = ImmediateUpdates
     rounds: type[RoundUpdates] = RoundUpdates
     logs: type[Logs] = Logs
@@ -116,4 +123,4 @@ class Builder:
             updates.skipped = state.skipped.copy()
         storage.begin_at(updates.version)
         target = identity(self.index, incarnation)
-        return parts.shard(target, job.steps_total, storage, updates, parts.assemblies(self.push_memory))
+        return parts.shard(target, job.steps_total, storage, updates)

@@ -77,8 +77,8 @@ class _Run:
         self._ending = Ending()
         self._coordinators: list[CoordinatorProcess] = []
         elements = max(self._plan.shard_elements(s) for s in range(setting.shards))
-        # One element more than a part: chunks end in the middle of variables, where a tear can be seen.
-        self._chunk_bytes = 4 * (elements // setting.chunks + 1)
+        # One element more than a part: messages end in the middle of variables, where a tear can be seen.
+        self._message_bytes = 4 * (elements // setting.messages + 1)
         self._queue_bytes = int(4 * elements * setting.queue_pushes)
         every_s = setting.checkpoint_every_s if setting.policy.kind != "sync" else 0.0
         self._options = CheckpointOptions(
@@ -177,7 +177,7 @@ class _Run:
             owner,
             self._network,
             self._plan,
-            chunk_bytes=self._chunk_bytes,
+            message_bytes=self._message_bytes,
             retry_budget_s=self._setting.retry_budget_s,
         )
 

@@ -7,10 +7,11 @@ Knows no fault, but for what a crash does to its disk.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Any
 
 from sim_network import Network
-from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, PushFrame
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, Builder, Parts, PullFrame, PushMessage
 from sim_store import Logs, MemoryLog, SimulatedStore
 from sim_world import Process, Promise, World
 
@@ -30,6 +31,7 @@ from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 
 ANNOUNCE_S = 1.0
@@ -39,6 +41,7 @@ LOOK_S = 0.1
 COPY_S = (0.0, 0.01)  # of a partition
 WRITE_S = (0.001, 0.2)  # of a checkpoint's files
 SYNC_S = (0.0, 0.05)  # until the log is on the disk
+CALL_S = 0.3  # a little more than the deadline of whoever calls
 
 
 class ShardProcess(Process):
@@ -130,7 +133,11 @@ class ShardProcess(Process):
             self.checkpointer,
         )
         self._plane = RequestHandler(self.host, self.lifecycle, clock=clock)
-        self.service = ShardService(self._plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
+        self._memory = builder.push_memory
+        self._calls: dict[int, _PushCall] = {}
+        self.service = ShardService(
+            self._plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
+        )
         world.fired["shard restored a checkpoint"] += "restored p1" in self.host.restored
         world.fired["log replayed"] += "replayed" in self.host.restored and "replayed 0" not in self.host.restored
         world.fired["log found damaged"] += "computed again" in self.host.restored
@@ -150,9 +157,10 @@ class ShardProcess(Process):
     def receive(self, request: Any) -> Any:
         """Answer a frame with a frame, and a command with its reply."""
         if isinstance(request, PullFrame):
-            return self.service.pull(request.frame, _NO_LIMIT)  # type: ignore[arg-type]
-        if isinstance(request, PushFrame):
-            return self._push(request.frame)
+            [frame] = self.service.pull(request.frame, _NO_LIMIT)  # type: ignore[arg-type]
+            return frame
+        if isinstance(request, PushMessage):
+            return self._receive_push(request)
         if isinstance(request, shard_pb2.TakeCheckpointRequest):
             return self.service.TakeCheckpoint(request, None)
         assert isinstance(request, shard_pb2.RollbackRequest)
@@ -170,11 +178,62 @@ class ShardProcess(Process):
             if world.rng.random() < world.faults.log_damaged and log.damage(world.rng):
                 world.fired["log_damaged"] += 1
 
+    def _receive_push(self, message: PushMessage) -> bytes | Promise[bytes] | None:
+        """Put the messages of a call in order; its memory is taken with the first, and the push served with the last.
+
+        A call whose messages are not all here in time is over: what came of it is forgotten. The last message of a call
+        that was served comes twice where the whole call was replayed.
+        """
+        number = message.step if "P4-calls-mixed" in self._habits else message.call
+        call = self._calls.get(number)
+        if call is None:
+            call = self._calls[number] = _PushCall()
+            self.world.after(CALL_S, lambda: self._end_call(number, call))
+        call.messages[message.index] = message.frame
+        if message.last:
+            call.count = message.index + 1
+        if message.index == 0 and not message.last and not call.held_bytes and not call.served:
+            header, _ = wire.decode_push(message.frame)
+            self._plane.check(wire.target(header.target))
+            self._memory.take("", header.total_bytes)
+            call.held_bytes = header.total_bytes
+        if message.last:
+            call.answer = Promise()
+        if len(call.messages) != call.count or call.ended or not (message.last or not call.served):
+            return call.answer if message.last else None
+        self._release(call)
+        call.served = True
+        try:
+            answer = self._push(call.whole())
+        except ParashardError as error:
+            if message.last:
+                raise
+            call.answer.settle(error=error)
+            return None
+        if message.last:
+            return answer
+        if isinstance(answer, Promise):
+            answer.then(lambda: call.answer.settle(answer.result()))
+        else:
+            call.answer.settle(answer)
+        return None
+
+    def _end_call(self, number: int, call: _PushCall) -> None:
+        if "P4-calls-mixed" not in self._habits:
+            self._calls.pop(number, None)
+            call.ended = True
+        self._release(call)
+        self.world.fired["push cut in the middle"] += not call.served and self.alive
+
+    def _release(self, call: _PushCall) -> None:
+        self._memory.give_back("", call.held_bytes)
+        call.held_bytes = 0
+
     def _push(self, frame: bytes) -> bytes | Promise[bytes]:
         before = self.shard.updates.held.copy()
         skipped = len(self.shard.updates.skipped)
         try:
-            receipt = self.service.push(frame, _NO_LIMIT)  # type: ignore[arg-type]
+            receipt = self.service.push(iter([frame]), _NO_LIMIT)  # type: ignore[arg-type]
         except ParashardError as error:
             self.world.fired[f"refused: {error.code}"] += 1
             raise
@@ -264,6 +323,24 @@ class ShardProcess(Process):
         except ParashardError as error:
             self.world.note(str(error))
         self.end("stopped")
+
+
+@dataclass(eq=False)
+class _PushCall:
+    """What has come of a call of Push."""
+
+    messages: dict[int, bytes] = field(default_factory=dict)
+    count: int = 0  # of its messages; 0: the last is not here
+    held_bytes: int = 0
+    served: bool = False
+    ended: bool = False
+    answer: Promise[bytes] = field(default_factory=Promise)
+
+    def whole(self) -> bytes:
+        """Return the push as one message, so that its memory is counted to the byte."""
+        first, *rest = (self.messages[index] for index in range(self.count))
+        header, begin = wire.decode_push(first)
+        return wire.encode_frame(header, [begin, *(memoryview(more) for more in rest)])
 
 
 class _NoLimit:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 from sim_jobs import Job
 from sim_network import Network
-from sim_parts import COORDINATOR, DIGEST, RUN_ID, PushFrame
+from sim_parts import COORDINATOR, DIGEST, RUN_ID, PushMessage
 from sim_shard import ShardProcess
 from sim_world import Process, World
 
@@ -98,7 +98,7 @@ class Stray(Process):
     def _registration(self, run_id: str, digest: str) -> pb.RegisterWorkerRequest:
         return pb.RegisterWorkerRequest(run_id=run_id, job_digest=digest, name="worker-0", fingerprint="same")
 
-    def _push(self, shard: ShardProcess, run_id: str, digest: str) -> PushFrame:
+    def _push(self, shard: ShardProcess, run_id: str, digest: str) -> PushMessage:
         mine, layout = shard.shard.identity, self._plan.layouts[shard.index]
         slices = tuple(
             Slice(placed.partition, self._plan.variables[placed.partition.variable].row_elements) for placed in layout
@@ -107,4 +107,5 @@ class Stray(Process):
         step = shard.shard.updates.held.lowest_missing() % self._job.steps_total
         target = Target(run_id, digest, mine.plan_version, mine.shard, mine.incarnation)
         push = Push(target, "stray", step, slices, False, None, Buffers([content]))
-        return PushFrame(wire.encode_push(push, self.world.rng.getrandbits(64)))
+        first, _ = wire.encode_push(push)
+        return PushMessage(first, self.world.rng.getrandbits(64), 0, last=True, step=step)

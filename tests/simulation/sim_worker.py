@@ -106,7 +106,7 @@ class WorkerProcess(Process):
     def crashing(self) -> None:
         """Count what the crash cuts in two."""
         self.world.fired["crash between two shards"] += any(p.between_shards for p in self.client.pushing)
-        self.world.fired["crash between two chunks"] += any(p.between_chunks for p in self.client.pushing)
+        self.world.fired["crash between two messages"] += any(p.between_messages for p in self.client.pushing)
 
     def pausing(self, pause_s: float) -> None:
         """Count a pause that costs the leases."""

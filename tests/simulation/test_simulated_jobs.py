@@ -58,14 +58,14 @@ CONSEQUENCES = (
     "drained checkpoint",
     "early stop",
     "receipt: duplicate",
-    "receipt: pending",
+    "push cut in the middle",
     "refused: queue-full",
     "refused: stale-incarnation",
     "stray: wrong-run",
 )
 RARE = (
     "crash between two shards",
-    "crash between two chunks",
+    "crash between two messages",
     "crash between cut and manifest",
     "pause past the lease time",
     "poison",
@@ -144,7 +144,7 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
 def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str, policy: Policy) -> None:
     """P1-P14, P18: what is rare elsewhere."""
-    setting = Setting(oracle, policy, shards=3, workers=3, depth=1, chunks=3, faults=OFTEN)
+    setting = Setting(oracle, policy, shards=3, workers=3, depth=1, messages=3, faults=OFTEN)
     due = [*RARE, "rollback"] if policy.kind == "sync" else RARE
     fired: Counter[str] = Counter()
     for seed in range(240):
@@ -202,12 +202,12 @@ def test_the_same_seed_is_the_same_run(oracle: str, policy: str) -> None:
 @pytest.mark.parametrize("workers", [1, 3])
 @pytest.mark.parametrize("shards", [1, 2, 3, 4])
 def test_rounds_give_the_same_bits_for_any_number_of_shards_and_workers(shards: int, workers: int) -> None:  # P13
-    run = simulate(7, Setting("digest", SYNC, shards=shards, workers=workers, depth=1, chunks=3))
+    run = simulate(7, Setting("digest", SYNC, shards=shards, workers=workers, depth=1, messages=3))
     assert (run.violations, run.weights) == ([], faultless_digest("digest", SYNC))
 
 
 def test_without_faults_nothing_is_lost_repeated_or_refused() -> None:
-    run = simulate(0, Setting("ledger", ASYNC, shards=3, workers=2, chunks=3))
+    run = simulate(0, Setting("ledger", ASYNC, shards=3, workers=2, messages=3))
     assert run.violations == []
     assert not any(run.fired[fault] for fault in FAULTS if fault != "reordered")
     assert run.fired["receipt: applied"] == 3 * 21
@@ -221,7 +221,7 @@ def test_a_job_without_workers_is_seen_to_be_stuck() -> None:
 
 def test_a_job_whose_every_message_is_lost_goes_on_when_faults_stop() -> None:
     faults = Faults(lost=1.0, until_s=5.0)
-    run = simulate(0, Setting("torn", ASYNC, shards=2, workers=2, chunks=2, faults=faults))
+    run = simulate(0, Setting("torn", ASYNC, shards=2, workers=2, messages=2, faults=faults))
     assert run.violations == []
     assert run.fired["lost"] > 10
 
@@ -230,7 +230,7 @@ def test_a_job_whose_every_message_is_lost_goes_on_when_faults_stop() -> None:
 def test_a_role_that_dies_at_every_step_of_its_work_stops_nothing(fault: str, deaths: int) -> None:
     """Crashes at each event of a role in turn: the rate is so high that little is done in one life."""
     faults = replace(Faults(until_s=20.0), **{fault: 0.05})
-    setting = Setting("digest", SYNC, shards=3, workers=2, chunks=3, checkpoint_every_steps=4, faults=faults)
+    setting = Setting("digest", SYNC, shards=3, workers=2, messages=3, checkpoint_every_steps=4, faults=faults)
     runs = [simulate(seed, replace(setting, supervised=bool(seed % 2))) for seed in range(4)]
     assert [run.violations for run in runs] == [[]] * 4
     assert sum(run.fired[fault] for run in runs) >= deaths

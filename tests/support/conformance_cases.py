@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushChunk, PushResult, Slice
+from parashard.protocol.messages import PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
 from support.transport_peers import TARGET, FakePlane, Peer
 
@@ -50,7 +50,7 @@ class Talk:
     def hold_up(self, step: int | None = None) -> None:
         """Let requests, of this step or any, wait until `hold` is set, or the test is over."""
 
-        def before(request: PushChunk | PullRun) -> None:
+        def before(request: Push | PullRun) -> None:
             if step is None or request.step == step:
                 self.held.set()
                 self.hold.wait(DEADLINE_S)

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 
 from parashard.errors import ParashardError, ShapeMismatch, StaleIncarnation
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
 
 TARGET = Target("run", "digest", 1, 0, 7)
 
@@ -32,7 +32,7 @@ class FakePlane:
         self.weights = np.zeros(elements, "<f4")
         self.version = 0
         self.moved: list[tuple[int, int]] = []
-        self.chunks: list[PushChunk] = []
+        self.pushes: list[Push] = []
         self.runs: list[PullRun] = []
         self.before_push: Callable[[], object] = lambda: None
         self.before_pull: Callable[[], object] = lambda: None
@@ -45,11 +45,11 @@ class FakePlane:
         if target != TARGET:
             raise StaleIncarnation(f"the request names incarnation {target.incarnation}; this is {TARGET.incarnation}")
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Receipt:
         self.before_push()
-        self.check(chunk.target)
-        self.chunks.append(chunk)
-        gradient = np.frombuffer(chunk.payload, "<f4")
+        self.check(push.target)
+        self.pushes.append(push)
+        gradient = np.frombuffer(push.payload.whole(), "<f4")
         self.weights[: gradient.size] += gradient
         self.version += 1
         return Receipt(PushResult.APPLIED, self.version, None)

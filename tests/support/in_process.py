@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,13 +15,12 @@ from parashard.plan.optimizers import SGD, OptimizerSpec
 from parashard.plan.partition import Partitioner, Plan, place, split, whole
 from parashard.plan.variables import Initializer, Variable
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, Receipt, Slice, Target
 from parashard.transports.base import Greeting, ShardAddress, View
 from parashard.transports.grpc import GrpcTransport
-from parashard_server.core.assembly import Assemblies
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
-from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.pulled_weights import PulledWeights
 from parashard_server.state.storage import Storage, drawn_from
@@ -50,7 +50,6 @@ def shard_of(
     round_steps: int | None = None,
     mean: bool = True,
     damping: bool = False,
-    budget_bytes: int = 1 << 20,
     compensation: float = 0.0,
     copies: int = 8,
     incarnation: int = 1,
@@ -63,9 +62,8 @@ def shard_of(
     else:
         updates = RoundUpdates(storage, round_steps=round_steps, steps_total=steps, mean=mean)
     pulled = PulledWeights(storage.elements, copies) if compensation else None
-    assemblies = Assemblies(PushMemory(budget_bytes))
     identity = Target(RUN, DIGEST, plan.version, index, incarnation)
-    return Shard(identity, steps, storage, updates, assemblies, pulled=pulled, compensation=compensation)
+    return Shard(identity, steps, storage, updates, pulled=pulled, compensation=compensation)
 
 
 def slices_of(shard: Shard) -> tuple[Slice, ...]:
@@ -78,53 +76,17 @@ def slices_of(shard: Shard) -> tuple[Slice, ...]:
     )
 
 
-def chunks_of(
-    shard: Shard,
-    step: int,
-    gradient: Any,
-    *,
-    attempt: int = 1,
-    cuts: tuple[int, ...] = (),
-    pulled_version: int | None = None,
-    **changed: Any,
-) -> list[PushChunk]:
-    """Return a push in pieces, cut at these bytes; `changed` replaces fields of every chunk."""
+def push_for(shard: Shard, step: int, gradient: Any, *, pulled_version: int | None = None, **changed: Any) -> Push:
+    """Return a push of a gradient in the shard's layout; `changed` replaces fields."""
     content = np.asarray(gradient, "<f4").tobytes()
-    bounds = [0, *cuts, len(content)]
-    fields = {
-        "target": shard.identity,
-        "worker": "worker-0",
-        "step": step,
-        "attempt": attempt,
-        "total_bytes": len(content),
-        "skipped": False,
-        "pulled_version": pulled_version,
-    }
-    return [
-        PushChunk(
-            **(
-                fields
-                | {
-                    "offset_bytes": bounds[i],
-                    "slices": slices_of(shard) if bounds[i] == 0 else (),
-                    "payload": content[bounds[i] : bounds[i + 1]],
-                }
-                | changed
-            )
-        )
-        for i in range(len(bounds) - 1)
-    ]
+    whole = Push(shard.identity, "worker-0", step, slices_of(shard), False, pulled_version, Buffers([content]))
+    return replace(whole, **changed)
 
 
-def push(shard: Shard, step: int, gradient: Any, *, now_s: float = 0.0, **more: Any) -> Receipt:
+def push(shard: Shard, step: int, gradient: Any, **more: Any) -> Receipt:
     """Push a whole gradient, given in the shard's layout or as one number for every element."""
     full = np.broadcast_to(np.asarray(gradient, np.float32), sum(s.size_bytes for s in slices_of(shard)) // 4)
-    receipt = Receipt(PushResult.PENDING, 0, None)
-    for chunk in chunks_of(shard, step, full, **more):
-        receipt = shard.push(chunk, now_s)
-        if receipt.result is not PushResult.PENDING:
-            break  # as the client does
-    return receipt
+    return shard.push(push_for(shard, step, full, **more))
 
 
 def pull(shard: Shard, *, round_: int | None = None, step: int | None = None) -> tuple[int, np.ndarray]:
@@ -144,26 +106,39 @@ def state_of(shard: Shard) -> tuple[bytes, dict[str, bytes], list[tuple[int, int
     )
 
 
-def use_small_chunks(monkeypatch: Any, size_bytes: int) -> None:
-    """Let gRPC messages carry no more than so many bytes of payload."""
-    for module in ("protocol.wire", "transports.grpc"):
-        monkeypatch.setattr(f"parashard.{module}.CHUNK_BYTES_MAX", size_bytes)
+def use_small_messages(monkeypatch: Any, size_bytes: int) -> None:
+    """Let gRPC messages be sent with no more than so many bytes of payload."""
+    for module in ("parashard.protocol.wire", "parashard.transports.grpc", "parashard_server.serving.grpc_service"):
+        monkeypatch.setattr(f"{module}.MESSAGE_BYTES", size_bytes)
+
+
+def received(messages: Iterable[bytes]) -> Push:
+    """Return the push in the messages of a call, as a shard receives it."""
+    messages = iter(messages)
+    header, first = wire.decode_push(next(messages))
+    content = b"".join((first, *messages))
+    assert len(content) == header.total_bytes
+    return wire.push_from(header, memoryview(content))
 
 
 class Finished:
     """A gRPC call that is over."""
 
-    def __init__(self, call: Callable[[], bytes]) -> None:
-        self._frame, self._error = b"", None
+    def __init__(self, call: Callable[[], Any]) -> None:
+        self._answer: Any = None
+        self._error: ParashardError | None = None
         try:
-            self._frame = call()
+            self._answer = call()
         except ParashardError as error:
-            self._error: ParashardError | None = error
+            self._error = error
 
-    def result(self) -> bytes:
+    def result(self) -> Any:
         if self._error is not None:
             raise self._error
-        return self._frame
+        return self._answer
+
+    def __iter__(self) -> Iterator[bytes]:
+        yield from self.result()
 
     def cancel(self) -> None:
         """It is over."""
@@ -174,15 +149,24 @@ class Channel:
 
     Parameters
     ----------
-    push, pull : callable
-        From a frame to the answer's.
+    push : callable
+        From the messages of a push to the answer.
+    pull : callable
+        From a frame to the messages of the answer.
     """
 
-    def __init__(self, push: Callable[[bytes], bytes], pull: Callable[[bytes], bytes]) -> None:
-        self._answers = {"Push": push, "Pull": pull}
+    def __init__(self, push: Callable[[Iterable[bytes]], bytes], pull: Callable[[bytes], Iterable[bytes]]) -> None:
+        self._push = push
+        self._pull = pull
 
     def unary_unary(self, path: str) -> Method:
-        return Method(self._answers[path.rpartition("/")[2]])
+        return Method(lambda frame: self._push([frame]))
+
+    def stream_unary(self, path: str) -> Method:
+        return Method(self._push)
+
+    def unary_stream(self, path: str) -> Callable[..., Finished]:
+        return Method(lambda frame: list(self._pull(frame))).future
 
     def close(self) -> None:
         """Nothing is open."""
@@ -191,11 +175,11 @@ class Channel:
 class Method:
     """One method of a channel."""
 
-    def __init__(self, answer: Callable[[bytes], bytes]) -> None:
+    def __init__(self, answer: Callable[[Any], Any]) -> None:
         self._answer = answer
 
-    def future(self, frame: bytes, timeout: float) -> Finished:
-        return Finished(lambda: self._answer(frame))
+    def future(self, request: Any, timeout: float) -> Finished:
+        return Finished(lambda: self._answer(request))
 
 
 class Cluster:
@@ -207,8 +191,8 @@ class Cluster:
     def __init__(self, plan: Plan, **of_shard: Any) -> None:
         self.plan = plan
         self.shards = [shard_of(plan, index, **of_shard) for index in range(len(plan.shards))]
-        self.before: Callable[[str, PushChunk | PullRun], None] = lambda address, request: None
-        self.pushes: list[PushChunk] = []
+        self.before: Callable[[str, Push | PullRun], None] = lambda address, request: None
+        self.pushes: list[Push] = []
         self._turn = threading.Lock()
 
     def view(self, number: int = 1) -> View:
@@ -224,21 +208,23 @@ class Cluster:
         return GrpcTransport(where, greeting, connect=self._channel)
 
     def _channel(self, address: str) -> Channel:
-        return Channel(lambda frame: self.answer_push(address, frame), lambda frame: self.answer_pull(address, frame))
+        return Channel(
+            lambda messages: self.answer_push(address, messages), lambda frame: self.answer_pull(address, frame)
+        )
 
     def weights(self, round_: int | None = None) -> dict[str, np.ndarray]:
         """Return every variable, whole."""
         return self.client().pull(round_=round_).variables
 
-    def answer_push(self, address: str, frame: bytes) -> bytes:
+    def answer_push(self, address: str, messages: Iterable[bytes]) -> bytes:
         with self._turn:
-            chunk = wire.decode_push(frame)
-            self.pushes.append(chunk)
-            self.before(address, chunk)
-            return wire.encode_receipt(self.shards[int(address[6:])].push(chunk, 0.0))
+            push = received(messages)
+            self.pushes.append(push)
+            self.before(address, push)
+            return wire.encode_receipt(self.shards[int(address[6:])].push(push))
 
-    def answer_pull(self, address: str, frame: bytes) -> bytes:
-        with self._turn:
-            run = wire.decode_pull(frame)
-            self.before(address, run)
-            return wire.encode_weights(self.shards[int(address[6:])].pull(run))
+    def answer_pull(self, address: str, frame: bytes) -> Iterator[bytes]:
+        for part in wire.parts_of(wire.decode_pull(frame), wire.MESSAGE_BYTES):
+            with self._turn:
+                self.before(address, part)
+                yield wire.encode_weights(self.shards[int(address[6:])].pull(part))

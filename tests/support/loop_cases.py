@@ -147,19 +147,16 @@ class Job:
                 clip_norm=clip_norm,
                 round_steps=of_shard.get("round_steps"),
             ),
-            self.cluster.client(retry_budget_s=0.0),
+            self.cluster.client(retry_budget_s=patience_s, giving_up=giving_up, look=self.look),
             self.leasing,  # type: ignore[arg-type]
-            self._refresh,
             depth=depth,
-            patience_s=patience_s,
-            giving_up=giving_up,
         )
 
     def run(self, stopping: Callable[[], bool] = lambda: False) -> Job:
         self.loop.run(stopping)
         return self
 
-    def _refresh(self) -> Any:
+    def look(self) -> Any:
         self.refreshed += 1
         return self.cluster.view(self.leasing.view)
 

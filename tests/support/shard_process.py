@@ -25,6 +25,7 @@ from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.grpc_service import ShardService
+from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from support.in_process import plan_of, push, variables_of
 
@@ -124,7 +125,9 @@ class ShardProcess:
         )
         self.lifecycle = ShardLifecycle(self.host, builder, restorer, claims, self.log, self.checkpointer)
         self.plane = RequestHandler(self.host, self.lifecycle)
-        self.service = ShardService(self.plane, self.host, self.checkpointer, self.lifecycle, builder.push_memory)
+        self.service = ShardService(
+            self.plane, self.host, self.checkpointer, self.lifecycle, ReceiveBuffers(builder.push_memory)
+        )
 
     @property
     def shard(self) -> Shard:

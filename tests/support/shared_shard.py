@@ -14,7 +14,7 @@ import numpy as np
 
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushChunk, PushResult, Receipt, Run, Slice, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
@@ -40,7 +40,7 @@ class CountingPlane:
     Attributes
     ----------
     before_push : callable
-        Called with each chunk before it moves anything.
+        Called with each request before it moves anything.
     after_read : callable
         Called after a pull was read, before its answer leaves.
     """
@@ -53,16 +53,16 @@ class CountingPlane:
         self.greeted: list[Target] = []
         self.pulled: list[PullRun] = []
         self.check: Callable[[Target], None] = self.greeted.append
-        self.before_push: Callable[[PushChunk], None] = lambda chunk: None
+        self.before_push: Callable[[Push], None] = lambda request: None
         self.after_read: Callable[[PullRun], None] = lambda run: None
 
     @property
     def push_bytes_max(self) -> int:
         return self.memory.weights.nbytes
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
-        self.before_push(chunk)
-        gradient = np.frombuffer(chunk.payload, np.float32)
+    def push(self, request: Push, timeout_s: float) -> Receipt:
+        self.before_push(request)
+        gradient = np.frombuffer(request.payload.whole(), np.float32)
         if gradient.size:
             self.move(gradient)
         return Receipt(PushResult.APPLIED, self.version, None)

@@ -18,7 +18,7 @@ import numpy as np
 
 from parashard.errors import StaleIncarnation
 from parashard.protocol import rpc
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
 from parashard.protocol.rpc import Server
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import Credentials
@@ -30,7 +30,6 @@ from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from parashard.transports.tcp import TcpTransport
 from parashard.transports.weight_memory import PrivateWeights
-from parashard_server.core.assembly import Assemblies
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.local_socket import LocalSocket
 from parashard_server.serving.push_memory import PushMemory
@@ -57,7 +56,7 @@ class FakePlane:
         Called with each whole push and its content, which is only borrowed.
     answered : callable
         From the true answer to a pull to the one that is given.
-    pushes : list of (PushChunk, bytes)
+    pushes : list of (Push, bytes)
         What `taken` was called with, unless a test replaces it.
     """
 
@@ -65,15 +64,13 @@ class FakePlane:
         self.memory = SharedWeights(offsets) if shared else PrivateWeights(offsets)
         self.offsets = offsets
         self.version = 0
-        self.before: Callable[[PushChunk | PullRun], None] = lambda request: None
-        self.taken: Callable[[PushChunk, memoryview], None] = lambda chunk, content: self.pushes.append(
-            (chunk, bytes(content))
+        self.before: Callable[[Push | PullRun], None] = lambda request: None
+        self.taken: Callable[[Push, memoryview], None] = lambda push, content: self.pushes.append(
+            (push, bytes(content))
         )
         self.answered: Callable[[Weights], Weights] = lambda weights: weights
-        self.pushes: list[tuple[PushChunk, bytes]] = []
+        self.pushes: list[tuple[Push, bytes]] = []
         self._turn = threading.Lock()
-        self._assemblies = Assemblies(PushMemory(BUDGET_BYTES))
-        self._heads: dict[tuple[int, int], PushChunk] = {}
 
     @property
     def push_bytes_max(self) -> int:
@@ -83,22 +80,13 @@ class FakePlane:
         if target != TARGET:
             raise StaleIncarnation(f"for {target}, this is {TARGET}")
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Receipt:
         assert timeout_s > 0
-        self.check(chunk.target)
-        self.before(chunk)
+        self.check(push.target)
+        self.before(push)
         with self._turn:
-            head = self._heads.setdefault((chunk.step, chunk.attempt), chunk)
-            content = memoryview(chunk.payload)
-            if len(content) != chunk.total_bytes:
-                whole = self._assemblies.add(chunk, 0.0)
-                if whole is None:
-                    return Receipt(PushResult.PENDING, self.version, None)
-                content = memoryview(whole.content)
-                self._assemblies.drop_step(chunk.step)
-            self.taken(head, content)
-            del self._heads[chunk.step, chunk.attempt]
-            return Receipt(PushResult.APPLIED, self.version + chunk.step, chunk.pulled_version)
+            self.taken(push, push.payload.whole())
+            return Receipt(PushResult.APPLIED, self.version + push.step, push.pulled_version)
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
         assert timeout_s > 0
@@ -148,7 +136,7 @@ class GrpcPeer:
         self.plane = FakePlane(offsets, shared=False)
         self._server = Server("127.0.0.1:0", credentials)
         nobody: Any = None  # who serves commands
-        ShardService(self.plane, nobody, nobody, nobody, PushMemory(BUDGET_BYTES)).add_to(self._server)  # type: ignore[arg-type]
+        ShardService(self.plane, nobody, nobody, nobody, ReceiveBuffers(PushMemory(BUDGET_BYTES))).add_to(self._server)  # type: ignore[arg-type]
         self._server.start()
         self.address = self._server.address
         self.where = ShardAddress(self.address, TARGET.incarnation)
@@ -269,7 +257,7 @@ def main() -> None:
     peer = PEERS[sys.argv[1]]([0, 1024], Path(sys.argv[2]))
     peer.plane.memory.weights[:] = np.arange(1024)
 
-    def hang(request: PushChunk | PullRun) -> None:
+    def hang(request: Push | PullRun) -> None:
         say("called")
         threading.Event().wait()
 

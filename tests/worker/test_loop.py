@@ -11,7 +11,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled
 from parashard.data.base import Batch
-from parashard.protocol.messages import PullRun, PushChunk
+from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
 from support.in_process import push
@@ -67,7 +67,7 @@ def test_depth_0_does_one_thing_after_the_other() -> None:
     job.cluster.before = lambda address, request: order.append(type(request))
     job.model.before = lambda batch: order.append(Batch)
     job.run()
-    assert order == [PullRun, PullRun, Batch, PushChunk, PushChunk] * 2
+    assert order == [PullRun, PullRun, Batch, Push, Push] * 2
 
 
 def test_the_pull_comes_after_the_lease_and_names_its_step() -> None:  # P9
@@ -90,7 +90,7 @@ def test_a_step_to_skip_is_pushed_empty_and_marked() -> None:  # P6
     job.run()
     assert job.model.computed == [0]
     assert [(c.step, c.skipped, c.examples, c.loss) for c in job.leasing.completions][1] == (1, True, 0, 0.0)
-    assert [(p.skipped, p.slices, p.total_bytes) for p in job.cluster.pushes if p.step == 1] == [(True, (), 0)] * 2
+    assert [(p.skipped, p.slices, p.payload.nbytes) for p in job.cluster.pushes if p.step == 1] == [(True, (), 0)] * 2
     assert [shard.record.skipped_steps for shard in job.cluster.shards] == [1, 1]
     assert job.applied == [[(0, 2)], [(0, 2)]]
 
@@ -192,7 +192,7 @@ def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: p
     monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1, depth=1)
 
-    def pull_ahead(address: str, request: PullRun | PushChunk) -> None:
+    def pull_ahead(address: str, request: PullRun | Push) -> None:
         if isinstance(request, PullRun) and request.step == 1:
             began.set()
             assert computed.wait(DEADLINE_S)

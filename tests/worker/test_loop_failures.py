@@ -27,7 +27,7 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.models.blame import shown
-from parashard.protocol.messages import PullRun, PushChunk
+from parashard.protocol.messages import PullRun, Push
 from support import loop_cases
 from support.loop_cases import Counting, Job, Numbered, evaluation
 
@@ -51,7 +51,7 @@ def refusing(kind: type[object], step: int | None, error: ParashardError) -> Cal
     """Return what makes shard 1 refuse a step's pulls or pushes, once."""
     left = [error]
 
-    def before(address: str, request: PushChunk | PullRun) -> None:
+    def before(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and isinstance(request, kind) and request.step == step and left:
             raise left.pop()
 
@@ -272,7 +272,7 @@ def test_a_frozen_variable_needs_no_gradient() -> None:
 
 
 @pytest.mark.parametrize("error", [StaleRound("over"), StalePlan("a new plan")], ids=lambda e: e.code)
-@pytest.mark.parametrize("kind", [PullRun, PushChunk])
+@pytest.mark.parametrize("kind", [PullRun, Push])
 @DEPTHS
 def test_a_step_that_comes_too_late_is_given_back(
     kind: type[object], error: ParashardError, depth: int
@@ -302,7 +302,7 @@ WAITED_FOR = [
 
 @pytest.mark.usefixtures("virtual_time")
 @pytest.mark.parametrize("error", WAITED_FOR, ids=lambda e: e.code)
-@pytest.mark.parametrize("kind", [PullRun, PushChunk])
+@pytest.mark.parametrize("kind", [PullRun, Push])
 @DEPTHS
 def test_a_shard_that_is_busy_or_away_is_waited_for(kind: type[object], error: ParashardError, depth: int) -> None:
     job = Job(*range(4), depth=depth)
@@ -312,8 +312,8 @@ def test_a_shard_that_is_busy_or_away_is_waited_for(kind: type[object], error: P
 
 
 def test_a_shard_that_stays_full_has_its_step_given_back() -> None:
-    def before(address: str, request: PushChunk | PullRun) -> None:
-        if isinstance(request, PushChunk) and request.step == 1 and address == "shard-1":
+    def before(address: str, request: Push | PullRun) -> None:
+        if isinstance(request, Push) and request.step == 1 and address == "shard-1":
             raise QueueFull("full")
 
     job = Job(*range(3))
@@ -326,7 +326,7 @@ def test_a_shard_that_stays_full_has_its_step_given_back() -> None:
 @pytest.mark.parametrize("error", [ShapeMismatch("no"), NonFiniteGradient("compensation")], ids=lambda e: e.code)
 def test_a_push_that_a_shard_refuses_has_failed(error: ParashardError) -> None:  # P6
     job = Job(*range(3))
-    job.cluster.before = refusing(PushChunk, 1, error)
+    job.cluster.before = refusing(Push, 1, error)
     job.run()
     assert job.leasing.failures == {1: str(error)}
     assert job.leasing.kinds == {1: pb.FAILURE_KIND_UNSPECIFIED}
@@ -337,7 +337,7 @@ ENDS_THE_WORKER = [PeerFailed("broke"), Superseded("replaced"), ConfigurationErr
 
 
 @pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
-@pytest.mark.parametrize("kind", [PullRun, PushChunk])
+@pytest.mark.parametrize("kind", [PullRun, Push])
 def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: ParashardError) -> None:
     job = Job(*range(3))
     job.cluster.before = refusing(kind, 1, error)

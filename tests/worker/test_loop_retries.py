@@ -1,4 +1,4 @@
-"""Shards that go away and come back: the worker rides it out, and each shard has each step once (P1, P3, P4)."""
+"""Shards that go away and come back: the worker rides it out, and each shard has each step once (P1, P3)."""
 
 from __future__ import annotations
 
@@ -11,15 +11,11 @@ import numpy as np
 import pytest
 
 from parashard.errors import NotReady, Unreachable
-from parashard.protocol.messages import PullRun, PushChunk
-from parashard_server.core.assembly import Assemblies
+from parashard.protocol.messages import PullRun, Push
 from parashard_server.core.shard import Shard
-from parashard_server.serving.push_memory import PushMemory
-from support.in_process import use_small_chunks
 from support.loop_cases import Job, evaluation
 
 DEPTHS = pytest.mark.parametrize("depth", [0, 1, 2])
-VALUE_BYTES = 4
 
 pytestmark = pytest.mark.usefixtures("virtual_time")
 
@@ -42,7 +38,7 @@ class Dying:
     def __init__(
         self,
         job: Job,
-        at: Callable[[PushChunk | PullRun], bool],
+        at: Callable[[Push | PullRun], bool],
         *,
         kept: int | None = None,
         answered_too_late: bool = False,
@@ -57,18 +53,18 @@ class Dying:
         self.died = False
         job.cluster.before = self
 
-    def __call__(self, address: str, request: PushChunk | PullRun) -> None:
+    def __call__(self, address: str, request: Push | PullRun) -> None:
         if address != "shard-1":
             return
         shards = self._job.cluster.shards
         if self._kept is not None and len(shards[1].updates.applied) == self._kept + 1 and self._saved is None:
-            self._saved = copied(shards[1])
+            self._saved = copy.deepcopy(shards[1])
         if not self.died and self._at(request):
             self.died = True
             if self._late:
-                assert isinstance(request, PushChunk)
-                shards[1].push(request, 0.0)
-            reborn = self._saved or copied(shards[1])
+                assert isinstance(request, Push)
+                shards[1].push(request)
+            reborn = self._saved or copy.deepcopy(shards[1])
             reborn.identity = replace(reborn.identity, incarnation=2)
             shards[1] = reborn
             raise Unreachable("no answer from shard-1")
@@ -77,14 +73,8 @@ class Dying:
             raise Unreachable("no answer from shard-1")
 
 
-def copied(shard: Shard) -> Shard:
-    """Return a shard with the same state, in another process: chunks of unfinished pushes are not there."""
-    empty = Assemblies(PushMemory(shard.assemblies.memory.total_bytes))
-    return copy.deepcopy(shard, {id(shard.assemblies): empty})
-
-
-def pushes_step(step: int) -> Callable[[PushChunk | PullRun], bool]:
-    return lambda request: isinstance(request, PushChunk) and request.step == step
+def pushes_step(step: int) -> Callable[[Push | PullRun], bool]:
+    return lambda request: isinstance(request, Push) and request.step == step
 
 
 def assert_each_step_once(job: Job, steps: int) -> None:
@@ -112,25 +102,12 @@ def test_a_shard_dies_in_the_middle_of_a_push_and_comes_back_with_all_it_had(
     assert job.refreshed >= 1
 
 
-def test_a_push_that_the_later_life_has_lost_is_applied_by_it_once_more_and_by_the_other_shard_not() -> None:
+def test_a_push_that_the_later_life_has_lost_is_applied_by_it_once_more_and_the_other_shard_is_not_asked() -> None:
     job = Job(*range(4))
     Dying(job, pushes_step(3), kept=2, answered_too_late=True)
     job.run()
     assert_each_step_once(job, 4)
-    assert job.cluster.shards[0].record.duplicate_pushes >= 1
-
-
-@pytest.mark.parametrize("cut", [0, 1, 2])
-def test_a_shard_dies_between_the_chunks_of_a_push(cut: int, monkeypatch: pytest.MonkeyPatch) -> None:  # P4
-    use_small_chunks(monkeypatch, 2 * VALUE_BYTES)
-    job = Job(*range(3))
-    dying = Dying(
-        job, lambda request: pushes_step(1)(request) and getattr(request, "offset_bytes", 0) == cut * 2 * VALUE_BYTES
-    )
-    job.run()
-    assert dying.died
-    assert_each_step_once(job, 3)
-    assert [len(shard.assemblies) for shard in job.cluster.shards] == [0, 0]
+    assert job.cluster.shards[0].record.duplicate_pushes == 0
 
 
 @DEPTHS
@@ -158,9 +135,9 @@ def test_an_evaluation_judges_the_lives_that_its_grant_names_and_no_others() -> 
 
 def test_in_rounds_a_push_to_a_shard_that_returned_to_an_earlier_round_is_given_back() -> None:  # P11, P12
     job = Job(*range(4), round_steps=2, mean=False)
-    at_first = copied(job.cluster.shards[1])
+    at_first = copy.deepcopy(job.cluster.shards[1])
 
-    def returned(address: str, request: PushChunk | PullRun) -> None:
+    def returned(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(3)(request) and job.cluster.shards[1] is not at_first:
             at_first.identity = replace(at_first.identity, incarnation=2)
             job.cluster.shards[1] = at_first
@@ -173,7 +150,7 @@ def test_in_rounds_a_push_to_a_shard_that_returned_to_an_earlier_round_is_given_
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), NotReady("stopping")], ids=lambda e: e.code)
 def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error: Exception) -> None:  # P5
-    def before(address: str, request: PushChunk | PullRun) -> None:
+    def before(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(1)(request):
             raise error
 
@@ -188,7 +165,7 @@ def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error:
 def test_whoever_is_asked_to_stop_waits_for_no_shard() -> None:
     giving_up = threading.Event()
 
-    def before(address: str, request: PushChunk | PullRun) -> None:
+    def before(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(1)(request):
             giving_up.set()
             raise Unreachable("no answer")

@@ -10,12 +10,11 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
-
-import tenacity
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled, ShardClient
@@ -23,25 +22,19 @@ from parashard.errors import (
     ConfigurationError,
     InvalidRequest,
     NonFiniteGradient,
-    NotReady,
     ParashardError,
     Redo,
     RetryLater,
     StaleIncarnation,
-    Unreachable,
-    WrongRun,
 )
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import structlog
-from parashard.transports.base import View
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.leasing import Leasing
 
 POLL_S = 0.2
-RIDING_PAUSE_S = 0.02
-RIDING_PAUSE_MAX_S = 0.5
 
 _Result = TypeVar("_Result")
 
@@ -83,14 +76,8 @@ class StepLoop:
         Where weights come from and gradients go.
     leasing : Leasing
         Where steps come from and reports go.
-    refresh : callable
-        Returns the shards' present view, or raises RetryLater.
     depth : int
         Steps pulled ahead, and pushes that may be under way, while a gradient is computed.
-    patience_s : float
-        How long a pull or a push waits for a shard that is away, or for its next life.
-    giving_up : Event, optional
-        Once set, nothing is waited for any more.
 
     Attributes
     ----------
@@ -109,29 +96,13 @@ class StepLoop:
         task: Task,
         client: ShardClient,
         leasing: Leasing,
-        refresh: Callable[[], View],
         *,
         depth: int,
-        patience_s: float = 60.0,
-        giving_up: threading.Event | None = None,
     ) -> None:
         self._task = task
         self._client = client
         self._leasing = leasing
-        self._refresh = refresh
         self._depth = depth
-        giving_up = giving_up or threading.Event()
-        # One for all: its state is by thread, and to make one takes 25 us, twice a step.
-        self._retrying = tenacity.Retrying(
-            # WrongRun too: another run's shard may have the port of one that was killed. Whether this worker's run is
-            # over, the coordinator says when it is asked for the view.
-            retry=tenacity.retry_if_exception_type((Unreachable, NotReady, StaleIncarnation, WrongRun)),
-            wait=tenacity.wait_random_exponential(RIDING_PAUSE_S, RIDING_PAUSE_MAX_S),
-            stop=tenacity.stop_after_delay(patience_s) | tenacity.stop_when_event_set(giving_up),
-            sleep=tenacity.sleep_using_event(giving_up),
-            before_sleep=lambda _: self._refresh_view(),
-            reraise=True,
-        )
         # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
         self._transfers: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
         self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
@@ -185,10 +156,12 @@ class StepLoop:
     def _pull(self, grant: pb.Grant) -> Pulled | None:
         """Pull after the lease (P9); a step to skip needs no weights."""
         if self._leasing.view > self._client.view.number:
-            self._refresh_view()  # receipts of a shard's earlier life, which may not know that it is over, do not count
+            # Receipts of a shard's earlier life, which may not know that it is over, do not count.
+            self._client.refresh()
         if grant.skip:
             return None
-        pulled = self._timed(lambda: self._client.pull(step=grant.step, round_=self._round(grant.step)))
+        with self._transferring():
+            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step))
         failpoints.hit("worker.pull.done")
         return pulled
 
@@ -199,7 +172,7 @@ class StepLoop:
         except InvalidRequest as error:  # the step is as good as before: something else answers where the shard was
             log.warning("pull-refused", step=grant.step, error=str(error))
             self._leasing.dropped(grant.step)
-            self._refresh_view()
+            self._client.refresh()
             return
         except ParashardError as error:
             self._gave_up(grant.step, error)
@@ -240,7 +213,8 @@ class StepLoop:
         return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
 
     def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
-        pushed = self._timed(lambda: self._client.push(grant.step, gradients, pulled, skipped=grant.skip))
+        with self._transferring():
+            pushed = self._client.push(grant.step, gradients, pulled, skipped=grant.skip)
         with self._adding:
             self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
         failpoints.hit("worker.push.done")
@@ -279,42 +253,30 @@ class StepLoop:
             # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
-            self._refresh_view()
+            self._client.refresh()
         else:
             raise error
 
-    def _timed(self, transfer: Callable[[], _Result]) -> _Result:
-        """Pull or push, over any retries, and add how long it took; called from several threads."""
+    @contextmanager
+    def _transferring(self) -> Iterator[None]:
+        """Add how long a pull or a push took, over any retries; called from several threads."""
         started_s = time.perf_counter()
         try:
-            return self._retry_across_restarts(transfer)
+            yield
         finally:
             with self._adding:
                 self.transfer_s += time.perf_counter() - started_s
 
-    def _retry_across_restarts(self, operation: Callable[[], _Result]) -> _Result:
-        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again.
-
-        The whole operation: shards that have a push already say so, and the step is its identity (P1).
-        """
-        return self._retrying(operation)
-
-    def _refresh_view(self) -> None:
-        try:
-            self._client.use(self._refresh())
-        except RetryLater as error:
-            log.info("no-view", error=str(error))  # whoever needs one asks again
-
     def _evaluate(self, grant: pb.EvaluationGrant) -> None:
         round_ = grant.round if grant.for_round else None
         try:
-            pulled = self._retry_across_restarts(lambda: self._client.pull(round_=round_))
+            pulled = self._client.pull(round_=round_)
             if pulled.incarnations != tuple(grant.incarnations):  # P25
                 raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
         except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
             log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
             self._leasing.evaluation_dropped(grant.evaluation)
-            self._refresh_view()
+            self._client.refresh()
             return
         try:
             metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))

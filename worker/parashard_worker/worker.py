@@ -43,7 +43,6 @@ from parashard_worker.metrics import WorkerCollector
 
 LEAVE_S = 2.0  # for the last report
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
-AWAY_BUDGET_S = 0.3  # a shard that does not answer for so long may live elsewhere: look where
 
 log = structlog.get_logger("worker")
 
@@ -176,7 +175,7 @@ class Worker:
             with structlog.contextvars.bound_contextvars(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=task.device.name, threads=threads, http=http.address)
                 leasing, client = self._connected(told, job, task, member, partial(join, member.name), stop)
-                loop = self._loop(told, job, task, client, leasing, stop)
+                loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth)
                 registry.register(WorkerCollector(loop, member.name))
                 with self._left_in_time(stop, leasing, job.cluster.grace_s):
                     self._work(told, client, leasing, loop, stop)
@@ -226,25 +225,13 @@ class Worker:
             told.job_digest,
             task.plan,
             member.name,
-            away_budget_s=AWAY_BUDGET_S,
+            retry_budget_s=cluster.retry_budget_s,
             giving_up=stop.event,
+            look=lambda: self._view(told.run_id),
             connect=connect_by(cluster.transport, self._credentials),
             observer=self._observer,
         )
         return leasing, client
-
-    def _loop(
-        self, told: pb.GetJobReply, job: Job, task: Task, client: ShardClient, leasing: Leasing, stop: Stop
-    ) -> StepLoop:
-        return StepLoop(
-            task,
-            client,
-            leasing,
-            lambda: self._view(told.run_id),
-            depth=job.cluster.pipeline_depth,
-            patience_s=job.cluster.retry_budget_s,
-            giving_up=stop.event,
-        )
 
     def _work(self, told: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
         leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent (P22)

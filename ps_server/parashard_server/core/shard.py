@@ -14,8 +14,7 @@ from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, S
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Slice, Target, Weights
-from parashard_server.core.assembly import Assemblies
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard_server.core.counters import ShardCounters
 from parashard_server.core.update_policies import FoldedStep, UpdatePolicy
 from parashard_server.state.kernels import fused
@@ -48,19 +47,6 @@ class Journal(Protocol):
         """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
 
 
-class Whole(Protocol):
-    """What a shard needs to know of a push that is there whole: a single chunk, or an assembly that is complete."""
-
-    @property
-    def step(self) -> int: ...
-    @property
-    def slices(self) -> tuple[Slice, ...]: ...
-    @property
-    def skipped(self) -> bool: ...
-    @property
-    def pulled_version(self) -> int | None: ...
-
-
 class Shard:
     """One shard's life.
 
@@ -70,7 +56,7 @@ class Shard:
         The run, job, plan, index and incarnation that requests must name.
     steps_total : int
         S; a step outside 0..S-1 is refused.
-    storage, updates, assemblies
+    storage, updates
         Its parts; see their modules.
     pulled : PulledWeights, optional
         Present where delay compensation is on.
@@ -84,7 +70,6 @@ class Shard:
         steps_total: int,
         storage: Storage,
         updates: UpdatePolicy,
-        assemblies: Assemblies,
         *,
         pulled: PulledWeights | None = None,
         compensation: float = 0.0,
@@ -93,17 +78,16 @@ class Shard:
         self.steps_total = steps_total
         self.storage = storage
         self.updates = updates
-        self.assemblies = assemblies
         self.record = ShardCounters()
         self.journal: Journal | None = None
         self._noted: dict[int, int] = {}  # in sync mode: buffered steps -> their positions in the journal
         self._pulled = pulled
         self._compensation = compensation
 
-    def push(self, chunk: PushChunk, now_s: float) -> Receipt:
-        """Take a chunk of a push; with its last chunk the whole push is applied, or held for its round, once.
+    def push(self, push: Push) -> Receipt:
+        """Take a push: it is applied, or held for its round, once.
 
-        The payload is borrowed for this call. One that is the whole push is used where it lies, without a copy.
+        The payload is borrowed for this call, and used where it lies where it is one piece of float32.
 
         Raises
         ------
@@ -111,13 +95,26 @@ class Shard:
             If the push is not meant for this life of this shard (P2, P3).
         UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
             If it cannot be right; it never will be.
-        StaleRound, UnknownAttempt, QueueFull
-            If it comes too late, in the wrong order, or at a bad moment.
+        StaleRound
+            If it comes too late.
         FoldedStep
             If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip` (P24).
         """
         try:
-            return self._push(chunk, now_s)
+            self.check_target(push.target)
+            if not 0 <= push.step < self.steps_total:
+                raise MalformedFrame(f"step {push.step} is not one of this job's 0..{self.steps_total - 1}")
+            self.record.push_bytes += push.payload.nbytes
+            if self.updates.holds(push.step) and not (push.skipped and self.updates.replaceable(push.step)):  # P1, P24
+                if self._pulled is not None:
+                    self._pulled.forget(push.step)
+                self.record.push_float32_bytes += push.payload.nbytes
+                self.record.duplicate_pushes += 1
+                return Receipt(PushResult.DUPLICATE, self.updates.version, None)
+            self.updates.admit(push.step)
+            self._check_slices(push)
+            self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
+            return self._take(push)
         except Exception:
             self.record.refused_pushes += 1
             raise
@@ -211,33 +208,8 @@ class Shard:
             self.storage.snapshot(),
         )
 
-    def _push(self, chunk: PushChunk, now_s: float) -> Receipt:
-        self.check_target(chunk.target)
-        if not 0 <= chunk.step < self.steps_total:
-            raise MalformedFrame(f"step {chunk.step} is not one of this job's 0..{self.steps_total - 1}")
-        self.record.push_bytes += len(chunk.payload)
-        holds = self.updates.holds(chunk.step)
-        if holds and not (chunk.skipped and self.updates.replaceable(chunk.step)):  # P1, P24; before an assembly (P4)
-            in_progress = self.assemblies.drop_step(chunk.step)
-            if self._pulled is not None:
-                self._pulled.forget(chunk.step)
-            self.record.push_float32_bytes += len(chunk.payload)
-            self.record.duplicate_pushes += chunk.offset_bytes == 0 or in_progress  # once a push, not once a chunk
-            return Receipt(PushResult.DUPLICATE, self.updates.version, None)
-        self.updates.admit(chunk.step)
-        if chunk.offset_bytes == 0:
-            self._check_slices(chunk)
-            self.record.push_float32_bytes += sum(piece.elements for piece in chunk.slices) * ELEMENT_BYTES
-            if len(chunk.payload) == chunk.total_bytes:
-                return self._take(chunk, memoryview(chunk.payload))
-        push = self.assemblies.add(chunk, now_s)
-        if push is None:
-            return Receipt(PushResult.PENDING, self.updates.version, None)
-        return self._take(push, memoryview(push.content))
-
-    def _take(self, push: Whole, payload: memoryview) -> Receipt:
-        self.assemblies.drop_step(push.step)
-        gradient = self.storage.decode_gradient(push.slices, payload)
+    def _take(self, push: Push) -> Receipt:
+        gradient = self.storage.decode_gradient(push.slices, push.payload.whole())
         self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
@@ -276,7 +248,7 @@ class Shard:
             self.updates.skipped.add(step)
             self.record.skipped_steps += 1
 
-    def _compensated(self, push: Whole, gradient: Float32s) -> Float32s:
+    def _compensated(self, push: Push, gradient: Float32s) -> Float32s:
         assert self._pulled is not None
         pulled = self._pulled.of(push.step, push.pulled_version)
         if pulled is None:
@@ -309,9 +281,9 @@ class Shard:
                 f"incarnation {mine.incarnation}"
             )
 
-    def _check_slices(self, chunk: PushChunk) -> None:
-        size_bytes = self.storage.check_slices(chunk.slices)
-        if size_bytes != chunk.total_bytes:
+    def _check_slices(self, push: Push) -> None:
+        size_bytes = self.storage.check_slices(push.slices)
+        if size_bytes != push.payload.nbytes:
             raise ShapeMismatch(
-                f"step {chunk.step}: the slices need {size_bytes} bytes, the push declares {chunk.total_bytes}"
+                f"step {push.step}: the slices need {size_bytes} bytes, the push has {push.payload.nbytes}"
             )

@@ -1,24 +1,26 @@
-"""The shard's gRPC service: decode, run it under the lock, encode. No arithmetic, no decision."""
+"""The shard's gRPC service: receive, decode, run it under the lock, encode. No arithmetic, no decision."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import grpc
 
 from parashard._proto import shard_pb2, shard_pb2_grpc
-from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, WrongRun
+from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, Unreachable, WrongRun
 from parashard.protocol import wire
-from parashard.protocol.messages import CHUNK_BYTES_MAX
+from parashard.protocol.messages import MESSAGE_BYTES, MESSAGE_BYTES_MAX
 from parashard.protocol.proto_conversion import interval_messages
-from parashard.protocol.rpc import DATA_DEADLINE_S, Server, raw_handlers
+from parashard.protocol.rpc import Server, data_deadline_s, data_handlers
 from parashard.security.grpc_admission import peer_of_call
+from parashard.transports import memory
 from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
 from parashard_server.durability.lifecycle import ShardLifecycle
-from parashard_server.serving.push_memory import PushMemory
+from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 
@@ -36,8 +38,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         Saves the state.
     lifecycle : ShardLifecycle
         Gives the shard another life for a rollback, and has the log.
-    memory : PushMemory
-        Where a push of one message is counted while it is served.
+    rooms : ReceiveBuffers
+        Where pushes of several messages are received.
     """
 
     def __init__(
@@ -46,44 +48,50 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         host: ShardHost,
         checkpointer: Checkpointer,
         lifecycle: ShardLifecycle,
-        memory: PushMemory,
+        rooms: ReceiveBuffers,
     ) -> None:
         self._plane = plane
         self._host = host
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
-        self._memory = memory
-        memory.reclaim = lambda: host.run_exclusive(lambda shard: shard.assemblies.expire(memory.clock()))
+        self._rooms = rooms
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
         """Register every method of the shard with a server."""
         shard_pb2_grpc.add_ShardServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
-        server.grpc.add_generic_rpc_handlers((raw_handlers(SERVICE, {"Push": self.push, "Pull": self.pull}),))
+        server.grpc.add_generic_rpc_handlers((data_handlers(SERVICE, self.push, self.pull),))
 
-    def push(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
-        """Take a chunk of a push."""
-        chunk = wire.decode_push(frame)
-        peer = peer_of_call(context)
-        if len(chunk.payload) < chunk.total_bytes:  # its assembly holds memory for all of it
-            receipt = self._plane.push(replace(chunk, peer=peer), _time_left_s(context))
-        else:
-            with self._memory.lent(peer, len(chunk.payload)):
-                receipt = self._plane.push(chunk, _time_left_s(context))
+    def push(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Take a push. One message is used where it lies; several are received into a room, whole, before the shard
+        hears of them: what of a push has come when its call ends goes with the call (P4).
+        """
+        until_s = self._until_s(context)
+        header, payload = wire.decode_push(next(messages))
+        self._plane.check(wire.target(header.target))
+        peer, missing_bytes = peer_of_call(context), header.total_bytes - payload.nbytes
+        if missing_bytes and header.total_bytes > self._plane.push_bytes_max:
+            raise LimitExceeded(
+                f"step {header.step}: a push of {header.total_bytes} bytes; this shard's plan allows "
+                f"{self._plane.push_bytes_max}"
+            )
+        with self._rooms.take(header.total_bytes, peer) if missing_bytes else self._rooms.lent(payload, peer) as room:
+            if missing_bytes:
+                _received(room, payload, messages, until_s)
+            receipt = self._plane.push(wire.push_from(header, room), _left_s(until_s))
         return wire.encode_receipt(receipt)
 
-    def pull(self, frame: bytes, context: grpc.ServicerContext) -> bytes:
-        """Answer with a run of the weights."""
-        run = wire.decode_pull(frame)
-        if run.length_bytes > CHUNK_BYTES_MAX:
-            raise LimitExceeded(f"a pull of {run.length_bytes} bytes; over gRPC allowed are {CHUNK_BYTES_MAX}")
-        return self._plane.pull(run, _time_left_s(context), wire.encode_weights)
+    def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Answer with a run of the weights, each message read in a turn of its own."""
+        until_s = self._until_s(context)
+        for part in wire.parts_of(wire.decode_pull(frame), MESSAGE_BYTES):
+            yield self._plane.pull(part, _left_s(until_s), wire.encode_weights)
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
-        reply = self._host.run_request(inspection, _time_left_s(context))
-        reply.queue_bytes_max = self._memory.held_bytes_max
+        reply = self._host.run_request(inspection, _left_s(self._until_s(context)))
+        reply.queue_bytes_max = self._rooms.memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lifecycle.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
@@ -114,6 +122,11 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         """Go back to a round under a new incarnation (P12)."""
         self._check_command(request)
         return shard_pb2.RollbackReply(incarnation=self._lifecycle.roll_back(request.round, request.incarnation))
+
+    def _until_s(self, context: grpc.ServicerContext) -> float:
+        """Return the moment by which a push or a pull must be over, whatever its caller says."""
+        bound_s, left_s = data_deadline_s(self._plane.push_bytes_max), context.time_remaining()
+        return time.monotonic() + (bound_s if left_s is None else min(bound_s, left_s))
 
     def _check_run(self, run_id: str) -> None:
         mine = self._host.shard.identity.run_id
@@ -165,6 +178,21 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
     )
 
 
-def _time_left_s(context: grpc.ServicerContext) -> float:
-    left_s = context.time_remaining()
-    return DATA_DEADLINE_S if left_s is None else max(0.0, min(DATA_DEADLINE_S, left_s))
+def _received(room: memoryview, first: memoryview, messages: Iterator[bytes], until_s: float) -> None:
+    """Fill a room with the beginning of a push and the messages that follow."""
+    memory.copy(first, room[: first.nbytes])
+    position = first.nbytes
+    while position < room.nbytes:
+        if time.monotonic() > until_s:
+            raise Unreachable(f"{position} bytes of a push of {room.nbytes} came before the deadline")
+        piece = next(messages, b"")
+        if not 0 < len(piece) <= min(MESSAGE_BYTES_MAX, room.nbytes - position):
+            raise MalformedFrame(
+                f"after {position} of the {room.nbytes} bytes of a push came a message of {len(piece)}"
+            )
+        memory.copy(memoryview(piece), room[position : position + len(piece)])
+        position += len(piece)
+
+
+def _left_s(until_s: float) -> float:
+    return max(0.0, until_s - time.monotonic())

@@ -1,8 +1,7 @@
 """PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them (P19).
 
-Counts bytes, and each peer's share of them; the memory itself is with whoever takes some: receive buffers of TCP
-(`parashard_server.serving.receive_buffers`), slots of shared memory (`parashard_server.serving.shm_service`), gRPC
-pushes of one message (`parashard_server.serving.grpc_service`) and those of several (`parashard_server.core.assembly`).
+Counts bytes, and each peer's share of them; the memory itself is with whoever takes some: receive buffers of TCP and
+gRPC (`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
 Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, whatever lives its
 shard has.
 """
@@ -41,8 +40,6 @@ class PushMemory:
         How often something was refused for want of this memory.
     caches : list of callable
         Each gives back what it keeps for later pushes beyond `free_bytes`; called after somebody has taken more.
-    reclaim : callable
-        Makes what was abandoned come back; called, with no lock held, where a transport finds no room.
     """
 
     def __init__(self, total_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -51,7 +48,6 @@ class PushMemory:
         self.held_bytes_max = 0
         self.refused = 0
         self.caches: list[Callable[[], None]] = []
-        self.reclaim: Callable[[], None] = lambda: None
         self.clock = clock
         self._lock = threading.Lock()
 
@@ -81,19 +77,17 @@ class PushMemory:
         return True
 
     def take(self, peer: str, size_bytes: int) -> None:
-        """Take so much for a peer, of what was abandoned too.
+        """Take so much for a peer.
 
         Raises
         ------
         QueueFull
             If the budget has not so much left, or the peer's share; nothing is taken.
         """
-        if not self.has_room(peer, size_bytes, self.clock()):
-            self.reclaim()
         if not self.took(peer, size_bytes, self.clock()):
-            raise self.full(size_bytes)
+            raise self._full(size_bytes)
 
-    def full(self, size_bytes: int) -> QueueFull:
+    def _full(self, size_bytes: int) -> QueueFull:
         """Count a refusal, and return the error that says so."""
         with self._lock:
             self.refused += 1

@@ -1,6 +1,7 @@
 """ReceiveBuffers: a pool of the memory that pushes are received into, within the shard's budget (P19).
 
-Knows sizes, not pushes. Called by `parashard_server.serving.tcp_service`, from many threads. A buffer that is used
+Knows sizes, not pushes. Called by `parashard_server.serving.tcp_service` and `parashard_server.serving.grpc_service`,
+from many threads. A buffer that is used
 again costs nothing, while the kernel clears each fresh page, which takes longer than to receive it
 (docs/decisions/0013-three-transports-one-seam.md).
 """
@@ -9,7 +10,8 @@ from __future__ import annotations
 
 import mmap
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from parashard.errors import QueueFull
 from parashard.job.tables import received_bytes
@@ -38,7 +40,7 @@ class ReceiveBuffers:
     Parameters
     ----------
     memory : PushMemory
-        Where rooms in use are counted, and each peer has its share.
+        Where rooms in use are counted, and each peer has its share; an attribute too.
 
     Attributes
     ----------
@@ -49,7 +51,7 @@ class ReceiveBuffers:
     """
 
     def __init__(self, memory: PushMemory) -> None:
-        self._memory = memory
+        self.memory = memory
         self._lock = threading.Lock()  # never held while the memory is asked: it asks `_unkeep` in its turn
         self._kept: list[mmap.mmap] = []  # the one used last comes last
         self.kept_bytes = 0
@@ -70,6 +72,15 @@ class ReceiveBuffers:
             self.held_bytes += len(memory)
         return ReceiveBuffer(memoryview(memory)[:size_bytes], lambda: self._keep(memory, peer))
 
+    @contextmanager
+    def lent(self, payload: memoryview, peer: str) -> Iterator[memoryview]:
+        """Count a payload that has memory of its own for as long as it is used; raises as `take`."""
+        self.memory.take(peer, payload.nbytes)
+        try:
+            yield payload
+        finally:
+            self.memory.give_back(peer, payload.nbytes)
+
     def _used_again(self, size_bytes: int, peer: str) -> mmap.mmap | None:
         """Return a kept room that is not wasted on so few bytes, if there is one and the peer may hold it."""
         least = received_bytes(size_bytes)
@@ -79,25 +90,25 @@ class ReceiveBuffers:
                 return None
             room = self._kept.pop(found[-1])
             self.kept_bytes -= len(room)
-        now_s = self._memory.clock()
-        if self._memory.has_room(peer, len(room), now_s) and self._memory.took(peer, len(room), now_s):
+        now_s = self.memory.clock()
+        if self.memory.has_room(peer, len(room), now_s) and self.memory.took(peer, len(room), now_s):
             return room
         self._put_back(room)
         return None
 
     def _new(self, size_bytes: int, peer: str) -> mmap.mmap:
         length = received_bytes(size_bytes)
-        self._memory.take(peer, length)
+        self.memory.take(peer, length)
         try:
             return mmap.mmap(-1, length)
         except (OSError, MemoryError, OverflowError):
-            self._memory.give_back(peer, length)
+            self.memory.give_back(peer, length)
             raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
 
     def _keep(self, room: mmap.mmap, peer: str) -> None:
         with self._lock:
             self.held_bytes -= len(room)
-        self._memory.give_back(peer, len(room))
+        self.memory.give_back(peer, len(room))
         self._put_back(room)
 
     def _put_back(self, room: mmap.mmap) -> None:
@@ -109,5 +120,5 @@ class ReceiveBuffers:
     def _unkeep(self) -> None:
         """Give kept rooms back to the kernel, those first that were used longest ago, until the rest is free anyway."""
         with self._lock:
-            while self._kept and self.kept_bytes > self._memory.free_bytes:
+            while self._kept and self.kept_bytes > self.memory.free_bytes:
                 self.kept_bytes -= len(self._kept.pop(0))  # unmapped with the last reference

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from parashard.errors import NotReady, StaleIncarnation
 from parashard.process import failpoints
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target, Weights
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target, Weights
 from parashard.telemetry.observing import NO_REQUEST_OBSERVER, ObservedRequest, RequestObserver
 from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import FoldedStep
@@ -68,10 +68,8 @@ class RequestHandler:
         self._check_open()
         self._host.shard.check_target(target)
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
-        """Take a chunk of a push; return once the log has it, where there is one.
-
-        The payload is borrowed until then, and used where it lies if it is the whole push.
+    def push(self, push: Push, timeout_s: float) -> Receipt:
+        """Take a push; return once the log has it, where there is one. The payload is borrowed until then.
 
         Raises
         ------
@@ -80,34 +78,32 @@ class RequestHandler:
             `StaleIncarnation` where the round had to begin again (P24).
         """
         asked_s = self._clock()
-        with self._observer.push(chunk, asked_s) as seen:
+        with self._observer.push(push, asked_s) as seen:
             self._check_open()
-            receipt = self._push(chunk, asked_s + timeout_s, timeout_s, seen)
+            receipt = self._push(push, asked_s + timeout_s, timeout_s, seen)
             seen.answered(receipt)
             return receipt
 
-    def _push(self, chunk: PushChunk, deadline_s: float, timeout_s: float, seen: ObservedRequest) -> Receipt:
+    def _push(self, push: Push, deadline_s: float, timeout_s: float, seen: ObservedRequest) -> Receipt:
         def take(shard: Shard) -> tuple[Receipt, int]:
             started_s = self._clock()
             seen.began(started_s)
             version = shard.updates.version
             try:
-                receipt = shard.push(chunk, started_s)
+                receipt = shard.push(push)
                 self._time_apply(shard, version, started_s, seen)
                 self._host.after_request(shard, self._clock() - started_s)
                 return receipt, self._lifecycle.log.position
             finally:
                 shard.record.push_s += self._clock() - started_s
 
-        if chunk.offset_bytes + len(chunk.payload) == chunk.total_bytes:
-            failpoints.hit("shard.push.received")
+        failpoints.hit("shard.push.received")
         try:
             receipt, position = self._host.run_request(take, timeout_s)
         except FoldedStep as folded:
-            self._lifecycle.begin_round_again(chunk.target.incarnation, chunk.step)
+            self._lifecycle.begin_round_again(push.target.incarnation, push.step)
             raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
-        if receipt.result is not PushResult.PENDING:  # of which the log has nothing yet
-            self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
+        self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")
         return receipt

@@ -16,7 +16,7 @@ from google.protobuf.message import Message
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, ParashardError
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, PushChunk, Receipt, Target, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
 from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
@@ -37,7 +37,7 @@ class Plane(Protocol):
     def check(self, target: Target) -> None:
         """Refuse what is not meant for this life of this shard."""
 
-    def push(self, chunk: PushChunk, timeout_s: float) -> Receipt:
+    def push(self, push: Push, timeout_s: float) -> Receipt:
         """Take a push; its payload is borrowed."""
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
@@ -89,7 +89,7 @@ def answer_to_push(
 ) -> tuple[Kind, Message]:
     """Push a whole payload, which is only borrowed; return the RECEIPT to send, or the shard's REFUSAL."""
     try:
-        receipt = plane.push(wire.push_chunk(header, payload), left_s(deadline_s))
+        receipt = plane.push(wire.push_from(header, payload), left_s(deadline_s))
         return Kind.RECEIPT, wire.receipt_message(receipt)
     except ParashardError as error:
         return Kind.REFUSAL, refusal(error)

@@ -80,7 +80,6 @@ class ShardHost:
         """
 
         def swap(earlier: Shard) -> None:
-            earlier.assemblies.clear()  # no chunk that names it is taken any more
             taking_over(shard)
             self.shard, self.restored = shard, restored
 

@@ -156,11 +156,8 @@ class ShmService:
         if head.payload_bytes:  # it lies in the slot
             raise MalformedFrame(f"over shared memory a message has no payload, found {head.payload_bytes} bytes")
         header = parsed(head.header, tensor_pb2.PushHeader)
-        if header.offset_bytes != 0 or header.total_bytes > slot.nbytes:
-            raise LimitExceeded(
-                f"step {header.step}: a push of {header.total_bytes} bytes from {header.offset_bytes} on; a slot has "
-                f"{slot.nbytes}"
-            )
+        if header.total_bytes > slot.nbytes:
+            raise LimitExceeded(f"step {header.step}: a push of {header.total_bytes} bytes; a slot has {slot.nbytes}")
         payload = slot[: header.total_bytes].data
         stream.send(*answer_to_push(self._plane, header, payload, deadline_s), deadline_s=deadline_s)
 

@@ -10,12 +10,10 @@ so by the server, which then closes: whatever `serve` raises ends the connection
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import LimitExceeded, MalformedFrame, ParashardError, QueueFull
 from parashard.protocol import wire
-from parashard.protocol.messages import PullRun, Weights
+from parashard.protocol.messages import Weights
 from parashard.transports.socket_io import LOCAL_BUFFER_BYTES
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.receive_buffers import ReceiveBuffers
@@ -88,18 +86,15 @@ class TcpService:
             raise LimitExceeded(
                 f"step {header.step}: a push of {payload_bytes} bytes; this shard's plan allows {allowed_bytes}"
             )
-        if header.offset_bytes != 0 or header.total_bytes != payload_bytes:
-            raise MalformedFrame(
-                f"step {header.step}: a stream carries whole pushes; {payload_bytes} bytes came as those from "
-                f"{header.offset_bytes} on of {header.total_bytes}"
-            )
+        if header.total_bytes != payload_bytes:
+            raise MalformedFrame(f"step {header.step}: a push of {header.total_bytes} bytes came with {payload_bytes}")
 
     def _pull(self, stream: Stream, head: Head, scratch: memoryview, deadline_s: float) -> None:
         header = parsed(head.header, tensor_pb2.PullHeader)
         if header.in_slot:
             raise MalformedFrame("a pull names a slot, and this connection has none")
         lowest: int | None = None
-        for part in _parts(wire.pull_run(header)):
+        for part in wire.parts_of(wire.pull_run(header), PIECE_BYTES):
             try:
                 reply, payload_bytes = self._plane.pull(part, left_s(deadline_s), lambda w: _copied(w, scratch))
             except ParashardError as error:
@@ -110,22 +105,6 @@ class TcpService:
                 stream.send(Kind.WEIGHTS, reply, [scratch[:payload_bytes]], deadline_s=deadline_s)
         assert lowest is not None
         stream.send(Kind.WEIGHTS, tensor_pb2.PullReply(version=lowest), deadline_s=deadline_s)
-
-
-def _parts(run: PullRun) -> Iterator[PullRun]:
-    """Cut a run into pieces that are read in one turn each; an empty run is one: its version matters.
-
-    Only the first has the sender's span: one of many spans for one request would say no more.
-    """
-    end = run.offset_bytes + run.length_bytes
-    offset = run.offset_bytes
-    while True:
-        length = min(PIECE_BYTES, end - offset)
-        context = run.traceparent if offset == run.offset_bytes else ""
-        yield PullRun(run.target, run.round, run.step, offset, length, run.known_version, context)
-        offset += length
-        if offset == end:
-            return
 
 
 def _copied(weights: Weights, scratch: memoryview) -> tuple[tensor_pb2.PullReply, int]:

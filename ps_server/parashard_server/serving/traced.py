@@ -13,7 +13,7 @@ from typing import Self
 from opentelemetry.context import Context
 from opentelemetry.trace import Span, SpanKind
 
-from parashard.protocol.messages import PullRun, PushChunk, Receipt, Target, Weights
+from parashard.protocol.messages import PullRun, Push, Receipt, Target, Weights
 from parashard.telemetry.observing import ObservedRequest, RequestObserver
 from parashard.telemetry.tracer import Attributes, Tracer, sender
 
@@ -33,16 +33,12 @@ class RequestSpans(RequestObserver):
         self._tracer = tracer
         self._clock = clock
 
-    def push(self, chunk: PushChunk, asked_s: float) -> ObservedRequest:
-        parent = sender(chunk.traceparent)
+    def push(self, push: Push, asked_s: float) -> ObservedRequest:
+        parent = sender(push.traceparent)
         if parent is None:
-            return super().push(chunk, asked_s)
-        about: Attributes = {
-            "parashard.worker": chunk.worker,
-            "parashard.offset_bytes": chunk.offset_bytes,
-            "parashard.bytes": len(chunk.payload),
-        }
-        return self._request("push", parent, chunk.target, chunk.step, asked_s, about)
+            return super().push(push, asked_s)
+        about: Attributes = {"parashard.worker": push.worker, "parashard.bytes": push.payload.nbytes}
+        return self._request("push", parent, push.target, push.step, asked_s, about)
 
     def pull(self, run: PullRun, asked_s: float) -> ObservedRequest:
         parent = sender(run.traceparent)

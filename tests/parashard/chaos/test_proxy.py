@@ -18,6 +18,7 @@ import pytest
 from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_FAULTS, Faults, Link, Proxy
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
+from support.unary_handlers import raw_handlers
 
 DEADLINE_S = 60.0  # of what hangs
 HELD_S = 0.05  # how long a byte that must not come is listened for; one that may come does within a millisecond
@@ -352,7 +353,7 @@ class Counting:
     def __init__(self) -> None:
         self.heard: queue.Queue[bytes] = queue.Queue()
         self.server = rpc.Server("127.0.0.1:0")
-        self.server.grpc.add_generic_rpc_handlers((rpc.raw_handlers("test.Echo", {"Say": self._say}),))
+        self.server.grpc.add_generic_rpc_handlers((raw_handlers("test.Echo", {"Say": self._say}),))
         self.server.start()
 
     def _say(self, request: bytes, _: grpc.ServicerContext) -> bytes:

@@ -6,7 +6,7 @@ import pytest
 from parashard.errors import Unreachable
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
-from parashard.protocol.messages import DType, PullRun, PushChunk, PushResult
+from parashard.protocol.messages import DType, PullRun, Push, PushResult
 from support.in_process import Cluster, plan_of, variables_of
 
 ROWS = 400
@@ -27,8 +27,8 @@ def residue_of(client: object) -> np.ndarray:
 def test_a_shorter_float_moves_the_weights_by_its_own_rounding(encoding, dtype):
     cluster = cluster_of(encoding)
     cluster.client().push(0, {"w": GRADIENTS[0]}, None)
-    assert {piece.dtype for chunk in cluster.pushes for piece in chunk.slices} == {dtype}
-    assert sum(len(chunk.payload) for chunk in cluster.pushes) == 2 * ROWS
+    assert {piece.dtype for push in cluster.pushes for piece in push.slices} == {dtype}
+    assert sum(push.payload.nbytes for push in cluster.pushes) == 2 * ROWS
     assert np.allclose(cluster.weights()["w"], GRADIENTS[0], rtol=2**-8)
 
 
@@ -59,7 +59,7 @@ def test_a_push_that_one_shard_never_got_keeps_that_shards_residue_only(encoding
     client.push(0, {"w": GRADIENTS[0]}, None)
     before = residue_of(client).copy()
 
-    def dead(address: str, request: PushChunk | PullRun) -> None:
+    def dead(address: str, request: Push | PullRun) -> None:
         if address == "shard-1":
             raise Unreachable("dead", peer=address)
 

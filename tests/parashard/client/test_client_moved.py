@@ -9,8 +9,8 @@ from parashard.client.shard_client import Pulled
 from parashard.errors import MalformedFrame, PeerFailed
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.messages import PullRun, PushChunk
-from support.in_process import Cluster, plan_of, use_small_chunks, variables_of
+from parashard.protocol.messages import PullRun, Push
+from support.in_process import Cluster, plan_of, use_small_messages, variables_of
 
 VARIABLES = variables_of(
     Variable("fixed", (6,), Initializer("constant", 5.0), frozen=True), Variable("w", (8,), Initializer("normal", 1.0))
@@ -145,12 +145,12 @@ def test_a_shard_refuses_a_version_that_never_was():
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(1, 3))
 def test_no_move_is_missed_however_pushes_fall_between_the_messages_of_pulls(moments, shards):
     with pytest.MonkeyPatch.context() as patch:
-        use_small_chunks(patch, 16)
+        use_small_messages(patch, 16)
         cluster = cluster_of(shards)
         client, pusher = cluster.client(), cluster.client()
         steps, seen = iter(range(100)), 0
 
-        def push_in_between(address: str, request: PullRun | PushChunk) -> None:
+        def push_in_between(address: str, request: PullRun | Push) -> None:
             nonlocal seen
             if isinstance(request, PullRun):
                 seen += 1
@@ -171,7 +171,7 @@ def test_a_pull_that_fails_gives_its_arrays_back_and_knows_nothing_of_them():
     client = cluster.client()
     client.pull().release()
 
-    def refuse(address: str, request: PullRun | PushChunk) -> None:
+    def refuse(address: str, request: PullRun | Push) -> None:
         raise PeerFailed("broken")
 
     cluster.before = refuse

@@ -1,28 +1,38 @@
-"""What ShardClient does by itself when a shard asks for patience or has lost an attempt, and when it gives up."""
+"""What ShardClient does by itself when a shard asks for patience, and when it gives up."""
 
+import dataclasses
 import threading
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
 
 from parashard.client import fan_out as subject
 from parashard.client.shard_client import ShardClient
-from parashard.errors import MalformedFrame, NotReady, ParashardError, QueueFull, UnknownAttempt, Unreachable
+from parashard.errors import (
+    MalformedFrame,
+    NotReady,
+    ParashardError,
+    QueueFull,
+    StaleIncarnation,
+    Unreachable,
+    WrongRun,
+)
 from parashard.plan.partition import fixed_shards
 from parashard.plan.variables import Variable
-from parashard.protocol import rpc, wire
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Run, Weights
-from parashard.transports.grpc import FULL_PAUSE_S, WHOLE_ATTEMPTS_MAX, GrpcTransport
-from support.in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_chunks, variables_of
+from parashard.protocol import wire
+from parashard.protocol.messages import PullRun, Push, PushResult, Run, Weights
+from parashard.transports.grpc import GrpcTransport
+from support.in_process import DIGEST, RUN, Channel, Cluster, plan_of, use_small_messages, variables_of
 
 VARIABLES = variables_of(Variable("w", (20,)))
 GRADIENTS = {"w": np.arange(20, dtype=np.float32)}
 
 
 @pytest.fixture(autouse=True)
-def _small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let messages have 16 bytes: a shard's push is 5 chunks, or 3 with two shards."""
-    use_small_chunks(monkeypatch, 16)
+def _small_messages(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let messages have 16 bytes: a shard's push is 5 messages, or 3 with two shards."""
+    use_small_messages(monkeypatch, 16)
 
 
 def cluster_of(shards: int = 1) -> Cluster:
@@ -32,11 +42,11 @@ def cluster_of(shards: int = 1) -> Cluster:
 class Fault:
     """Raises an error at chosen requests of one kind, counted from 0; a test asserts that it fired."""
 
-    def __init__(self, error: ParashardError, at: set[int], kind: type = PushChunk) -> None:
+    def __init__(self, error: ParashardError, at: set[int], kind: type = Push) -> None:
         self.fired = 0
         self._error, self._at, self._kind, self._seen = error, at, kind, 0
 
-    def __call__(self, address: str, request: PushChunk | PullRun) -> None:
+    def __call__(self, address: str, request: Push | PullRun) -> None:
         if isinstance(request, self._kind):
             self._seen += 1
             if self._seen - 1 in self._at:
@@ -48,7 +58,7 @@ class Fault:
 
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
-@pytest.mark.parametrize("at", [{0}, {2}, {0, 1, 2, 5}], ids=str)
+@pytest.mark.parametrize("at", [{0}, {0, 1, 2}], ids=str)
 def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
     cluster = cluster_of()
     cluster.before = fault = Fault(error("busy"), at)
@@ -56,27 +66,7 @@ def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtu
     assert fault.fired == len(at)
     assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
-    assert len(cluster.shards[0].assemblies) == 0  # what an attempt has left goes with its step (P4)
-
-
-def test_a_chunk_that_a_full_shard_refuses_is_sent_again_by_itself(virtual_time):
-    cluster = cluster_of()
-    cluster.before = fault = Fault(QueueFull("busy"), {2, 5, 6})
-    cluster.client().push(0, GRADIENTS, None)
-    assert fault.fired == 3
-    assert len({chunk.attempt for chunk in cluster.pushes}) == 1
-    assert [chunk.offset_bytes for chunk in cluster.pushes] == [0, 16, 32, 48, 64, 32, 32, 32]
-    assert virtual_time.pauses_s == [FULL_PAUSE_S] * 3
-
-
-@pytest.mark.parametrize(("error", "at"), [(QueueFull, 0), (NotReady, 3), (Unreachable, 3)])
-def test_anything_else_makes_the_push_another_attempt_whole(error, at, virtual_time):  # P4
-    cluster = cluster_of()
-    cluster.before = Fault(error("busy"), {at})
-    cluster.client().push(0, GRADIENTS, None)
-    _, second = dict.fromkeys(chunk.attempt for chunk in cluster.pushes)
-    again = [chunk.offset_bytes for chunk in cluster.pushes if chunk.attempt == second]
-    assert again == [0, 16, 32, 48, 64]
+    assert [push.payload.nbytes for push in cluster.pushes] == [80] * (1 + len(at))  # each time whole (P4)
 
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
@@ -99,24 +89,16 @@ def test_pauses_grow_and_have_a_bound(virtual_time):
     assert max(virtual_time.pauses_s[:2]) <= 4 * subject.RETRY_PAUSE_S
 
 
-@pytest.mark.parametrize("kind", [PushChunk, PullRun])
+@pytest.mark.parametrize("kind", [Push, PullRun])
 def test_after_the_budget_the_error_is_raised_as_it_is(kind, virtual_time):
     cluster = cluster_of()
     cluster.before = Fault(QueueFull("busy", peer="shard-0"), set(range(10_000)), kind)
     client = cluster.client(retry_budget_s=3.0)
     with pytest.raises(QueueFull, match=r"busy \(from shard-0\)"):
-        client.push(0, GRADIENTS, None) if kind is PushChunk else client.pull()
+        client.push(0, GRADIENTS, None) if kind is Push else client.pull()
     assert 3.0 <= virtual_time.now_s <= 3.0 + subject.RETRY_PAUSE_MAX_S
     cluster.before = lambda *_: None
     assert len(cluster.shards[0].updates.applied) == 0
-
-
-def test_a_chunk_that_is_refused_for_ever_ends_with_the_operation_s_deadline(virtual_time):
-    cluster = cluster_of()
-    cluster.before = Fault(QueueFull("busy"), set(range(1, 100_000)))
-    with pytest.raises(QueueFull):
-        cluster.client(retry_budget_s=3.0).push(0, GRADIENTS, None)
-    assert virtual_time.now_s < rpc.DATA_DEADLINE_S + 3.0 + 2 * subject.RETRY_PAUSE_MAX_S
 
 
 def test_whoever_gives_up_retries_nothing(virtual_time):
@@ -131,7 +113,7 @@ def test_whoever_gives_up_retries_nothing(virtual_time):
 def test_a_shard_that_fails_leaves_the_others_with_the_step_and_the_next_try_makes_it_whole(virtual_time):
     cluster = cluster_of(2)
 
-    def dead(address: str, request: PushChunk | PullRun) -> None:
+    def dead(address: str, request: Push | PullRun) -> None:
         if address == "shard-1":
             raise Unreachable("dead", peer=address)
 
@@ -146,78 +128,84 @@ def test_a_shard_that_fails_leaves_the_others_with_the_step_and_the_next_try_mak
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])  # once everywhere (P1)
 
 
-# --- lost attempts (P4) ---
-
-
-def lose_assemblies(cluster: Cluster, at_chunk: int, times: int = 1) -> list[int]:
-    """Make the shard forget what it has just before a push's chunk number `at_chunk`; return when that happened."""
-    lost: list[int] = []
-
-    def forget(address: str, request: PushChunk | PullRun) -> None:
-        if isinstance(request, PushChunk) and request.offset_bytes == 16 * at_chunk and len(lost) < times:
-            lost.append(request.attempt)
-            cluster.shards[0].assemblies.drop_step(request.step)
-
-    cluster.before = forget
-    return lost
-
-
-@pytest.mark.parametrize("at_chunk", [1, 2, 4])
-def test_a_lost_attempt_is_sent_again_whole_as_another(at_chunk):
-    cluster = cluster_of()
-    lost = lose_assemblies(cluster, at_chunk)
-    receipts = cluster.client().push(0, GRADIENTS, None).receipts
-    assert len(lost) == 1
-    assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
-    attempts = list(dict.fromkeys(chunk.attempt for chunk in cluster.pushes))
-    assert len(attempts) == 2
-    again = [chunk.offset_bytes for chunk in cluster.pushes if chunk.attempt == attempts[1]]
-    assert again == [0, 16, 32, 48, 64]
-    assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
-
-
-def test_a_shard_that_loses_every_attempt_is_given_up():
-    cluster = cluster_of()
-    lost = lose_assemblies(cluster, 1, times=10_000)
-    with pytest.raises(UnknownAttempt, match=f"lost {WHOLE_ATTEMPTS_MAX} attempts in a row"):
-        cluster.client().push(0, GRADIENTS, None)
-    assert len(set(lost)) == len(lost) == WHOLE_ATTEMPTS_MAX
-    assert len(cluster.shards[0].updates.applied) == 0
-
-
-def test_a_step_that_another_completes_in_the_middle_is_a_duplicate():
-    cluster = cluster_of()
-    other = cluster.client()
-
-    def overtake(address: str, request: PushChunk | PullRun) -> None:
-        if isinstance(request, PushChunk) and request.offset_bytes == 32:
-            cluster.before = lambda *_: None
-            cluster._turn.release()
-            other.push(request.step, {"w": np.full(20, 7, np.float32)}, None)
-            cluster._turn.acquire()
-
-    cluster.before = overtake
-    receipts = cluster.client().push(0, GRADIENTS, None).receipts
-    assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE]
-    assert cluster.weights()["w"].tolist() == [7.0] * 20  # one attempt, whole
-
-
-def test_the_last_chunk_sent_again_after_its_answer_was_lost_counts_once():
+def test_a_push_sent_again_after_its_answer_was_lost_counts_once():
     cluster, lost = cluster_of(), []
     take = cluster.answer_push
 
-    def lose_the_last_answer(address: str, frame: bytes) -> bytes:
-        answer = take(address, frame)
+    def lose_the_first_answer(address: str, messages: Iterable[bytes]) -> bytes:
+        answer = take(address, messages)
         if wire.decode_receipt(answer).result is PushResult.APPLIED and not lost:
             lost.append(answer)
             raise Unreachable("the answer was lost")
         return answer
 
-    cluster.answer_push = lose_the_last_answer  # type: ignore[method-assign]
+    cluster.answer_push = lose_the_first_answer  # type: ignore[method-assign]
     receipts = cluster.client().push(0, GRADIENTS, None).receipts
     assert len(lost) == 1
     assert [receipt.result for receipt in receipts] == [PushResult.DUPLICATE]
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
+
+
+# --- a shard that begins another life ---
+
+
+def reborn_at(cluster: Cluster, kind: type) -> list[tuple[str, int | None]]:
+    """Let shard 1 be another life at the first request of a kind; return who is asked, and which version it knows."""
+    asked: list[tuple[str, int | None]] = []
+
+    def before(address: str, request: Push | PullRun) -> None:
+        if isinstance(request, kind):
+            asked.append((address, request.pulled_version if isinstance(request, Push) else request.known_version))
+            if address == "shard-1":
+                shard = cluster.shards[1]
+                shard.identity = dataclasses.replace(shard.identity, incarnation=2)
+
+    cluster.before = before
+    return asked
+
+
+def test_a_push_goes_again_to_the_shard_that_has_another_life_and_to_no_other(virtual_time):  # P3, P16
+    cluster = cluster_of(2)
+    client = cluster.client(look=lambda: cluster.view(2))
+    pulled = client.pull()
+    asked = reborn_at(cluster, Push)
+    pushed = client.push(0, GRADIENTS, pulled)
+    assert asked == [("shard-0", 0), ("shard-1", 0), ("shard-1", None)]  # its version was the earlier life's
+    assert pushed.incarnations == (1, 2)
+    assert [receipt.result for receipt in pushed.receipts] == [PushResult.APPLIED] * 2
+    assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
+
+
+def test_a_pull_asks_another_life_for_everything(virtual_time):  # P16
+    cluster = cluster_of(2)
+    client = cluster.client(look=lambda: cluster.view(2))
+    client.pull().release()
+    asked = reborn_at(cluster, PullRun)
+    pulled = client.pull()
+    parts = [known for address, known in asked if address == "shard-1"]
+    assert parts == [0, None, None, None]  # refused at once, then three messages
+    assert pulled.incarnations == (1, 2)
+    pulled.release()
+    assert client.pull().incarnations == (1, 2)
+    assert [known for address, known in asked if address == "shard-1"][4:] == [0, 0, 0]
+
+
+def test_without_anybody_who_knows_where_it_is_another_life_is_an_error(virtual_time):
+    cluster = cluster_of(2)
+    client = cluster.client()
+    reborn_at(cluster, Push)
+    with pytest.raises(StaleIncarnation):
+        client.push(0, GRADIENTS, None)
+    assert virtual_time.pauses_s == []
+
+
+@pytest.mark.parametrize(("error", "looks"), [(QueueFull, 0), (NotReady, 2), (Unreachable, 2), (WrongRun, 2)])
+def test_where_the_shard_is_is_asked_unless_it_is_only_busy(error, looks, virtual_time):
+    cluster, views = cluster_of(), []
+    cluster.before = Fault(error("not now"), {0, 1})
+    client = cluster.client(look=lambda: views.append(cluster.view()) or views[-1])
+    assert client.push(0, GRADIENTS, None).receipts[0].result is PushResult.APPLIED
+    assert len(views) == looks
 
 
 # --- a shard that answers nonsense ---
@@ -225,7 +213,7 @@ def test_the_last_chunk_sent_again_after_its_answer_was_lost_counts_once():
 
 def client_of(answer: bytes) -> ShardClient:
     """Return the client of a shard that always answers the same."""
-    channel = Channel(lambda frame: answer, lambda frame: answer)
+    channel = Channel(lambda messages: answer, lambda frame: [answer])
     connect = lambda where, greeting: GrpcTransport(where, greeting, connect=lambda address: channel)  # noqa: E731
     cluster = cluster_of()
     client = ShardClient(RUN, DIGEST, cluster.plan, "w", connect=connect)
@@ -233,17 +221,11 @@ def client_of(answer: bytes) -> ShardClient:
     return client
 
 
-def test_a_shard_that_has_every_chunk_and_not_the_push_is_given_up():
-    pending = wire.encode_receipt(Receipt(PushResult.PENDING, 0, None))
-    with pytest.raises(UnknownAttempt, match="attempts in a row"):
-        client_of(pending).push(0, GRADIENTS, None)
-
-
 @pytest.mark.parametrize("runs", [[], [12], [4, 8]], ids=str)
 def test_weights_that_lack_what_was_asked_for_are_malformed(runs):
     starts = np.cumsum([0, *runs]).tolist()
     short = Weights(1, tuple(Run(begin, memoryview(bytes(n))) for begin, n in zip(starts, runs, strict=False)))
-    with pytest.raises(MalformedFrame, match=f"16 bytes.*{sum(runs)}"):
+    with pytest.raises(MalformedFrame, match=f"80 bytes.*{sum(runs)}"):
         client_of(wire.encode_weights(short)).pull()
 
 

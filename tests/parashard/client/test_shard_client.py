@@ -15,9 +15,9 @@ from parashard.errors import (
 )
 from parashard.plan.partition import Partition, Plan, fixed_shards
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.messages import CHUNK_BYTES_MAX, PullRun, PushResult, Target
+from parashard.protocol.messages import MESSAGE_BYTES, PullRun, PushResult, Target
 from parashard.transports.base import Greeting, ShardAddress, View
-from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_chunks, variables_of
+from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of, use_small_messages, variables_of
 
 GRADIENTS = {"bias": np.array([1, 2], np.float32), "weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
 
@@ -27,9 +27,9 @@ def cluster_of(shards: int = 2, **of_shard: object) -> Cluster:
 
 
 @pytest.fixture
-def small_chunks(monkeypatch: pytest.MonkeyPatch) -> int:
+def small_messages(monkeypatch: pytest.MonkeyPatch) -> int:
     """Let messages have 16 bytes: four elements."""
-    use_small_chunks(monkeypatch, 16)
+    use_small_messages(monkeypatch, 16)
     return 16
 
 
@@ -46,7 +46,7 @@ def test_a_pull_gives_every_variable_in_its_shape_whatever_the_number_of_shards(
     assert (pulled.versions, pulled.incarnations) == ((0,) * shards, (1,) * shards)
 
 
-def test_a_pull_in_many_runs_is_the_same(small_chunks):
+def test_a_pull_in_many_runs_is_the_same(small_messages):
     cluster = cluster_of(1)
     runs: list[PullRun] = []
     cluster.before = lambda address, request: runs.append(request)
@@ -57,7 +57,7 @@ def test_a_pull_in_many_runs_is_the_same(small_chunks):
     )
 
 
-def test_the_version_of_a_pull_is_the_lowest_of_its_runs(small_chunks):
+def test_the_version_of_a_pull_is_the_lowest_of_its_runs(small_messages):
     cluster = cluster_of(1)
     pusher, step = cluster.client(), iter(range(40))
 
@@ -118,23 +118,21 @@ def test_a_push_that_was_sent_already_changes_nothing():  # P1
     assert all(np.array_equal(value, before[name]) for name, value in cluster.weights().items())
 
 
-def test_a_push_in_many_chunks_is_one_push(small_chunks):  # P4
+def test_a_push_in_many_messages_is_one_push(small_messages):  # P4
     cluster = cluster_of(1)
     before = cluster.weights()
     receipts = cluster.client().push(0, GRADIENTS, None).receipts
     assert [receipt.result for receipt in receipts] == [PushResult.APPLIED]
-    assert [chunk.offset_bytes for chunk in cluster.pushes] == [0, 16, 32, 48]
-    assert len({chunk.attempt for chunk in cluster.pushes}) == 1
-    assert [bool(chunk.slices) for chunk in cluster.pushes] == [True, False, False, False]
+    assert [push.payload.nbytes for push in cluster.pushes] == [56]
     assert np.array_equal(cluster.weights()["weight"], before["weight"] + GRADIENTS["weight"])
 
 
-def test_a_push_larger_than_a_message_goes_in_chunks_of_the_bound():
-    rows = CHUNK_BYTES_MAX // 4 + 3
+def test_a_push_larger_than_a_message_goes_in_messages_of_one_size():
+    rows = MESSAGE_BYTES // 4 + 3
     cluster = Cluster(plan_of(variables_of(Variable("w", (rows,)))))
     gradient = np.arange(rows, dtype=np.float32)
     cluster.client().push(0, {"w": gradient}, None)
-    assert [len(chunk.payload) for chunk in cluster.pushes] == [CHUNK_BYTES_MAX, 12]
+    assert [push.payload.nbytes for push in cluster.pushes] == [MESSAGE_BYTES + 12]
     assert np.array_equal(cluster.weights()["w"], gradient)
 
 
@@ -142,7 +140,7 @@ def test_a_step_of_which_a_shard_has_nothing_is_pushed_empty():  # P15: and its 
     cluster = cluster_of(3)
     client = cluster.client()
     client.push(0, {}, None)
-    assert [chunk.total_bytes for chunk in cluster.pushes] == [0, 0, 0]
+    assert [push.payload.nbytes for push in cluster.pushes] == [0, 0, 0]
     assert [0 in shard.updates.applied for shard in cluster.shards] == [True] * 3
     client.push(1, {"bias": GRADIENTS["bias"]}, None)  # a variable that is left out has a zero gradient
     assert [shard.updates.version for shard in cluster.shards] == [2] * 3
@@ -151,7 +149,7 @@ def test_a_step_of_which_a_shard_has_nothing_is_pushed_empty():  # P15: and its 
 def test_a_skipped_step_is_marked_and_counted():  # P6
     cluster = cluster_of()
     cluster.client().push(4, {}, None, skipped=True)
-    assert all(chunk.skipped for chunk in cluster.pushes)
+    assert all(push.skipped for push in cluster.pushes)
     assert [shard.record.skipped_steps for shard in cluster.shards] == [1, 1]
 
 
@@ -160,7 +158,7 @@ def test_a_frozen_variable_is_pulled_and_never_pushed():
     cluster = Cluster(plan_of(variables, 2, fixed_shards(2)))
     ones = {"fixed": np.ones(4, np.float32), "w": np.ones(4, np.float32)}
     cluster.client().push(0, ones, None)
-    assert {piece.partition.variable for chunk in cluster.pushes for piece in chunk.slices} == {"w"}
+    assert {piece.partition.variable for push in cluster.pushes for piece in push.slices} == {"w"}
     weights = cluster.weights()
     assert (weights["fixed"].tolist(), weights["w"].tolist()) == ([5.0] * 4, [1.0] * 4)
 

@@ -13,8 +13,9 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from parashard import errors
 from parashard.errors import ParashardError
 from parashard.protocol import rpc, wire
-from parashard.protocol.rpc import ERROR_BY_FOREIGN_STATUS, Server, connect, our_errors, raw_handlers, status_of
+from parashard.protocol.rpc import ERROR_BY_FOREIGN_STATUS, Server, connect, our_errors, status_of
 from support.ipv6 import needs_ipv6
+from support.unary_handlers import raw_handlers
 
 SERVICE = "parashard.test.Echo"
 DEADLINE_S = 10.0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import struct
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -14,11 +15,10 @@ from parashard.plan.partition import Partition
 from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import (
-    CHUNK_BYTES_MAX,
+    MESSAGE_BYTES_MAX,
     DType,
     PullRun,
     Push,
-    PushChunk,
     PushResult,
     Receipt,
     Run,
@@ -56,25 +56,28 @@ def push_of(payload: bytes | memoryview, worker: str = "") -> Push:
 
 
 def framed(push: Push) -> bytes:
-    return wire.encode_push(push, 2)
+    return wire.encode_push(push)[0]
 
 
 @settings(deadline=None, max_examples=100)
-@given(pushes, u64s, st.data())
-def test_each_chunk_of_a_push_says_all_but_the_slices_and_the_first_those_too(push, attempt, data):
-    offset = data.draw(st.integers(0, push.payload.nbytes))
-    assert wire.decode_push(wire.encode_push(push, attempt, offset)) == PushChunk(
-        target=push.target,
-        worker=push.worker,
-        step=push.step,
-        attempt=attempt,
-        offset_bytes=offset,
-        total_bytes=push.payload.nbytes,
-        slices=push.slices if offset == 0 else (),
-        skipped=push.skipped,
-        pulled_version=push.pulled_version,
-        payload=b"".join(push.payload.pieces)[offset:],  # a memoryview equals the bytes that it shows
-    )
+@given(pushes, st.integers(1, 100))
+def test_a_push_comes_out_as_it_went_in_whatever_its_messages_hold(push, size_bytes):
+    with mock.patch.object(wire, "MESSAGE_BYTES", size_bytes):
+        first, rest = wire.encode_push(push)
+        header, payload = wire.decode_push(first)
+        messages = [payload, *rest]
+    assert header.total_bytes == push.payload.nbytes == sum(map(len, messages))
+    assert all(len(message) == size_bytes for message in messages[:-1])
+    assert 0 <= len(messages[-1]) <= size_bytes
+    found = wire.push_from(header, memoryview(b"".join(messages)))
+    assert found.payload.whole() == push.payload.whole()
+    assert dataclasses.replace(found, payload=push.payload) == push
+
+
+def test_a_push_that_begins_with_more_than_it_declares_is_malformed():
+    header = wire.push_header(push_of(b"abcd"))
+    with pytest.raises(MalformedFrame, match="a push of 4 bytes begins with 5"):
+        wire.decode_push(wire.encode_frame(header, [memoryview(b"abcde")]))
 
 
 @settings(deadline=None, max_examples=100)
@@ -93,7 +96,7 @@ def test_nothing_and_zero_are_told_apart():
     push = push_of(b"")
     for version in (None, 0):  # P16
         pulled = dataclasses.replace(push, pulled_version=version)
-        assert wire.decode_push(framed(pulled)).pulled_version == version
+        assert wire.push_from(*wire.decode_push(framed(pulled))).pulled_version == version
     for known in (None, 0):
         for round_, step in [(None, 0), (0, None), (0, 0), (None, None)]:  # P11
             run = wire.decode_pull(wire.encode_pull(PullRun(TARGET, round_, step, 0, 0, known)))
@@ -134,23 +137,22 @@ def test_the_layout_is_that_of_the_contract():
 
 def test_a_decoded_payload_is_a_view_of_the_frame():
     frame = framed(push_of(b"x" * 64))
-    payload = wire.decode_push(frame).payload
+    _, payload = wire.decode_push(frame)
     assert isinstance(payload, memoryview)
     assert payload.obj is frame
 
 
-def test_the_largest_chunk_passes_and_one_more_byte_does_not():
-    frame = framed(push_of(bytes(CHUNK_BYTES_MAX + 1)))
+def test_the_largest_message_passes_and_one_more_byte_does_not():
+    header = wire.push_header(push_of(bytes(MESSAGE_BYTES_MAX + 1)))
+    frame = wire.encode_frame(header, [memoryview(bytes(MESSAGE_BYTES_MAX))])
     assert len(frame) <= wire.FRAME_BYTES_MAX
-    assert len(wire.decode_push(frame).payload) == CHUNK_BYTES_MAX
-    last = wire.decode_push(wire.encode_push(push_of(bytes(CHUNK_BYTES_MAX + 1)), 2, CHUNK_BYTES_MAX))
-    assert (last.offset_bytes, len(last.payload), last.total_bytes) == (CHUNK_BYTES_MAX, 1, CHUNK_BYTES_MAX + 1)
-    with pytest.raises(LimitExceeded, match=f"{CHUNK_BYTES_MAX + 1} bytes"):
+    assert len(wire.decode_push(frame)[1]) == MESSAGE_BYTES_MAX
+    with pytest.raises(LimitExceeded, match=f"{MESSAGE_BYTES_MAX + 1} bytes"):
         wire.decode_push(frame + b"\0")
 
 
 def test_the_limit_of_a_payload_counts_bytes_whatever_its_elements():
-    values = np.zeros(CHUNK_BYTES_MAX // 4 + 1, np.float32)
+    values = np.zeros(MESSAGE_BYTES_MAX // 4 + 1, np.float32)
     with pytest.raises(LimitExceeded, match=f"{values.nbytes} bytes"):
         wire.encode_weights(Weights(1, (Run(0, values.data),)))
 
@@ -198,7 +200,7 @@ def test_a_pull_with_a_payload_is_malformed():
 def test_a_slice_that_cannot_be_is_malformed(fields, says):
     header = tensor_pb2.PushHeader(slices=[tensor_pb2.TensorSlice(**{"variable": "w", "row_stop": 1} | fields)])
     with pytest.raises(MalformedFrame, match=f"slice of 'w'.*{says}"):
-        wire.decode_push(wire.encode_frame(header))
+        wire.push_from(*wire.decode_push(wire.encode_frame(header)))
 
 
 # --- what a pull is answered with ---
@@ -246,12 +248,13 @@ def test_runs_without_lengths_and_lengths_without_bytes_are_malformed():
 def test_whoever_knows_nothing_must_be_sent_all():
     asked = dataclasses.replace(SOME, known_version=None)
     part = wire.encode_weights(Weights(5, (Run(8, memoryview(bytes(12))),)))
+    _, [(_, values)] = wire.decode_weights(part, SOME)
     with pytest.raises(MalformedFrame, match="asked for 16 bytes, answered with 12"):
-        wire.decode_weights(part, asked)
-    assert wire.decode_weights(part, SOME)[0] == 5
+        wire.check_answered(asked, values.nbytes)
+    wire.check_answered(SOME, values.nbytes)
 
 
-@pytest.mark.parametrize("result", [0, 5, 99])
+@pytest.mark.parametrize("result", [0, 4, 99])
 def test_a_result_that_we_do_not_know_is_malformed(result):
     frame = wire.encode_frame(tensor_pb2.PushReply(result=result))
     with pytest.raises(MalformedFrame, match=f"unknown result {result}"):

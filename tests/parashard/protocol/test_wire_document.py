@@ -1,5 +1,6 @@
 """The frames in docs/wire-format.md are those that `protocol.wire` writes and reads, and hold what the page says."""
 
+import dataclasses
 import re
 from pathlib import Path
 
@@ -17,7 +18,6 @@ HEX_ROW = re.compile(r"([0-9a-f]{4})  ((?:[0-9a-f]{2} ){1,16}) (.+)")
 TARGET = Target("c0ffee00c0ffee00", "ab" * 32, plan_version=1, shard=0, incarnation=1)
 BIAS = Slice(Partition("bias", 0, 4), 1, DType.FLOAT32)
 VALUES = np.array([1.0, -1.0, 0.5, 0.0], "<f4").tobytes()
-ATTEMPT = 0x1122334455667788
 
 
 def frames() -> list[bytes]:
@@ -48,11 +48,12 @@ def test_the_page_has_a_push_its_receipt_and_weights():
 
 def test_the_push_is_read_and_written_as_the_page_says():
     push = Push(TARGET, "worker-0", 7, (BIAS,), False, pulled_version=5, payload=Buffers([VALUES]))
-    chunk = wire.decode_push(frames()[0])
-    assert (chunk.target, chunk.worker, chunk.step, chunk.attempt) == (TARGET, "worker-0", 7, ATTEMPT)
-    assert (chunk.offset_bytes, chunk.total_bytes, chunk.slices, chunk.pulled_version) == (0, 16, (BIAS,), 5)
-    assert chunk.payload == VALUES
-    assert wire.encode_push(push, ATTEMPT) == frames()[0]
+    header, payload = wire.decode_push(frames()[0])
+    assert header.total_bytes == 16
+    assert dataclasses.replace(wire.push_from(header, payload), payload=push.payload) == push
+    assert payload == VALUES
+    first, rest = wire.encode_push(push)
+    assert [first, *rest] == frames()[:1]
 
 
 @pytest.mark.parametrize(("offset", "content"), explained(), ids=lambda value: value if isinstance(value, int) else "")
@@ -63,7 +64,7 @@ def test_each_explained_part_of_the_push_lies_where_the_page_says(offset, conten
 def test_the_push_is_explained_from_its_first_part_to_its_payload():
     offsets = [offset for offset, _ in explained()]
     assert offsets == sorted(offsets)
-    assert (len(offsets), offsets[0], offsets[-1]) == (17, 0, 0x90)
+    assert (len(offsets), offsets[0], offsets[-1]) == (16, 0, 0x90)
 
 
 def test_the_receipt_is_read_and_written_as_the_page_says():

@@ -22,15 +22,13 @@ TARGET = Target("run-1", "d" * 64, 5, 1, 3)
 PULL = PullRun(TARGET, 3, 12, 16, 64, 250)
 SLICES = (Slice(Partition("w", 0, 2), 3),)
 FRAMES: dict[str, bytes] = {
-    "push": wire.encode_push(
-        Push(TARGET, "worker-0", 7, SLICES, True, 4, Buffers([bytes(range(10)), bytes(14)])), attempt=2**63
-    ),
+    "push": wire.encode_push(Push(TARGET, "worker-0", 7, SLICES, True, 4, Buffers([bytes(range(10)), bytes(14)])))[0],
     "receipt": wire.encode_receipt(Receipt(PushResult.APPLIED, 9, 2)),
     "pull": wire.encode_pull(PULL),
     "weights": wire.encode_weights(Weights(300, (Run(20, memoryview(bytes(8))), Run(40, memoryview(bytes(24)))))),
 }
 DECODERS: dict[str, Callable[[bytes], Any]] = {
-    "push": wire.decode_push,
+    "push": lambda frame: wire.push_from(*wire.decode_push(frame)),
     "receipt": wire.decode_receipt,
     "pull": wire.decode_pull,
     "weights": lambda frame: wire.decode_weights(frame, PULL),
@@ -104,13 +102,14 @@ def test_a_declared_length_allocates_nothing(kind, declared_bytes):
 
 def test_a_push_of_an_exabyte_costs_only_its_frame():
     slices = (Slice(Partition("w", 0, 2**62), 2**60),)
-    header = wire.push_header(Push(TARGET, "w", 1, slices, False, None, Buffers()), attempt=1)
+    header = wire.push_header(Push(TARGET, "w", 1, slices, False, None, Buffers()))
     header.total_bytes = 2**63
     frame = wire.encode_frame(header, [memoryview(b"abcd")])
     tracemalloc.start()
     try:
-        chunk = wire.decode_push(frame)
-        assert (chunk.total_bytes, chunk.slices[0].elements, bytes(chunk.payload)) == (2**63, 2**122, b"abcd")
+        header, payload = wire.decode_push(frame)
+        push = wire.push_from(header, payload)
+        assert (header.total_bytes, push.slices[0].elements, bytes(payload)) == (2**63, 2**122, b"abcd")
         _, peak_bytes = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

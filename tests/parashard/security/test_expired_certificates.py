@@ -19,7 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding
 
 from parashard.errors import NotAllowed, NotReady
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.grpc_tls import CERTIFICATE_KEY, CHAIN_KEY, URI_KEY, RoleInterceptor
 from parashard.security.identity import Role
@@ -36,6 +36,7 @@ from support.http2_frames import (
     received,
     request_headers,
 )
+from support.unary_handlers import raw_handlers
 
 NOW = datetime.now(UTC)
 KEY = ec.generate_private_key(ec.SECP256R1())

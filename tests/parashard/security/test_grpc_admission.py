@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from parashard.errors import MalformedFrame, NotAllowed, QueueFull
+from parashard.errors import MalformedFrame, NotAllowed, QueueFull, Unreachable
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security import grpc_admission
 from parashard.security.grpc_admission import METADATA_BYTES_MAX
 from parashard.security.identity import Role
@@ -28,6 +28,7 @@ from support.http2_frames import (
     request_headers,
     text_literal,
 )
+from support.unary_handlers import raw_handlers
 from support.waiting import eventually
 
 ANSWER = bytes(4 << 20)
@@ -66,6 +67,39 @@ class Served:
         for connection in self.open:
             connection.close()
         self.server.stop(0.0)
+
+
+class Streams(Served):
+    """The same, whose pushes and pulls are streams."""
+
+    ANSWERS = 20
+
+    def __init__(self) -> None:
+        self.server = rpc.Server("127.0.0.1:0")
+        self.server.grpc.add_generic_rpc_handlers((rpc.data_handlers("parashard.v1.ShardData", self.take, self.give),))
+        self.server.start()
+        self.may_end = threading.Event()
+        self.open = []
+        self.ended: list[str] = []
+        self.given = 0
+
+    def take(self, messages: Iterator[bytes], context: object) -> bytes:
+        try:
+            return b"".join(messages)
+        except Unreachable as error:
+            self.ended.append(error.message)
+            raise
+
+    def give(self, frame: bytes, context: object) -> Iterator[bytes]:
+        for _ in range(self.ANSWERS):
+            yield ANSWER
+            self.given += 1
+
+    def is_left_alone(self, what: str) -> None:
+        admission = self.server.admission
+        eventually(lambda: admission.slow == 1, f"{what} was slow")
+        eventually(lambda: admission._under_way.held == admission._serving.held == 0, f"{what} is not served any more")
+        assert not admission._until_s
 
 
 @pytest.fixture
@@ -154,6 +188,44 @@ class TestSlow:
         connection.sendall(frame(HEADERS, END_HEADERS, 1, request_headers(PULL)) + message)
         eventually(lambda: served.server.admission.slow == 1, "one was slow")
         eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
+        served.close()
+
+    def test_for_the_next_message_of_a_stream(self):
+        served = Streams()
+        channel = rpc.connect(served.server.address)
+        silent = threading.Event()
+
+        def messages() -> Iterator[bytes]:
+            yield b"gra"
+            silent.wait(DEADLINE_S)
+            yield b"dient"
+
+        with pytest.raises(Unreachable), our_errors("it"):
+            channel.stream_unary(PUSH)(messages(), timeout=DEADLINE_S)
+        silent.set()
+        served.is_left_alone("it")
+        assert served.ended == ["the call ended after 1 messages"]
+        assert channel.stream_unary(PUSH)(iter([b"gra", b"dient"]), timeout=DEADLINE_S) == b"gradient"
+        channel.close()
+        served.close()
+
+    def test_for_a_stream_of_answers_that_nobody_reads(self):
+        served = Streams()
+        connection = served.connected("127.0.0.2")
+        message = frame(0x0, 0x1, 1, bytes(5))
+        connection.sendall(frame(HEADERS, END_HEADERS, 1, request_headers(PULL)) + message)
+        served.is_left_alone("it")
+        assert served.given < Streams.ANSWERS
+        served.close()
+
+    def test_and_a_stream_that_is_read_comes_whole(self):
+        served = Streams()
+        channel = rpc.connect(served.server.address)
+        assert [len(answer) for answer in channel.unary_stream(PULL)(b"", timeout=DEADLINE_S)] == [
+            len(ANSWER)
+        ] * Streams.ANSWERS
+        assert served.server.admission.slow == 0
+        channel.close()
         served.close()
 
     def test_but_not_for_what_the_server_itself_takes(self):

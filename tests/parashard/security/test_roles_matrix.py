@@ -12,11 +12,12 @@ from grpc_health.v1 import health_pb2
 from parashard._proto import coordinator_pb2, shard_pb2
 from parashard.errors import NotAllowed, Unreachable
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security.identity import Role
 from parashard.security.roles import ALLOWED
 from parashard.transports.grpc import SERVICE
 from support.certificates import BAD, NONE, RIGHT, Certificates
+from support.unary_handlers import raw_handlers
 
 DEADLINE_S = 10.0
 S, W, C, O = Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR  # noqa: E741

@@ -15,11 +15,12 @@ from cryptography import x509
 
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
 from parashard.security.roles import PULL, PUSH
 from support.certificates import Certificates
+from support.unary_handlers import raw_handlers
 
 DEADLINE_S = 10.0
 

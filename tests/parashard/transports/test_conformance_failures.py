@@ -22,7 +22,7 @@ from parashard.errors import (
     Unreachable,
 )
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, PushChunk, Run, Weights
+from parashard.protocol.messages import PullRun, Push, Run, Weights
 from support.conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
 from support.transport_peers import GREETING, TARGET
 
@@ -33,7 +33,7 @@ from support.transport_peers import GREETING, TARGET
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("error", [NonFiniteGradient, StaleRound, QueueFull], ids=lambda error: error.code)
 def test_the_peers_error_is_raised_as_itself_with_its_address(talk, method, error):
-    def refuse(request: PushChunk | PullRun) -> None:
+    def refuse(request: Push | PullRun) -> None:
         raise error("because of ümläuts")
 
     talk.plane.before = refuse
@@ -46,7 +46,7 @@ def test_the_peers_error_is_raised_as_itself_with_its_address(talk, method, erro
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_bug_of_the_peer_is_its_failure(talk, method):
-    def break_down(request: PushChunk | PullRun) -> None:
+    def break_down(request: Push | PullRun) -> None:
         raise ZeroDivisionError
 
     talk.plane.before = break_down

@@ -14,7 +14,7 @@ import pytest
 
 from parashard.errors import LimitExceeded, MalformedFrame, NonFiniteGradient, QueueFull, StaleRound, Unreachable
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, PushChunk, PushResult
+from parashard.protocol.messages import PullRun, Push, PushResult
 from parashard.transports.shared_weights import can_share
 from support.shared_shard import (
     DEADLINE_S,
@@ -60,8 +60,8 @@ class TestPushAndPull:
     def test_the_shard_uses_a_push_in_the_slot(self, shard, transport) -> None:
         slots = []
 
-        def look(chunk: PushChunk) -> None:
-            address = np.frombuffer(chunk.payload, np.uint8).ctypes.data
+        def look(request: Push) -> None:
+            address = np.frombuffer(request.payload.whole(), np.uint8).ctypes.data
             slots.append(any(begin <= address < end for begin, end in mappings("parashard-slot")))
 
         shard.plane.before_push = look
@@ -169,14 +169,14 @@ class TestSlots:
         assert shard.plane.greeted == [TARGET]
 
     def test_after_a_refusal_the_slot_is_used_again(self, shard, transport) -> None:
-        def refuse(chunk: PushChunk) -> None:
+        def refuse(request: Push) -> None:
             raise NonFiniteGradient("NaN in it")
 
         shard.plane.before_push = refuse
         with pytest.raises(NonFiniteGradient, match="NaN in it") as caught:
             push(transport, GRADIENT)
         assert caught.value.peer == shard.socket.path
-        shard.plane.before_push = lambda chunk: None
+        shard.plane.before_push = lambda request: None
         push(transport, GRADIENT)
         assert len(shard.plane.greeted) == 1
 
@@ -184,11 +184,11 @@ class TestSlots:
     def test_a_slot_whose_push_was_given_up_is_never_written_again(self, shard, transport, end: str) -> None:
         begun, let_go, found = threading.Event(), threading.Event(), []
 
-        def read_late(chunk: PushChunk) -> None:
+        def read_late(request: Push) -> None:
             if not begun.is_set():
                 begun.set()
                 let_go.wait(DEADLINE_S)
-            found.append(np.frombuffer(chunk.payload, np.float32).copy())
+            found.append(np.frombuffer(request.payload.whole(), np.float32).copy())
 
         shard.plane.before_push = read_late
         try:
@@ -238,7 +238,7 @@ class TestSlots:
         transport = shard.connect()
         begun, let_go = threading.Event(), threading.Event()
 
-        def hold_first(chunk: PushChunk) -> None:
+        def hold_first(request: Push) -> None:
             if not begun.is_set():
                 begun.set()
                 let_go.wait(DEADLINE_S)

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import Unreachable
-from parashard.protocol.messages import PushChunk
+from parashard.protocol.messages import Push
 from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
@@ -47,7 +47,7 @@ import sys
 from pathlib import Path
 from support.shared_shard import SharedShard
 shard = SharedShard(Path(sys.argv[1]))
-def hang(chunk):
+def hang(request):
     print("received", flush=True)
     sys.stdin.read()
 shard.plane.before_push = hang
@@ -75,7 +75,7 @@ def started(popen: Callable[..., subprocess.Popen[str]]) -> Callable[..., subpro
 def test_a_worker_killed_in_a_push_leaves_nothing(shard, started) -> None:
     begun, let_go = threading.Event(), threading.Event()
 
-    def hold(chunk: PushChunk) -> None:
+    def hold(request: Push) -> None:
         begun.set()
         let_go.wait(DEADLINE_S)
 

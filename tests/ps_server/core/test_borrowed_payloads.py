@@ -11,9 +11,10 @@ import pytest
 from parashard.plan.optimizers import Adam
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.messages import DType, PushChunk, PushResult
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import DType, Push, PushResult
 from parashard_server.core.shard import Shard
-from support.in_process import chunks_of, plan_of, pull, push, shard_of, slices_of, state_of, variables_of
+from support.in_process import plan_of, pull, push, push_for, shard_of, slices_of, state_of, variables_of
 
 
 def plan_in(encoding: str) -> Plan:
@@ -33,15 +34,14 @@ SHARDS: dict[str, Callable[[Plan], Shard]] = {
 KINDS = pytest.mark.parametrize("kind", SHARDS)
 
 
-def borrowed(shard: Shard, step: int, dtype: DType = DType.FLOAT32, **more: object) -> tuple[PushChunk, bytearray]:
-    """Return a whole push in one chunk, and the memory that its payload is a view of."""
-    (chunk,) = chunks_of(shard, step, GRADIENT * (step + 1), **more)
-    content = bytearray(chunk.payload)
+def borrowed(shard: Shard, step: int, dtype: DType = DType.FLOAT32, **more: object) -> tuple[Push, bytearray]:
+    """Return a push, and the memory that its payload is a view of."""
+    push = push_for(shard, step, GRADIENT * (step + 1), **more)
+    content = bytearray(push.payload.whole())
     if dtype is DType.BFLOAT16:  # the upper halves; these values have nothing in the lower ones
         content = bytearray((np.frombuffer(content, "<u4") >> 16).astype("<u2").tobytes())
     slices = tuple(replace(piece, dtype=dtype) for piece in slices_of(shard))
-    payload = memoryview(content)
-    return replace(chunk, payload=payload, total_bytes=len(content), slices=slices), content
+    return replace(push, payload=Buffers([content]), slices=slices), content
 
 
 @KINDS
@@ -51,8 +51,8 @@ def test_what_becomes_of_the_payload_after_the_call_changes_nothing(kind: str, d
     for step in (1, 0):  # in rounds the first waits for its turn
         for each in (shard, other):
             pull(each, round_=0 if kind == "rounds" else None, step=step)
-            chunk, content = borrowed(each, step, dtype, pulled_version=0)
-            each.push(chunk, 0.0)
+            request, content = borrowed(each, step, dtype, pulled_version=0)
+            each.push(request)
             if each is shard:
                 content[:] = b"\xff" * len(content)
         assert state_of(shard) == state_of(other)
@@ -68,32 +68,14 @@ def test_the_payload_is_not_written(kind: str) -> None:
     shard = SHARDS[kind](PLAN)
     pull(shard, round_=0 if kind == "rounds" else None, step=1)
     push(shard, 0, 1.0)
-    chunk, content = borrowed(shard, 1, pulled_version=0)
+    request, content = borrowed(shard, 1, pulled_version=0)
     before = bytes(content)
-    shard.push(chunk, 0.0)
+    shard.push(request)
     if kind == "rounds":
         shard.updates.reach(1)
     assert content == before
     read_only, _ = borrowed(shard, 2)
-    assert shard.push(replace(read_only, payload=bytes(read_only.payload)), 0.0).result in (
+    assert shard.push(replace(read_only, payload=Buffers([bytes(read_only.payload.whole())]))).result in (
         PushResult.APPLIED,
         PushResult.BUFFERED,
     )
-
-
-def test_a_push_that_is_whole_in_one_chunk_takes_no_memory_of_the_queue() -> None:
-    shard = shard_of(PLAN, budget_bytes=1)
-    first = chunks_of(shard, 5, GRADIENT, cuts=(8,))[0]
-    shard.push(first, 0.0)  # the whole budget, and more: it is alone
-    push(shard, 0, 1.0)
-    assert (len(shard.assemblies), shard.assemblies.memory.held_bytes_max) == (1, GRADIENT.nbytes)
-
-
-def test_a_push_that_comes_whole_ends_its_step_s_other_attempts() -> None:  # P4
-    shard = shard_of(PLAN)
-    slow = chunks_of(shard, 0, np.full(10, 100.0), attempt=1, cuts=(8,))
-    shard.push(slow[0], 0.0)
-    assert push(shard, 0, GRADIENT, attempt=2).result is PushResult.APPLIED
-    assert len(shard.assemblies) == 0
-    assert shard.push(slow[1], 0.0).result is PushResult.DUPLICATE
-    assert shard.updates.version == 1

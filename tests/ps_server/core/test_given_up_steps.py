@@ -13,7 +13,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.protocol.messages import PushResult
 from parashard.store import open_store
 from parashard.store.base import Store
-from support.in_process import chunks_of
+from support.in_process import push_for
 from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
@@ -43,12 +43,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 def send(process: ShardProcess, step: int) -> PushResult:
     """Push a step's gradient as a worker does."""
     shard = process.shard
-    return process.plane.push(chunks_of(shard, step, gradient_of(shard, step))[0], 5.0).result
+    return process.plane.push(push_for(shard, step, gradient_of(shard, step)), 5.0).result
 
 
 def give_up(process: ShardProcess, step: int) -> PushResult:
     """Push a step empty, as a worker does that was told to skip it."""
-    return process.plane.push(chunks_of(process.shard, step, [], slices=(), skipped=True)[0], 5.0).result
+    return process.plane.push(push_for(process.shard, step, [], slices=(), skipped=True), 5.0).result
 
 
 def without(consistency: str, skipped: int, *steps: int) -> ShardProcess:
@@ -98,7 +98,7 @@ def test_a_round_that_has_folded_the_gradient_begins_again_in_another_life(start
 def test_a_request_that_names_the_earlier_life_begins_no_further_one(start: Start) -> None:
     process = start()
     send(process, 0)
-    late = chunks_of(process.shard, 0, [], slices=(), skipped=True)[0]
+    late = push_for(process.shard, 0, [], slices=(), skipped=True)
     for _ in range(2):
         with pytest.raises(StaleIncarnation):
             process.plane.push(late, 5.0)

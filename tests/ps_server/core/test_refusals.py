@@ -12,21 +12,20 @@ from parashard.errors import (
     MalformedFrame,
     NonFiniteGradient,
     ParashardError,
-    QueueFull,
     ShapeMismatch,
     StaleIncarnation,
     StalePlan,
     StaleRound,
-    UnknownAttempt,
     UnknownVariable,
     WrongRun,
 )
 from parashard.plan.optimizers import Adam
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Initializer, Variable
-from parashard.protocol.messages import PushChunk, Slice
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import Push, Slice
 from parashard_server.core.shard import Shard
-from support.in_process import chunks_of, plan_of, push, shard_of, slices_of, state_of, variables_of
+from support.in_process import plan_of, push, push_for, shard_of, slices_of, state_of, variables_of
 
 VARIABLES = variables_of(
     Variable("bias", (2,)),
@@ -38,24 +37,24 @@ BIAS, STILL, WEIGHT = Partition("bias", 0, 2), Partition("still", 0, 3), Partiti
 STEP = 5  # the step that is refused
 
 
-def whole(shard: Shard, values: Any = 1.0, **changed: Any) -> PushChunk:
-    return chunks_of(shard, STEP, np.broadcast_to(np.asarray(values, np.float32), 14), **changed)[0]
+def whole(shard: Shard, values: Any = 1.0, **changed: Any) -> Push:
+    return push_for(shard, STEP, np.broadcast_to(np.asarray(values, np.float32), 14), **changed)
 
 
-def aimed_elsewhere(**fields: Any) -> Callable[[Shard], PushChunk]:
+def aimed_elsewhere(**fields: Any) -> Callable[[Shard], Push]:
     return lambda shard: whole(shard, target=dataclasses.replace(shard.identity, **fields))
 
 
-def with_slices(*slices: Slice) -> Callable[[Shard], PushChunk]:
+def with_slices(*slices: Slice) -> Callable[[Shard], Push]:
     size = sum(max(0, s.size_bytes) for s in slices) // 4
-    return lambda shard: chunks_of(shard, STEP, np.ones(size), slices=slices)[0]
+    return lambda shard: push_for(shard, STEP, np.ones(size), slices=slices)
 
 
-def one_bad_value(value: float) -> Callable[[Shard], PushChunk]:
+def one_bad_value(value: float) -> Callable[[Shard], Push]:
     return lambda shard: whole(shard, [1.0] * 13 + [value])
 
 
-REFUSALS: dict[str, tuple[Callable[[Shard], PushChunk], type[ParashardError]]] = {
+REFUSALS: dict[str, tuple[Callable[[Shard], Push], type[ParashardError]]] = {
     "another run": (aimed_elsewhere(run_id="run-2"), WrongRun),
     "another job": (aimed_elsewhere(job_digest="e" * 64), WrongRun),
     "another shard": (aimed_elsewhere(shard=3), WrongRun),
@@ -69,12 +68,10 @@ REFUSALS: dict[str, tuple[Callable[[Shard], PushChunk], type[ParashardError]]] =
     "a slice that comes twice": (with_slices(Slice(BIAS, 1), Slice(BIAS, 1)), UnknownVariable),
     "a frozen variable": (with_slices(Slice(BIAS, 1), Slice(STILL, 1)), UnknownVariable),
     "rows of another length": (with_slices(Slice(WEIGHT, 4)), ShapeMismatch),
-    "fewer bytes than its slices need": (lambda shard: whole(shard, total_bytes=52), ShapeMismatch),
-    "more bytes than its slices need": (lambda shard: whole(shard, total_bytes=60), ShapeMismatch),
+    "fewer bytes than its slices need": (lambda shard: whole(shard, payload=Buffers([bytes(52)])), ShapeMismatch),
+    "more bytes than its slices need": (lambda shard: whole(shard, payload=Buffers([bytes(60)])), ShapeMismatch),
     "bytes without slices": (lambda shard: whole(shard, slices=()), ShapeMismatch),
-    "slices without bytes": (lambda shard: chunks_of(shard, STEP, [], slices=slices_of(shard))[0], ShapeMismatch),
-    "a payload that is longer than declared": (lambda shard: whole(shard, payload=bytes(60)), MalformedFrame),
-    "a later chunk without its first": (lambda shard: whole(shard, offset_bytes=4, slices=()), UnknownAttempt),
+    "slices without bytes": (lambda shard: push_for(shard, STEP, [], slices=slices_of(shard)), ShapeMismatch),
     "not a number": (one_bad_value(math.nan), NonFiniteGradient),
     "infinity": (one_bad_value(-math.inf), NonFiniteGradient),
     "a pull from the future": (lambda shard: whole(shard, pulled_version=4), MalformedFrame),
@@ -89,10 +86,9 @@ def test_a_refused_push_changes_nothing(refusal: str) -> None:  # P14
     before = state_of(shard)
     make, error = REFUSALS[refusal]
     with pytest.raises(error):
-        shard.push(make(shard), 0.0)
+        shard.push(make(shard))
     assert state_of(shard) == before
     assert shard.record.refused_pushes == 1
-    assert (len(shard.assemblies), shard.assemblies.held_bytes) == (0, 0)  # P4: and reserves nothing
     push(shard, STEP, 0.5)  # the step itself is as good as ever
     clean = shard_of(PLAN, spec=Adam())
     for step in (0, 1, 2, STEP):
@@ -118,7 +114,7 @@ def test_a_push_refused_in_a_round_changes_nothing(refusal: str) -> None:  # P11
     before = state_of(shard)
     step, value, changed, error = IN_ROUND_1[refusal]
     with pytest.raises(error):
-        shard.push(chunks_of(shard, step, np.full(14, value), **changed)[0], 0.0)
+        shard.push(push_for(shard, step, np.full(14, value), **changed))
     assert state_of(shard) == before
 
 
@@ -131,25 +127,3 @@ def test_a_push_refused_in_the_next_round_has_committed_what_was_due_and_no_more
         push(refused, 3, math.nan)
     asked.updates.reach(1)
     assert state_of(refused) == state_of(asked)
-
-
-def test_a_push_refused_for_want_of_memory_changes_nothing() -> None:  # P4, P14
-    shard = shard_of(PLAN, spec=Adam(), budget_bytes=60)
-    push(shard, 0, 0.5)
-    shard.push(chunks_of(shard, 1, np.ones(14), cuts=(8,))[0], 0.0)
-    before = state_of(shard)
-    with pytest.raises(QueueFull):
-        shard.push(chunks_of(shard, STEP, np.ones(14), cuts=(8,))[0], 0.0)
-    assert state_of(shard) == before
-    assert (len(shard.assemblies), shard.record.refused_pushes) == (1, 1)
-
-
-def test_a_value_that_is_not_finite_in_the_first_chunk_waits_for_the_last() -> None:  # P4: applied whole or not at all
-    shard = shard_of(PLAN, spec=Adam())
-    first, second = chunks_of(shard, STEP, [math.nan] + [1.0] * 13, cuts=(8,))
-    before = state_of(shard)
-    shard.push(first, 0.0)
-    with pytest.raises(NonFiniteGradient):
-        shard.push(second, 0.0)
-    assert state_of(shard) == before
-    assert (len(shard.assemblies), shard.assemblies.held_bytes) == (0, 0)

@@ -11,10 +11,11 @@ from parashard.errors import MalformedFrame, StaleIncarnation, StalePlan, StaleR
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.optimizers import SGD, Adam, Momentum
 from parashard.plan.variables import Variable
+from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, PushResult, Receipt
 from parashard_server.core.counters import STALENESS_MAX
 from parashard_server.core.shard import Shard
-from support.in_process import STEPS, WEIGHT_AND_BIAS, chunks_of, plan_of, pull, push, shard_of, state_of, variables_of
+from support.in_process import STEPS, WEIGHT_AND_BIAS, plan_of, pull, push, push_for, shard_of, state_of, variables_of
 
 PLAN = plan_of(WEIGHT_AND_BIAS)
 ELEMENTS = 14
@@ -35,17 +36,17 @@ def test_twice_is_once() -> None:  # P1
     shard = shard_of(PLAN, spec=Adam())
     push(shard, 3, 1.0)
     before = state_of(shard)
-    assert push(shard, 3, 1.0, attempt=2) == Receipt(PushResult.DUPLICATE, 1, None)
+    assert push(shard, 3, 1.0) == Receipt(PushResult.DUPLICATE, 1, None)
     assert push(shard, 3, -5.0, pulled_version=0) == Receipt(PushResult.DUPLICATE, 1, None)  # another gradient, too
     assert state_of(shard) == before
     assert (shard.record.applied_pushes, shard.record.duplicate_pushes) == (1, 2)
 
 
-def test_a_repeat_is_a_duplicate_whatever_it_holds() -> None:  # P1, P4: the applied set is looked at first
+def test_a_repeat_is_a_duplicate_whatever_it_holds() -> None:  # P1: the applied set is looked at first
     shard = zeros_shard()
     push(shard, 3, 1.0)
-    (late,) = chunks_of(shard, 3, np.full(4, np.nan), offset_bytes=8, slices=(), total_bytes=9)
-    assert shard.push(late, 0.0).result is PushResult.DUPLICATE
+    late = push_for(shard, 3, np.full(4, np.nan), slices=())
+    assert shard.push(late).result is PushResult.DUPLICATE
 
 
 @given(data=st.data(), steps=st.lists(st.integers(0, STEPS - 1), max_size=30))
@@ -53,8 +54,10 @@ def test_a_repeat_is_a_duplicate_whatever_it_holds() -> None:  # P1, P4: the app
 def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, steps: list[int]) -> None:  # P1
     shard = zeros_shard()
     for step in steps:
-        cuts = data.draw(st.sampled_from([(), (4,), (3, 9)]))
-        result = push(shard, step, 2.0 ** (step % 20), cuts=cuts, attempt=data.draw(st.integers(0, 3))).result
+        content = np.full(4, 2.0 ** (step % 20), "<f4").tobytes()
+        cut = data.draw(st.sampled_from([0, 4, 9]))  # where it lies in two pieces, they are put together
+        pieces = Buffers([content[:cut], content[cut:]])
+        result = push(shard, step, 0.0, payload=pieces).result
         assert result in (PushResult.APPLIED, PushResult.DUPLICATE)
     assert shard.updates.applied == IntervalSet((step, step + 1) for step in set(steps))
     assert pull(shard)[1].tolist() == [float(sum(2 ** (step % 20) for step in set(steps)))] * 4
@@ -79,7 +82,7 @@ def test_a_request_for_another_life_is_refused(changed: dict[str, object], error
     before, target = state_of(shard), dataclasses.replace(shard.identity, **changed)
     for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong life
         with pytest.raises(error):
-            shard.push(chunks_of(shard, step, np.ones(ELEMENTS), target=target)[0], 0.0)
+            shard.push(push_for(shard, step, np.ones(ELEMENTS), target=target))
     with pytest.raises(error):
         shard.pull(PullRun(target, None, 1, 0, 4))
     assert state_of(shard) == before
@@ -150,7 +153,7 @@ def test_an_empty_push_is_a_gradient_of_zeros(spec: SGD) -> None:  # P15
     for shard in (empty, explicit):
         push(shard, 0, 1.0)
     before = state_of(empty)
-    receipt = empty.push(chunks_of(empty, 1, [], slices=())[0], 0.0)
+    receipt = empty.push(push_for(empty, 1, [], slices=()))
     push(explicit, 1, 0.0)
     assert receipt == Receipt(PushResult.APPLIED, 2, None)
     assert state_of(empty) == state_of(explicit)
@@ -159,49 +162,8 @@ def test_an_empty_push_is_a_gradient_of_zeros(spec: SGD) -> None:  # P15
 
 def test_a_skipped_step_is_counted() -> None:  # P6
     shard = zeros_shard()
-    shard.push(chunks_of(shard, 0, [], slices=(), skipped=True)[0], 0.0)
+    shard.push(push_for(shard, 0, [], slices=(), skipped=True))
     assert (shard.record.skipped_steps, shard.updates.applied) == (1, IntervalSet([(0, 1)]))
-
-
-# --- several chunks ---
-
-
-def test_chunks_are_pending_until_the_last() -> None:  # P4
-    shard = zeros_shard()
-    receipts = [shard.push(chunk, 0.0) for chunk in chunks_of(shard, 0, np.arange(4), cuts=(4, 8))]
-    assert [r.result for r in receipts] == [PushResult.PENDING, PushResult.PENDING, PushResult.APPLIED]
-    assert pull(shard)[1].tolist() == [0.0, 1.0, 2.0, 3.0]
-
-
-def test_the_first_whole_attempt_wins_and_drops_the_others() -> None:  # P4
-    shard = zeros_shard()
-    first, second = (chunks_of(shard, 0, np.full(4, float(a)), attempt=a, cuts=(8,)) for a in (1, 2))
-    shard.push(first[0], 0.0)
-    shard.push(second[0], 0.0)
-    assert shard.push(second[1], 0.0).result is PushResult.APPLIED
-    assert len(shard.assemblies) == 0
-    assert shard.push(first[1], 0.0).result is PushResult.DUPLICATE
-    assert pull(shard)[1].tolist() == [2.0] * 4
-
-
-def test_a_late_twin_in_several_chunks_is_one_duplicate() -> None:  # P4
-    shard = zeros_shard()
-    push(shard, 0, 1.0)
-    late = [shard.push(chunk, 0.0).result for chunk in chunks_of(shard, 0, np.ones(4), attempt=2, cuts=(4, 8))]
-    assert late == [PushResult.DUPLICATE] * 3
-    assert shard.record.duplicate_pushes == 1
-    assert shard.record.push_float32_bytes == 2 * 16
-
-
-def test_a_push_on_its_way_when_its_step_is_given_up_is_one_duplicate() -> None:  # P24
-    shard = zeros_shard(round_steps=2)
-    first, second, third = chunks_of(shard, 0, np.ones(4), cuts=(4, 8))
-    assert shard.push(first, 0.0).result is PushResult.PENDING
-    shard.skip(0)
-    assert [shard.push(late, 0.0).result for late in (second, third)] == [PushResult.DUPLICATE] * 2
-    assert (shard.record.duplicate_pushes, shard.assemblies.held_bytes) == (1, 0)
-    assert (shard.record.skipped_steps, shard.record.buffered_pushes) == (1, 1)
-    assert 0 in shard.updates.skipped
 
 
 # --- the journal ---

@@ -13,7 +13,7 @@ from parashard.errors import StaleRound, StoreFailed, Superseded
 from parashard.store import open_store
 from parashard.store.base import Store
 from parashard.store.claims import claim_incarnation
-from support.in_process import chunks_of, push
+from support.in_process import push, push_for
 from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
@@ -97,7 +97,7 @@ def test_a_push_that_copies_what_it_moves_is_counted_as_a_stall(store: MemorySto
 
 def test_what_the_saving_thread_has_copied_is_no_push_s_stall(store: MemoryStore) -> None:
     shard = process(store, every_steps=1)
-    shard.plane.push(chunks_of(shard.shard, 0, gradient_of(shard.shard, 0))[0], 1.0)
+    shard.plane.push(push_for(shard.shard, 0, gradient_of(shard.shard, 0)), 1.0)
     assert shard.shard.storage.uncopied
     shard.checkpointer.save_pending()
     stalled_s = shard.checkpointer.record.stall_s  # by the copies, a lock's hold each

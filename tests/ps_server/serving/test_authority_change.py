@@ -13,13 +13,14 @@ from typer.testing import CliRunner
 from parashard.cli.main import app
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import Greeting
 from parashard.transports.stream import Stream, greet
 from support.fake_plane import TARGET
 from support.stream_cases import DEADLINE_S, echo, serving, soon
+from support.unary_handlers import raw_handlers
 
 ROLES = ("shard", "worker")
 

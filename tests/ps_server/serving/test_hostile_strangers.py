@@ -14,7 +14,7 @@ import pytest
 
 from parashard.errors import QueueFull, Unreachable
 from parashard.protocol import rpc
-from parashard.protocol.rpc import our_errors, raw_handlers
+from parashard.protocol.rpc import our_errors
 from parashard.security.identity import Role
 from parashard.security.roles import PULL, PUSH
 from parashard.transports.base import ShardAddress
@@ -28,6 +28,7 @@ from support.certificates import Certificates
 from support.fake_plane import TARGET, FakePlane
 from support.stream_cases import DEADLINE_S, echo, serving, soon
 from support.tcp_cases import GREETING, push_of
+from support.unary_handlers import raw_handlers
 from support.waiting import eventually
 
 IDLE = 1000

@@ -8,14 +8,9 @@ from hypothesis import strategies as st
 
 from parashard.errors import QueueFull, RetryLater
 from parashard.job.tables import QUEUE_BYTES_LEAST, QUEUE_GRAIN_BYTES, ClusterOptions
-from parashard.protocol.messages import PushChunk, Target
-from parashard_server.core.assembly import Assemblies
-from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
-from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.shm_service import Slots
-from support.in_process import WEIGHT_AND_BIAS, chunks_of, plan_of, shard_of
 
 BUDGET_BYTES = 8 * QUEUE_GRAIN_BYTES
 
@@ -61,32 +56,22 @@ def test_a_kept_room_that_is_too_large_for_what_is_left_is_not_in_the_way() -> N
         assert memory.held_bytes == BUDGET_BYTES
 
 
-def test_another_incarnation_begins_with_all_of_the_memory() -> None:  # P12
-    shard = shard_of(plan_of(WEIGHT_AND_BIAS), budget_bytes=100)
-    memory = shard.assemblies.memory
-    served = ShardHost(shard, AdmissionLock(1), "")
-    shard.push(chunks_of(shard, 0, [1.0] * 14, cuts=(8,))[0], 0.0)
-    assert memory.held_bytes == 56
-    served.replace(shard_of(plan_of(WEIGHT_AND_BIAS), incarnation=2), "", taking_over=lambda shard: None)
-    assert memory.held_bytes == 0
-
-
-STEPS = st.tuples(st.sampled_from(["room", "slot", "chunks", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
+STEPS = st.tuples(st.sampled_from(["room", "slot", "payload", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
 
 
 @given(st.lists(STEPS, max_size=40))
 @settings(deadline=None, max_examples=100)
 def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, int]]) -> None:  # P19
     memory = PushMemory(BUDGET_BYTES, clock=lambda: 0.0)
-    rooms, slots, assemblies = ReceiveBuffers(memory), Slots(memory), Assemblies(memory)
+    rooms, slots = ReceiveBuffers(memory), Slots(memory)
     begun = []
-    for step, (what, size) in enumerate(actions):
-        chunk = PushChunk(Target("r", "d", 1, 0, 1), "w", step, 1, 0, size + 1, (), False, None, b"", "", "w")
+    for what, size in actions:
         try:
             if what == "room":
                 begun.append(rooms.take(size))
-            elif what == "chunks":
-                assemblies.add(chunk, 0.0)
+            elif what == "payload":
+                begun.append(rooms.lent(memoryview(bytes(size)), "w"))
+                begun[-1].__enter__()
             elif what == "slot":
                 begun.append(slots.take(size, "w"))
                 begun[-1].__enter__()
@@ -96,15 +81,14 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
             elif begun:
                 begun.pop(0).__exit__(None, None, None)
         except QueueFull:
-            if what in ("slot", "lent"):
+            if what in ("slot", "payload", "lent"):
                 begun.pop()
         assert memory.held_bytes <= BUDGET_BYTES
-        assert rooms.held_bytes + slots.held_bytes + assemblies.held_bytes <= memory.held_bytes
+        assert rooms.held_bytes + slots.held_bytes <= memory.held_bytes
         assert memory.held_bytes + rooms.kept_bytes <= BUDGET_BYTES
     for context in begun:
         context.__exit__(None, None, None)
-    assemblies.clear()
-    assert (memory.held_bytes, rooms.held_bytes, slots.held_bytes, assemblies.held_bytes) == (0, 0, 0, 0)
+    assert (memory.held_bytes, rooms.held_bytes, slots.held_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.core.shard import Shard
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
-from support.in_process import chunks_of, plan_of, shard_of, variables_of
+from support.in_process import plan_of, push_for, shard_of, variables_of
 
 PLAN = plan_of(variables_of(Variable("w", (4,))))
 
@@ -62,7 +62,7 @@ class Doubles:
         self.waited.append((position, timeout_s))
 
     def push(self, step: int = 0, value: float = 1.0, timeout_s: float = 10.0) -> PushResult:
-        return self.plane.push(chunks_of(self.shard, step, np.full(4, value))[0], timeout_s).result
+        return self.plane.push(push_for(self.shard, step, np.full(4, value)), timeout_s).result
 
     def pull(self, timeout_s: float = 10.0) -> bytes:
         run = PullRun(self.shard.identity, None, None, 0, 16)
@@ -111,14 +111,6 @@ def test_a_duplicate_waits_for_the_log_too() -> None:  # its first push may stil
     it = Doubles()
     assert [it.push(), it.push()] == [PushResult.APPLIED, PushResult.DUPLICATE]
     assert len(it.waited) == 2
-
-
-def test_a_chunk_after_which_more_are_to_come_waits_for_no_disk() -> None:  # the log has nothing of it
-    it = Doubles()
-    chunks = chunks_of(it.shard, 0, np.ones(4), cuts=(4, 8))
-    receipts = [it.plane.push(chunk, 10.0).result for chunk in chunks]
-    assert receipts == [PushResult.PENDING, PushResult.PENDING, PushResult.APPLIED]
-    assert len(it.waited) == 1
 
 
 def test_a_shard_that_stops_refuses_all_at_once() -> None:

@@ -12,6 +12,7 @@ import pytest
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.client.shard_client import ShardClient
 from parashard.errors import (
+    LimitExceeded,
     MalformedFrame,
     NonFiniteGradient,
     NotReady,
@@ -22,14 +23,14 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard.plan.intervals import IntervalSet
-from parashard.protocol import rpc
+from parashard.protocol import rpc, wire
 from parashard.protocol.messages import PushResult
 from parashard.protocol.proto_conversion import intervals_from
 from parashard.transports.base import ShardAddress, View
 from parashard.transports.grpc import SERVICE
 from parashard_server.core.shard import Shard
 from parashard_server.serving.admission_lock import AdmissionLock
-from support.in_process import use_small_chunks
+from support.in_process import push_for, use_small_messages
 from support.shard_process import DIGEST, PLAN, RUN, ShardProcess
 from support.store_fakes import MemoryStore
 
@@ -99,15 +100,15 @@ def test_a_push_moves_what_a_pull_returns() -> None:
         np.testing.assert_array_equal(served.client.pull().variables["weight"], after.variables["weight"])
 
 
-def test_pushes_and_pulls_of_many_chunks(monkeypatch: pytest.MonkeyPatch) -> None:  # P4
-    use_small_chunks(monkeypatch, 8)
+def test_pushes_and_pulls_of_many_messages(monkeypatch: pytest.MonkeyPatch) -> None:  # P4
+    use_small_messages(monkeypatch, 8)
     with serving() as served:
         before = served.client.pull()
         served.client.push(0, GRADIENTS, before)
         after = served.client.pull()
         for name, gradient in GRADIENTS.items():
             np.testing.assert_array_equal(after.variables[name], before.variables[name] + gradient)
-        assert [len(shard.assemblies) for shard in served.shards] == [0, 0]
+        assert [process.builder.push_memory.held_bytes for process in served.processes] == [0, 0]
 
 
 def test_inspect_tells_the_record() -> None:
@@ -179,11 +180,44 @@ def test_a_frame_that_is_not_ours_is_refused() -> None:
     with serving() as served:
         address = served.servers[0].address
         with rpc.connect(address) as channel, rpc.our_errors(address):
-            for method in ("Push", "Pull"):
+            for method in (channel.unary_unary(f"/{SERVICE}/Push"), channel.unary_stream(f"/{SERVICE}/Pull")):
                 with pytest.raises(grpc.RpcError) as refusal:
-                    channel.unary_unary(f"/{SERVICE}/{method}")(b"GET / HTTP/1.1", timeout=DEADLINE_S)
+                    list(method(b"GET / HTTP/1.1", timeout=DEADLINE_S))
                 assert isinstance(rpc.translated(refusal.value, address), MalformedFrame)
         assert served.inspect(0).refused_pushes == 0  # it was no push
+
+
+GROWN = {
+    "nothing after the beginning": ([], "after 8 of the 24 bytes of a push came a message of 0"),
+    "an empty message": ([b""], "came a message of 0"),
+    "more than it declares": ([bytes(17)], "came a message of 17"),
+    "less than it declares": ([bytes(8)], "after 16 of the 24 bytes of a push came a message of 0"),
+}
+
+
+@pytest.mark.parametrize("case", GROWN)
+def test_a_push_whose_messages_are_not_what_it_declares_is_refused_and_holds_nothing(case: str) -> None:  # P4, P14
+    rest, says = GROWN[case]
+    with serving() as served:
+        shard, memory = served.shards[0], served.processes[0].builder.push_memory
+        header = wire.push_header(push_for(shard, 0, np.ones(shard.storage.elements)))
+        header.total_bytes = 24
+        first = wire.encode_frame(header, [memoryview(bytes(8))])
+        address = served.servers[0].address
+        with rpc.connect(address) as channel, pytest.raises(MalformedFrame, match=says), rpc.our_errors(address):
+            channel.stream_unary(f"/{SERVICE}/Push")(iter([first, *rest]), timeout=DEADLINE_S)
+        assert (memory.held_bytes, len(shard.updates.applied)) == (0, 0)
+
+
+def test_a_push_that_no_plan_allows_is_refused_before_memory_is_taken() -> None:  # P19
+    with serving() as served:
+        shard, memory = served.shards[0], served.processes[0].builder.push_memory
+        header = wire.push_header(push_for(shard, 0, np.ones(shard.storage.elements)))
+        header.total_bytes = 1 << 40
+        address = served.servers[0].address
+        with rpc.connect(address) as channel, pytest.raises(LimitExceeded, match="allows"), rpc.our_errors(address):
+            channel.unary_unary(f"/{SERVICE}/Push")(wire.encode_frame(header), timeout=DEADLINE_S)
+        assert memory.held_bytes_max == 0
 
 
 def test_a_stopping_shard_takes_no_push_and_still_answers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
 
-from parashard.errors import QueueFull, RetryLater
+from parashard.errors import QueueFull, RetryLater, Unreachable
 from parashard.job.tables import QUEUE_GRAIN_BYTES
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Variable
@@ -22,18 +23,19 @@ from parashard.protocol import rpc, wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import Push, PushResult, Receipt, Slice
 from parashard.protocol.proto_conversion import plan_message
+from parashard.security import grpc_admission
 from parashard.transports.base import Greeting, ShardAddress
 from parashard.transports.grpc import SERVICE, GrpcTransport
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.stream import Kind, Stream
-from parashard.transports.stream_transport import WHOLE_ATTEMPT, receipt_from
+from parashard.transports.stream_transport import receipt_from
 from parashard.transports.tcp import TcpTransport
-from parashard_server.core.assembly import IDLE_ASSEMBLY_S
 from parashard_server.durability.checkpointer import CheckpointRecord
 from parashard_server.metrics import ShardCollector
+from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
-from support.in_process import plan_of, use_small_chunks, variables_of
+from support.in_process import plan_of, use_small_messages, variables_of
 from support.shard_process import ShardProcess
 from support.store_fakes import MemoryStore
 from support.waiting import eventually
@@ -43,6 +45,24 @@ DEADLINE_S = 60.0  # of what hangs
 PLAN = plan_of(variables_of(Variable("w", (PUSH_BYTES // 4,))))
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine shares no memory between processes")
+
+
+class Halfway:
+    """A push over gRPC whose second message waits."""
+
+    def __init__(self, address: str) -> None:
+        self.go_on = threading.Event()
+        self.call: Any = None
+        self._address = address
+
+    def messages(self, first: bytes, rest: Iterator[bytes]) -> Iterator[bytes]:
+        yield first
+        self.go_on.wait(DEADLINE_S)
+        yield from rest
+
+    def receipt(self) -> Receipt:
+        with rpc.our_errors(self._address):
+            return wire.decode_receipt(self.call.result())
 
 
 class Ports:
@@ -58,7 +78,9 @@ class Ports:
         )
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
-        process.service.add_to(server)
+        ShardService(process.plane, process.served, process.checkpointer, process.lives, self.ports.rooms).add_to(
+            server
+        )
         server.start()
         stack.callback(server.stop, grace_s=0.0)
         self.ports.start()
@@ -66,9 +88,9 @@ class Ports:
         self.where = ShardAddress(server.address, 1, data_address=self.ports.address, local_path=self.ports.local_path)
         self.greeting = Greeting(self.shard.identity, "worker-0")
         channel = stack.enter_context(rpc.connect(server.address))
-        self._message = channel.unary_unary(f"/{SERVICE}/Push")
+        self._push = channel.stream_unary(f"/{SERVICE}/Push")
         self._registry = CollectorRegistry()
-        self._registry.register(ShardCollector(process.host, CheckpointRecord()))
+        self._registry.register(ShardCollector(process.host, self.memory, CheckpointRecord()))
 
     def transport(self, kind: type[GrpcTransport] | type[TcpTransport] | type[ShmTransport]) -> Any:
         transport = kind(self.where, self.greeting)
@@ -80,11 +102,13 @@ class Ports:
         ones = Buffers([np.ones(PUSH_BYTES // 4, np.float32)])
         return Push(self.shard.identity, "worker-0", step, (whole,), False, None, ones)
 
-    def grpc_part(self, step: int, part: int) -> Receipt:
-        """Send one of the two messages of a push."""
-        frame = wire.encode_push(self.push(step), 7, part * QUEUE_GRAIN_BYTES)
-        with rpc.our_errors(self.where.address):
-            return wire.decode_receipt(self._message(frame, timeout=DEADLINE_S))
+    def begin_over_grpc(self, step: int) -> Halfway:
+        """Send the first of the two messages of a push."""
+        halfway = Halfway(self.where.address)
+        self._stack.callback(halfway.go_on.set)
+        first, rest = wire.encode_push(self.push(step))
+        halfway.call = self._push.future(halfway.messages(first, rest), timeout=DEADLINE_S)
+        return halfway
 
     def metric(self, name: str) -> float | None:
         return self._registry.get_sample_value(f"parashard_shard_{name}", {"shard": "0"})
@@ -92,7 +116,7 @@ class Ports:
 
 @pytest.fixture
 def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
-    use_small_chunks(monkeypatch, QUEUE_GRAIN_BYTES)  # a push over gRPC has two messages
+    use_small_messages(monkeypatch, QUEUE_GRAIN_BYTES)  # a push over gRPC has two messages
     monkeypatch.setattr("support.shard_process.RUN", f"budgets-{os.getpid()}")  # its local socket is no other process's
     with ExitStack() as stack:
         yield stack
@@ -101,7 +125,7 @@ def stack(monkeypatch: pytest.MonkeyPatch) -> Iterator[ExitStack]:
 def begin_over_tcp(ports: Ports, step: int) -> Stream:
     """Return a connection whose push has sent half of its payload."""
     stream: Stream = ports.transport(TcpTransport)._connections.take(time.monotonic() + DEADLINE_S)
-    header = wire.push_header(ports.push(step), WHOLE_ATTEMPT).SerializeToString()
+    header = wire.push_header(ports.push(step)).SerializeToString()
     prefix = struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", len(header), PUSH_BYTES)
     half = ports.push(step).payload.pieces[0][: PUSH_BYTES // 2]
     stream._connection.sendall(prefix + header + bytes(half))
@@ -114,13 +138,13 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
     shm.greet(DEADLINE_S)
     halfway = begin_over_tcp(ports, 0)
     eventually(lambda: ports.ports.rooms.held_bytes == PUSH_BYTES, "the push is being received")
-    assert ports.grpc_part(1, 0).result is PushResult.PENDING
+    streaming = ports.begin_over_grpc(1)
+    eventually(lambda: ports.ports.rooms.held_bytes == 2 * PUSH_BYTES, "both are being received")
     second = ports.transport(ShmTransport)
     second.greet(DEADLINE_S)
     assert ports.ports.slots.held_bytes == 2 * PUSH_BYTES
-    assert ports.shard.assemblies.held_bytes == PUSH_BYTES
     for refused in (
-        lambda: ports.grpc_part(2, 0),
+        ports.begin_over_grpc(2).receipt,
         lambda: tcp.push(ports.push(2), DEADLINE_S).result(),
         lambda: ports.transport(ShmTransport).greet(DEADLINE_S),
     ):
@@ -134,7 +158,8 @@ def test_pushes_by_all_ports_share_one_budget(stack: ExitStack) -> None:  # P19
     half = ports.push(0).payload.pieces[0][PUSH_BYTES // 2 :]
     halfway._connection.sendall(bytes(half))
     assert receipt_from(halfway, deadline_s=time.monotonic() + DEADLINE_S).result is PushResult.APPLIED
-    assert ports.grpc_part(1, 1).result is PushResult.APPLIED
+    streaming.go_on.set()
+    assert streaming.receipt().result is PushResult.APPLIED
     assert tcp.push(ports.push(2), DEADLINE_S).result().result is PushResult.APPLIED, "what was refused came again"
     assert grpc.push(ports.push(4), DEADLINE_S).result().result is PushResult.APPLIED
     shm.close()
@@ -151,18 +176,34 @@ def test_where_the_budget_is_one_push_all_get_their_turn(stack: ExitStack) -> No
     halfway = begin_over_tcp(ports, 0)
     eventually(lambda: ports.memory.free_bytes == 0, "the push is being received")
     with pytest.raises(QueueFull):
-        ports.grpc_part(1, 0)
+        ports.begin_over_grpc(1).receipt()
     halfway.close()
     eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
     for step, kind in enumerate((GrpcTransport, TcpTransport, GrpcTransport)):
         assert ports.transport(kind).push(ports.push(step), DEADLINE_S).result().result is PushResult.APPLIED
 
 
-def test_a_push_that_was_given_up_half_way_keeps_no_other_transport_out(stack: ExitStack) -> None:  # P19
+def test_a_push_that_is_cancelled_half_way_keeps_no_other_transport_out(stack: ExitStack) -> None:  # P4, P19
     ports = Ports(1, stack)
     tcp = ports.transport(TcpTransport)
-    assert ports.grpc_part(0, 0).result is PushResult.PENDING
+    halfway = ports.begin_over_grpc(0)
+    eventually(lambda: ports.memory.held_bytes == PUSH_BYTES, "the push is being received")
     with pytest.raises(QueueFull):
         tcp.push(ports.push(1), DEADLINE_S).result()
-    ports.memory.clock = lambda: time.monotonic() + IDLE_ASSEMBLY_S + 1
+    halfway.call.cancel()
+    eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
     assert tcp.push(ports.push(1), DEADLINE_S).result().result is PushResult.APPLIED
+    assert len(ports.shard.updates.applied) == 1, "nothing of the other"
+
+
+def test_a_push_whose_sender_falls_silent_half_way_is_given_up(
+    stack: ExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P4, P19
+    monkeypatch.setattr(grpc_admission, "LOOK_S", 0.01)
+    monkeypatch.setattr(grpc_admission, "MESSAGE_DEADLINE_S", 0.2)
+    ports = Ports(1, stack)
+    halfway = ports.begin_over_grpc(0)
+    with pytest.raises(Unreachable):
+        halfway.receipt()
+    eventually(lambda: ports.memory.held_bytes == 0, "the push was given up")
+    assert ports.transport(GrpcTransport).push(ports.push(0), DEADLINE_S).result().result is PushResult.APPLIED

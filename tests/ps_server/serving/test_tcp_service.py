@@ -51,9 +51,9 @@ class TestPushAndPull:
 
     def test_the_shard_sees_the_whole_push_where_it_was_received(self, served):  # P4
         served.push(push_of(ramp()))
-        [chunk] = served.plane.chunks
-        assert (chunk.step, chunk.offset_bytes, chunk.total_bytes) == (3, 0, 4 * ELEMENTS)
-        assert chunk.slices == (Slice(Partition("w", 0, ELEMENTS), 1),)
+        [push] = served.plane.pushes
+        assert (push.step, push.payload.nbytes) == (3, 4 * ELEMENTS)
+        assert push.slices == (Slice(Partition("w", 0, ELEMENTS), 1),)
         assert served.rooms.held_bytes == 0
 
     def test_a_part_of_the_weights(self, served):
@@ -138,7 +138,7 @@ class TestErrorsOfTheShard:
         with shard(ELEMENTS, budget_bytes=1) as served, served.rooms.take(1):
             with pytest.raises(QueueFull, match="another 65536 would pass 1"):
                 served.push(push_of(ramp()))
-            assert served.plane.chunks == []
+            assert served.plane.pushes == []
             assert served.pull(pull_of())[0] == 0
 
     def test_a_bug_is_told_and_ends_the_connection(self, served):

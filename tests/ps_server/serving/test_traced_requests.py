@@ -14,7 +14,7 @@ from parashard.protocol.messages import PullRun, PushResult
 from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 from parashard_server.serving.traced import RequestSpans
-from support.in_process import chunks_of, plan_of, shard_of, variables_of
+from support.in_process import plan_of, push_for, shard_of, variables_of
 from support.traced_cases import CONTEXT, MALFORMED, Traced, about, ids
 
 PLAN = plan_of(variables_of(Variable("w", (4,))))
@@ -41,9 +41,9 @@ class Doubles:
         self.now_s += self.turn_s
         push = self.shard.push
 
-        def slow(chunk: Any, now_s: float) -> Any:
+        def slow(request: Any) -> Any:
             self.now_s += self.apply_s
-            return push(chunk, now_s)
+            return push(request)
 
         self.shard.push = slow  # type: ignore[method-assign]
         try:
@@ -56,8 +56,8 @@ class Doubles:
             raise self.log_error
 
     def push(self, step: int = 0, value: float = 1.0, traceparent: str = CONTEXT, **more: Any) -> PushResult:
-        chunk = chunks_of(self.shard, step, np.full(4, value), traceparent=traceparent, **more)[0]
-        return self.plane.push(chunk, 10.0).result
+        request = push_for(self.shard, step, np.full(4, value), traceparent=traceparent, **more)
+        return self.plane.push(request, 10.0).result
 
     def pull(self, traceparent: str = CONTEXT, round_: int | None = None) -> bytes:
         run = PullRun(self.shard.identity, round_, 3, 0, 16, traceparent=traceparent)
@@ -72,7 +72,7 @@ def test_a_push_is_below_its_worker_and_the_apply_below_the_push() -> None:
     assert ids(push)[::2] == (WORKERS_TRACE, WORKERS_SPAN)
     assert ids(apply)[::2] == (WORKERS_TRACE, ids(push)[1])
     assert about(push, "run", "shard", "incarnation", "step", "worker") == ["run-1", 0, 4, 3, "worker-0"]
-    assert about(push, "bytes", "offset_bytes", "result", "version") == [16, 0, "applied", 1]
+    assert about(push, "bytes", "result", "version") == [16, "applied", 1]
     assert about(apply, "shard", "step", "version", "round") == [0, 3, 1, None]
 
 
@@ -91,14 +91,6 @@ def test_a_duplicate_is_told_and_applies_nothing() -> None:  # P1
     assert it.push() is PushResult.DUPLICATE
     assert it.traced.names() == ["apply", "push", "push"]
     assert about(it.traced.spans[2], "result") == ["duplicate"]
-
-
-def test_only_the_chunk_that_completes_a_push_applies_it() -> None:
-    it = Doubles()
-    for chunk in chunks_of(it.shard, 0, np.ones(4), cuts=(8,), traceparent=CONTEXT):
-        it.plane.push(chunk, 10.0)
-    assert it.traced.names() == ["push", "apply", "push"]
-    assert [about(it.traced.spans[i], "offset_bytes", "result") for i in (0, 2)] == [[0, "pending"], [8, "applied"]]
 
 
 def test_a_round_is_applied_by_the_request_that_names_the_next_and_is_told_as_a_round() -> None:  # P10

@@ -7,7 +7,7 @@ from parashard.errors import NonFiniteGradient
 from parashard.plan.variables import Variable
 from parashard_server.core.shard import Shard
 from parashard_server.state.pulled_weights import PulledWeights
-from support.in_process import COUNTING, chunks_of, plan_of, pull, push, shard_of, state_of, variables_of
+from support.in_process import COUNTING, plan_of, pull, push, push_for, shard_of, state_of, variables_of
 
 LAMBDA = 0.5
 
@@ -67,9 +67,9 @@ def test_an_overflow_is_refused_every_time() -> None:  # P14: the refusal keeps 
     pull(shard, step=1)
     push(shard, 0, 3.0)
     before = state_of(shard)
-    for attempt in (1, 2):
+    for _ in range(2):
         with pytest.raises(NonFiniteGradient, match="delay compensation overflows"):
-            push(shard, 1, 1e30, pulled_version=0, attempt=attempt)
+            push(shard, 1, 1e30, pulled_version=0)
         assert state_of(shard) == before
 
 
@@ -101,6 +101,6 @@ def test_the_push_itself_is_only_read() -> None:
     shard = compensating()
     pull(shard, step=1)
     push(shard, 0, 3.0)
-    (chunk,) = chunks_of(shard, 1, np.full(4, 2.0), pulled_version=0)
-    shard.push(chunk, 0.0)
-    assert np.frombuffer(chunk.payload, "<f4").tolist() == [2.0] * 4
+    request = push_for(shard, 1, np.full(4, 2.0), pulled_version=0)
+    shard.push(request)
+    assert np.frombuffer(request.payload.whole(), "<f4").tolist() == [2.0] * 4

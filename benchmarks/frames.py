@@ -1,0 +1,212 @@
+"""Count the functions of ours that one push and one pull pass through, over each transport.
+
+    python -m benchmarks.frames [--transports shm tcp grpc]
+
+The worker's half is a real `StepLoop`; the shard is a real one in this process, with its ports and threads; a
+coordinator runs beside it. A profiler of each thread notes every call of a function of ours. Two things are counted:
+
+- the way: the frames that a debugger shows, from `StepLoop` to where the request leaves Python, and from the thread of
+  a connection to the kernel that moves the weights (of a pull: to where its weights are read);
+- all: every function that is called at least once, also those that only look after deadlines, locks and counters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import math
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import CodeType, FrameType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import structlog
+
+from benchmarks.races.ballast import COLUMNS
+from benchmarks.races.ours import JOB
+from benchmarks.tables import table
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import ShardClient
+from parashard.job.layers import parse_set
+from parashard.job.load import as_toml, load_job
+from parashard.launch.local_cluster import MODULES, LocalCluster
+from parashard.process.arguments import service_arguments
+from parashard.process.coordinator_watchdog import connecting_arguments
+from parashard.process.shell import Stop
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.protocol.proto_conversion import plan_from, view_from
+from parashard.transports.choosing import connect_by
+from parashard_server.__main__ import serve
+from parashard_worker.loop import StepLoop
+
+ROOT = Path(__file__).parents[1]
+OURS = tuple(str(ROOT / folder) + "/" for folder in ("parashard", "ps_server", "worker"))
+GENERATED = str(ROOT / "parashard" / "_proto") + "/"
+KERNELS = "/state/kernels/"
+READS = {"moved"}  # Storage.moved: what a pull is answered with
+LEAVES = {"sendmsg", "send"}
+CALLS = {"future", "__call__"}
+"""Where a request leaves our Python: a system call, or a method of gRPC's."""
+ELEMENTS = 4 << 20  # 16 MiB, so that what comes in pieces does
+
+
+class Calls:
+    """What a profiler has seen of functions of ours, while it looks."""
+
+    def __init__(self) -> None:
+        self.looking = False
+        self.worker = threading.get_ident()
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.called: dict[str, set[CodeType]] = {"worker": set(), "shard": set()}
+        self.way: dict[str, list[CodeType]] = {"worker": [], "shard": []}
+
+    def profile(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Note a call; what `sys.setprofile` takes."""
+        if not self.looking:
+            return
+        side = "worker" if threading.get_ident() == self.worker else "shard"
+        code = frame.f_code
+        if event == "call" and _is_ours(code):
+            self.called[side].add(code)
+            if side == "shard" and (_enters_kernel(frame) or code.co_name in READS):
+                self._note(side, frame)
+        elif side == "worker" and (
+            (event == "c_call" and getattr(argument, "__name__", "") in LEAVES)
+            or (event == "call" and code.co_name in CALLS and "/grpc/" in code.co_filename)
+        ):
+            self._note(side, frame)
+
+    def _note(self, side: str, frame: FrameType | None) -> None:
+        """Keep the deepest way."""
+        found = []
+        while frame is not None:
+            if _is_ours(frame.f_code):
+                found.append(frame.f_code)
+            frame = frame.f_back
+        if len(found) > len(self.way[side]):
+            self.way[side] = found[::-1]
+
+
+def _is_ours(code: CodeType) -> bool:
+    """Tell a function of ours; a comprehension is part of the one around it."""
+    name = code.co_filename
+    return name.startswith(OURS) and not name.startswith(GENERATED) and code.co_name not in ("<listcomp>", "<genexpr>")
+
+
+def _enters_kernel(frame: FrameType) -> bool:
+    caller = frame.f_back
+    return KERNELS in frame.f_code.co_filename and caller is not None and KERNELS not in caller.f_code.co_filename
+
+
+@contextmanager
+def cluster(transport: str) -> Iterator[ShardClient]:
+    """Start a coordinator, and a shard in this process; yield a client."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        settings = [
+            f"model.elements={ELEMENTS}",
+            "data.examples=1000000",
+            'cluster.launcher="external"',
+            f'cluster.transport="{transport}"',
+        ]
+        job = load_job(JOB, [parse_set(setting) for setting in settings], {}).job
+        (folder / "job.toml").write_text(as_toml(job))
+        processes, stop = LocalCluster(folder), Stop()
+        arguments = ["--job", str(folder / "job.toml"), "--run-dir", name, "--model-folder", str(JOB.parent)]
+        processes.start("coordinator", MODULES["coordinator"], arguments)
+        coordinator = CoordinatorClient(find_coordinator(name), where=name)
+        reply = coordinator.get_job()
+        shard = threading.Thread(target=serve, args=(_shard_arguments(name), stop, None))
+        shard.start()
+        plan, connect = plan_from(reply.plan), connect_by(job.cluster.transport)
+        client = ShardClient(reply.run_id, reply.job_digest, plan, "worker-0", connect=connect)
+        try:
+            client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+            yield client
+        finally:
+            client.close()
+            stop.ask("measured")
+            shard.join()
+            coordinator.close()
+            processes.end()
+
+
+def _shard_arguments(run_dir: str) -> argparse.Namespace:
+    parser = service_arguments("")
+    connecting_arguments(parser)
+    parser.set_defaults(index=0, device="", data_port=0, advertise_data=None, linger_s=math.inf)
+    return parser.parse_args(["--connect", run_dir])
+
+
+def counted(transport: str, calls: Calls) -> tuple[list[list[str]], str]:
+    """Return a row of the table for a push and a pull, and the ways as text."""
+    gradient = {"ballast": np.ones((ELEMENTS // COLUMNS, COLUMNS), np.float32)}
+    rows, ways = [], []
+    with cluster(transport) as client:
+        leasing: Any = SimpleNamespace(view=0)
+        task: Any = SimpleNamespace(round_steps=None)
+        loop = StepLoop(task, client, leasing, depth=0)
+        for step in range(3):  # the third finds connections and buffers as every later one does
+            calls.clear()
+            calls.looking = step == 2
+            pulled = loop._pull(pb.Grant(step=step))
+            calls.looking = False
+            pull = (calls.called, calls.way)
+            calls.clear()
+            calls.looking = step == 2
+            loop._push(pb.Grant(step=step), gradient, pulled)
+            calls.looking = False
+        for operation, (called, way) in (("push", (calls.called, calls.way)), ("pull", pull)):
+            files = {code.co_filename for side in way.values() for code in side}
+            every = called["worker"] | called["shard"]
+            rows.append(
+                [
+                    transport,
+                    operation,
+                    str(len(way["worker"])),
+                    str(len(way["shard"])),
+                    str(len(way["worker"]) + len(way["shard"])),
+                    str(len(files)),
+                    str(len(every)),
+                    str(len({code.co_filename for code in every})),
+                ]
+            )
+            for side in ("worker", "shard"):
+                ways.append(f"{transport} {operation}, {side}:")
+                ways += [f"  {_named(code)}" for code in way[side]]
+    return rows, "\n".join(ways)
+
+
+def _named(code: CodeType) -> str:
+    return f"{Path(code.co_filename).relative_to(ROOT)}: {code.co_qualname}"
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Print the table, and the ways."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=["shm", "tcp", "grpc"])
+    arguments = parser.parse_args(argv)
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    calls = Calls()
+    threading.setprofile(calls.profile)  # of threads that begin from now on: all of the shard's
+    sys.setprofile(calls.profile)
+    rows, ways = [], []
+    for transport in arguments.transports:
+        found, way = counted(transport, calls)
+        rows += found
+        ways.append(way)
+    sys.setprofile(None)
+    heads = ["transport", "operation", "way, worker", "way, shard", "way", "its files", "all functions", "all files"]
+    sys.stdout.write(table(heads, rows) + "\n\n```\n" + "\n\n".join(ways) + "\n```\n")
+
+
+if __name__ == "__main__":
+    main()
