@@ -78,7 +78,7 @@ class Ports:
         )
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
-        ShardService(process.plane, process.served, process.checkpointer, process.lives, self.ports.rooms).add_to(
+        ShardService(process.plane, process.host, process.checkpointer, process.lives, self.ports.rooms).add_to(
             server
         )
         server.start()
