@@ -1,6 +1,7 @@
 """The shape of the tree: who may import what, what the contracts must say, and that the map shows what is there."""
 
 import ast
+import logging
 import re
 import subprocess
 import sys
@@ -61,6 +62,17 @@ def importers_of(*modules: str) -> set[str]:
 # --- imports ---
 
 
+@pytest.fixture
+def _loggers_kept() -> Iterator[None]:
+    """Undo what import-linter does to every logger that there is: it turns it off."""
+    loggers = [it for it in logging.root.manager.loggerDict.values() if isinstance(it, logging.Logger)]
+    turned_off = [it.disabled for it in loggers]
+    yield
+    for logger, off in zip(loggers, turned_off, strict=True):
+        logger.disabled = off
+
+
+@pytest.mark.usefixtures("_loggers_kept")
 def test_the_import_rules_hold(monkeypatch):
     monkeypatch.chdir(ROOT)
     assert importlinter.lint_imports(config_filename="pyproject.toml", cache_dir=None) == 0
