@@ -17,6 +17,8 @@ from support.report_oracle import evaluations_of, misreported
 
 DEADLINE_S = 100.0
 
+pytestmark = pytest.mark.full("a test of what the tests of clusters judge by, on a run of its own")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:

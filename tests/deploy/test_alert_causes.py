@@ -22,7 +22,12 @@ from support.prometheus_server import PrometheusServer, needs_prometheus
 from support.troubled_model import NOT_FINITE
 from support.watched_run import watch
 
-pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
+pytestmark = [
+    pytest.mark.xdist_group("more clusters"),
+    pytest.mark.timeout(900),
+    pytest.mark.full("a real Prometheus over real runs; `promtool` plays the alerts in test_prometheus_rules.py"),
+    needs_prometheus,
+]
 
 JOB = "tests/deploy/troubled.toml"
 LOST_STEPS = 100

@@ -35,7 +35,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+@pytest.mark.parametrize(
+    "host", [pytest.param("127.0.0.1", marks=pytest.mark.smoke), pytest.param("::1", marks=needs_ipv6)]
+)
 def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path, host):
     sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
     coordinator = start(

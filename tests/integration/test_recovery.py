@@ -102,6 +102,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: Lo
     assert "restored p1/s1/i1/c" in restored(run, 1)[1]
 
 
+@pytest.mark.smoke
 def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(400)
@@ -124,6 +125,7 @@ def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJ
     assert "restored p1/s0/i1/c" in restored(again, 0)[1]
 
 
+@pytest.mark.smoke
 def test_rounds_end_with_the_same_bits_whatever_is_killed(
     start_run: Start, digits: LongJob, faultless_digest: str
 ) -> None:  # P12

@@ -26,7 +26,7 @@ def parashard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.smoke), "grpc"])
 def test_certificates_change_and_no_push_is_lost(
     start_run: Start, certificates: Certificates, tmp_path: Path, transport: str
 ) -> None:

@@ -93,6 +93,7 @@ def own_job(folder: Path, poison: int = -1, hangs: bool = False) -> str:
     return str(folder / "own.toml")
 
 
+@pytest.mark.smoke
 def test_the_demo_reaches_its_accuracy_and_writes_its_files(start_run: Start, tmp_path: Path) -> None:
     run = start_run("examples/digits.toml", "--output", str(tmp_path / "out" / "final.safetensors"))
     report = run.report()

@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 
@@ -62,7 +62,6 @@ def test_warm_up_is_linear_and_then_the_curve_begins(schedule: Schedule) -> None
 
 
 @given(schedule=st.sampled_from(ALL), warmup=st.integers(0, 5), t=st.integers(1, 10**9))
-@settings(deadline=None, max_examples=100)
 def test_every_factor_lies_between_zero_and_one(schedule: Schedule, warmup: int, t: int) -> None:
     assert 0.0 <= schedule.model_copy(update={"warmup_steps": warmup}).factor(t) <= 1.0
 

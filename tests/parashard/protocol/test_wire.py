@@ -5,7 +5,7 @@ import struct
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import tensor_pb2
@@ -59,7 +59,6 @@ def framed(push: Push) -> bytes:
     return wire.encode_push(push, 2)
 
 
-@settings(deadline=None, max_examples=100)
 @given(pushes, u64s, st.data())
 def test_each_chunk_of_a_push_says_all_but_the_slices_and_the_first_those_too(push, attempt, data):
     offset = data.draw(st.integers(0, push.payload.nbytes))
@@ -77,13 +76,11 @@ def test_each_chunk_of_a_push_says_all_but_the_slices_and_the_first_those_too(pu
     )
 
 
-@settings(deadline=None, max_examples=100)
 @given(receipts)
 def test_a_receipt_comes_out_as_it_went_in(receipt):
     assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
-@settings(deadline=None, max_examples=100)
 @given(pulls)
 def test_a_pull_comes_out_as_it_went_in(run):
     assert wire.decode_pull(wire.encode_pull(run)) == run
@@ -103,7 +100,6 @@ def test_nothing_and_zero_are_told_apart():
         assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
-@settings(deadline=None, max_examples=50)
 @given(u64s, st.lists(st.floats(width=32), min_size=1, max_size=30), st.data())
 def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
     content = np.asarray(values, "<f4").data.cast("B")
@@ -114,7 +110,6 @@ def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
     assert decoded == (version, [(run.offset_bytes, run.values) for run in runs])
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.text("abc", max_size=40), st.binary(max_size=40))
 def test_the_payload_is_aligned_and_lies_behind_zeros(worker, payload):
     frame = framed(push_of(payload, worker))

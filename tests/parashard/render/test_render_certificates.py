@@ -173,6 +173,7 @@ def secrets(tmp_path_factory) -> tuple[Path, Path]:
     return folder / "made", folder / "applied"
 
 
+@pytest.mark.full("a shell script that makes a dozen keys by openssl; `parashard certs` has tests of its own")
 class TestTheScript:
     """secrets.sh: what a cluster without cert-manager is given."""
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, QueueFull, UnknownAttempt
@@ -175,7 +175,6 @@ def test_a_first_chunk_that_does_not_fit_reserves_nothing() -> None:  # P4, P14
     data=st.data(),
     sizes=st.lists(st.integers(0, 24), min_size=1, max_size=4),
 )
-@settings(deadline=None, max_examples=80)
 def test_attempts_never_mix_however_their_chunks_interleave(data: st.DataObject, sizes: list[int]) -> None:  # P4
     assemblies, arriving = Assemblies(PushMemory(1 << 20)), []
     for attempt, size in enumerate(sizes, start=1):  # each attempt at the one step has bytes of its own

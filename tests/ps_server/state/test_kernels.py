@@ -5,10 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard_server.state.kernels import fused, reference
+from support.tiers import fewer
 
 COMMON: dict[str, Any] = {"learning_rate": 0.05, "weight_decay": 0.01, "clip": 1.5, "scale": 0.25}
 ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
@@ -67,7 +68,7 @@ def test_fused_and_reference_give_the_same_bits(kind: str, size: int) -> None:
 @pytest.mark.parametrize("kernels", [fused, reference])
 @pytest.mark.parametrize("kind", [k for k in KERNELS if k != "lamb"])
 @given(cuts=st.lists(st.integers(0, 1003), max_size=6).map(lambda cuts: tuple(sorted(cuts))))
-@settings(deadline=None, max_examples=15)
+@fewer(4)
 def test_a_cut_changes_no_bit(kind: str, kernels: Any, cuts: tuple[int, ...]) -> None:
     assert_same_bits(run(kernels, kind, 1003, cuts), run(kernels, kind, 1003))
 
