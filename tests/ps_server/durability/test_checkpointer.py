@@ -258,7 +258,7 @@ def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P
     older, newer = process(store), process(store)
     older.push(0)
     before = dict(store.contents)
-    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
+    with pytest.raises(Superseded):
         older.checkpointer.take()
     assert store.contents == before
     assert isinstance(older.lifecycle.claims.superseded, Superseded), "it ends"  # P23

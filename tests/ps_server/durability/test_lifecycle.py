@@ -158,7 +158,7 @@ def test_a_process_that_has_a_successor_does_not_come_before_it_again(store: Mem
     shard = process(store)
     at_round(shard, 1)
     claim_incarnation(store, "shard-0")
-    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
+    with pytest.raises(Superseded):
         shard.lifecycle.roll_back(0, incarnation=1)
     assert shard.shard.identity.incarnation == 1
     assert isinstance(shard.lifecycle.claims.superseded, Superseded), "its process ends"  # P23
