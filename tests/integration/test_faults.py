@@ -42,7 +42,6 @@ def test_the_ledger_balances_with_one_worker_after_another_killed(  # P1, P4, P5
     job.let_end()
     report = run.report()
     assert report["ledger_wrong"] == 0
-    assert report["steps_applied"] == [report["steps_total"]] * 2
     assert report["worker_restarts"] >= 1
     assert not run.left_over()
 
@@ -57,7 +56,6 @@ def test_the_ledger_balances_in_every_consistency(start_run: Start, tmp_path: Pa
     job.let_end()
     report = run.report()
     assert report["ledger_wrong"] == 0
-    assert report["steps_applied"] == [report["steps_total"]] * 2
 
 
 def test_sync_ends_with_the_fault_free_bits_when_a_worker_is_killed(  # P10, P11

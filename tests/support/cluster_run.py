@@ -21,6 +21,7 @@ from parashard.errors import ParashardError, RetryLater
 from parashard.launch.local_cluster import MODULES
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
+from support.report_oracle import store_of, unsaved
 from support.waiting import eventually
 
 DEADLINE_S = 300.0  # a command that starts in a second takes minutes where twenty others run
@@ -49,10 +50,12 @@ class ClusterRun:
         )
 
     def report(self) -> dict[str, Any]:
-        """Wait for the end and return the report; the job must have succeeded."""
+        """Return the report of a job that ends well, with every step in the last manifest of every shard (P1)."""
         out = self.wait()
         assert self.process.returncode == 0, self.complaint()
-        return json.loads(out.splitlines()[-1])
+        report = json.loads(out.splitlines()[-1])
+        assert unsaved(store_of(self.dir), report) == []
+        return report
 
     def wait(self, deadline_s: float = DEADLINE_S) -> str:
         """Wait for the end and return standard output."""
