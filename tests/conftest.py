@@ -18,8 +18,10 @@ import tenacity
 import tenacity.nap
 from hypothesis import settings
 
+from parashard.store.base import Store
 from support import tiers
 from support.certificates import Certificates
+from support.store_fakes import MemoryStore
 
 BUCKET = "checkpoints"
 
@@ -51,6 +53,12 @@ def xp_gpu() -> Any:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return what makes certificates, each once a session."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def store() -> Store:
+    """Return an empty store in memory, which fails as a test asks it to; tests of other stores have their own."""
+    return MemoryStore()
 
 
 @pytest.fixture

@@ -18,11 +18,6 @@ from support.shard_process import ADAM, ShardProcess, bits_in, bits_of, gradient
 from support.store_fakes import MemoryStore
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def process(store: Store, index: int = 0, *, consistency: str = "async", **checkpoint: Any) -> ShardProcess:
     options = {"every_s": 0.0, **checkpoint}
     return ShardProcess(store, index, optimizer=ADAM, consistency=consistency, checkpoint=options)

@@ -15,11 +15,6 @@ from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def process(store: MemoryStore, *, consistency: str = "sync:2", every_steps: int = 2) -> ShardProcess:
     checkpoint: dict[str, Any] = {"every_s": 0.0, "every_steps": every_steps}
     return ShardProcess(store, optimizer=ADAM, consistency=consistency, checkpoint=checkpoint)
