@@ -31,8 +31,7 @@ from support.resolved_job import resolved_here
 from support.served_core import lease_request, worker_request
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
-
-DEADLINE_S = 60.0
+from support.waiting import DEADLINE_S
 
 
 def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Coordination:

@@ -18,8 +18,8 @@ import pytest
 from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_FAULTS, Faults, Link, Proxy
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 HELD_S = 0.05  # how long a byte that must not come is listened for; one that may come does within a millisecond
 
 Connect = Callable[..., socket.socket]

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.transports.socket_io import IOVECS_MAX, LOCAL_BUFFER_BYTES, PlainIo, is_own_user, rest_of, tune
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 def soon() -> float:
