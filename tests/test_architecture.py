@@ -161,6 +161,20 @@ def test_the_map_shows_every_package():
 # --- the tests ---
 
 
+def test_the_map_of_what_tests_share_shows_every_file():
+    folder = ROOT / "tests" / "support"
+    text = (folder / "README.md").read_text()
+    assert [path.name for path in sorted(folder.glob("*.py")) if f"`{path.name}`" not in text] == []
+
+
+def test_no_test_imports_from_a_test_file():
+    tests = sorted((ROOT / "tests").rglob("*.py"))
+    names = {path.stem for path in tests if path.stem.startswith("test_")}
+    assert {
+        str(path): found for path in tests if (found := {m.partition(".")[0] for m in imports_of(path)} & names)
+    } == {}
+
+
 def test_names_of_test_files_are_unique():
     # pytest imports them by their bare names, since their folders are no packages.
     names = [path.name for path in (ROOT / "tests").rglob("*.py") if path.name != "conftest.py"]
