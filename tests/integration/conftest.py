@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_run import ROOT, ClusterRun
+from support.cluster_run import ClusterRun
+from support.command_run import ROOT
 
 TIMEOUT_S = 900
 

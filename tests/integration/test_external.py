@@ -14,7 +14,8 @@ from parashard.launch.local_cluster import MODULES
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import ADDRESS_FILE, address_in
 from parashard.store import open_store
-from support.cluster_run import DEADLINE_S, ROOT, eventually
+from support.cluster_run import DEADLINE_S, eventually
+from support.command_run import ROOT
 from support.ipv6 import needs_ipv6
 from support.report_oracle import unsaved
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]

@@ -18,7 +18,8 @@ from safetensors.numpy import load_file
 from parashard._proto import coordinator_pb2 as pb
 from parashard.job.load import load_job
 from parashard.store import open_store
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]

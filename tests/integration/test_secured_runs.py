@@ -15,7 +15,8 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from support.certificates import EXPIRED, WRONG_CA, Certificates
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]

@@ -15,7 +15,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 from safetensors.numpy import load_file
 
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
