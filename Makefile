@@ -9,14 +9,18 @@ DATA ?= mnist
 SEEDS ?= 1500
 JOBS ?= 2
 
-.PHONY: demo test test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers clean
+.PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
+.PHONY: clean
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
 
-test: $(READY)  ## every test that needs no GPU
-	$(BIN)/python -m pytest -rs -n 2 --dist loadgroup
+test: $(READY)  ## every promise once, in five minutes on two cores: all but the tests marked full
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not full"
+
+test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
+	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers

@@ -1,4 +1,8 @@
-"""Fixtures that several folders of tests share."""
+"""What all tests share: the two tiers, and fixtures of several folders.
+
+`make test` leaves out what is marked `full` and draws the examples of Hypothesis' profile `quick`; `make test-all` runs
+everything, with the profile `full`.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +16,24 @@ from typing import Any
 import pytest
 import tenacity
 import tenacity.nap
+from hypothesis import settings
 
+from parashard.store.base import Store
+from support import tiers
 from support.certificates import Certificates
+from support.store_fakes import MemoryStore
 
 BUCKET = "checkpoints"
+
+settings.load_profile(tiers.QUICK)  # --hypothesis-profile chooses another
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Refuse a test that is left out of `make test` without a reason."""
+    for item in items:
+        for mark in item.iter_markers("full"):
+            if len(mark.args) != 1 or mark.kwargs:
+                raise pytest.UsageError(f"{item.nodeid}: `full` takes one argument, why `make test` can do without it")
 
 
 @pytest.fixture(scope="session")
@@ -35,6 +53,12 @@ def xp_gpu() -> Any:
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
     """Return what makes certificates, each once a session."""
     return Certificates(tmp_path_factory.mktemp("certificates"))
+
+
+@pytest.fixture
+def store() -> Store:
+    """Return an empty store in memory, which fails as a test asks it to; tests of other stores have their own."""
+    return MemoryStore()
 
 
 @pytest.fixture

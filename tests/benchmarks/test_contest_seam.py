@@ -17,11 +17,11 @@ from benchmarks.peers import mnist, seam
 from benchmarks.peers.environments import python_of
 from benchmarks.races.contestants import Contestant, Running, in_turns
 from parashard.errors import ConfigurationError, JobFailed
+from support.waiting import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"size_bytes": 4096, "repeats": 5}
 ENDLESS_S = 3600
-DEADLINE_S = 60.0  # of what hangs
 
 
 class Fake(seam.PushPull):

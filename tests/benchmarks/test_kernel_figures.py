@@ -17,6 +17,7 @@ def _threads_as_before() -> Iterator[None]:
     fused.use_threads(before)
 
 
+@pytest.mark.full("a turn of a benchmark, no promise of the product")
 def test_every_kernel_is_measured_on_one_thread_and_on_all() -> None:
     rows = kernels.rows(1, 2, kernels.measure(1, 2, turns=1))
     measured = {(row["kernel"], row["threads"]) for row in rows}

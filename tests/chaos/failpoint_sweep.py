@@ -57,7 +57,7 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
     armed = {SPEC_VARIABLE: spec(sweep, times), FOLDER_VARIABLE: str(markers), SEED_VARIABLE: str(seed)}
     kills = times * (len(sweep.failpoints) + FUEL_TIMES * len(sweep.fuel))
     provoke = sweep.provoke() if sweep.provoke else None
-    with JobRun(at, ["run", *job, "--consistency", sweep.policy], armed) as run:
+    with JobRun(at, ["run", *job, "--consistency", sweep.policy], environ=armed) as run:
         ended = run.wait(
             time.monotonic() + DEADLINE_S + KILL_S * kills,
             lambda: provoke(run, firings(markers), times) if provoke else None,

@@ -17,7 +17,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from job_run import ROOT, JobRun
+from job_run import JobRun
+
+from support.command_run import ROOT
 
 ONCE = 2  # of what a life passes once: half of the lives die of it
 STOP_EVERY_S = 0.5

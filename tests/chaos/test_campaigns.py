@@ -23,7 +23,10 @@ ON_LINKS = ("--partition", "--delay")
 ENVIRONMENT = ("--hang", "--stray")
 MEAN_INTERVAL_S = 0.7
 
+full = pytest.mark.full("campaigns on real processes; the simulation has the same faults in virtual time")
 
+
+@full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed", "kinds"),
@@ -55,6 +58,7 @@ def test_every_promise_is_kept_under_faults(  # P1-P14, P22, P23
     assert campaign.faults.total() >= FAULTS
 
 
+@full
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed"),

@@ -13,6 +13,7 @@ def test_the_sweeps_kill_at_every_failpoint():
     assert sorted(name for sweep in SWEEPS for name in sweep.failpoints) == sorted(FAILPOINTS)
 
 
+@pytest.mark.full("a kill at every failpoint; the five clusters and the simulation kill every role")
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("sweep", SWEEPS, ids=lambda sweep: sweep.name)
 def test_every_promise_is_kept_by_whoever_is_killed_at(sweep: Sweep, tmp_path: Path) -> None:  # P1-P14, P18

@@ -17,6 +17,8 @@ from support.report_oracle import evaluations_of, misreported
 
 DEADLINE_S = 100.0
 
+pytestmark = pytest.mark.full("a test of what the tests of clusters judge by, on a run of its own")
+
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Mapping[str, Any]]:
@@ -38,6 +40,7 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
         ({"held_out": {"accuracy": 0.99999}}, "held-out accuracy is 0.99999, and the final weights have 0."),
         ({"held_out": {"loss": None}}, "held-out loss is None, and the final weights have "),
         ({"steps_applied": [45, 44]}, "steps_applied is [45, 44], and the shards saved [45, 45] steps"),
+        ({"shards": 3}, "shards is 3, and 2 have saved"),
         ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
         ({"skipped_steps": 7}, "skipped_steps is 7, and the shards saved 0"),
         ({"partly_skipped": 3}, "partly_skipped is 3, and the shards saved 0"),

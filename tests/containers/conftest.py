@@ -1,7 +1,8 @@
 """Real containers, where they are asked for and an engine can be had; what a test leaves behind goes with it.
 
-PARASHARD_CONTAINERS=1 (`make test-containers` sets it) asks for them: without it nothing here is collected, since the
-first run builds a base image, fetches wheels and takes minutes. `docs/containers.md` says what a machine needs.
+PARASHARD_CONTAINERS=1 (`make test-all` and `make test-containers` set it) asks for them: without it nothing here is
+collected, since the first run builds a base image, fetches wheels and takes minutes. `docs/containers.md` says what a
+machine needs.
 """
 
 from __future__ import annotations

@@ -5,6 +5,10 @@ Ten thousand flips: `PYTHONPATH=.:tests python tests/damage/checkpoint_damage.py
 
 from checkpoint_damage import FILES, PAGE_BYTES, Damage, flip_bits, lose_pages, truncate_files
 
+from support.tiers import by_tier
+
+FLIPS = by_tier(quick=100, full=500)
+
 
 def test_truncation_at_each_page_boundary_and_at_each_of_the_last_64_bytes():
     lengths = [len(Damage().content(name)) for name in FILES]
@@ -17,7 +21,7 @@ def test_truncation_at_each_page_boundary_and_at_each_of_the_last_64_bytes():
 
 def test_flipped_bits():
     # SHA-256 covers every bit of every file, so that not even a harmless one is missed.
-    assert flip_bits(500, seed=1) == {"detected": 500}
+    assert flip_bits(FLIPS, seed=1) == {"detected": FLIPS}
 
 
 def test_lost_pages():

@@ -17,12 +17,18 @@ import pytest
 from deploy.prometheus.targets import follow
 from parashard.launch.local_cluster import MODULES
 from parashard.protocol.coordinator_client import ADDRESS_FILE
-from support.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually, sets
+from support.cluster_run import DEADLINE_S, eventually, sets
+from support.command_run import DIES_WITH_US, ROOT
 from support.prometheus_server import PrometheusServer, needs_prometheus
 from support.troubled_model import NOT_FINITE
 from support.watched_run import watch
 
-pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
+pytestmark = [
+    pytest.mark.xdist_group("more clusters"),
+    pytest.mark.timeout(900),
+    pytest.mark.full("a real Prometheus over real runs; `promtool` plays the alerts in test_prometheus_rules.py"),
+    needs_prometheus,
+]
 
 JOB = "tests/deploy/troubled.toml"
 LOST_STEPS = 100

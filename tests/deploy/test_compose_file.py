@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
+from support.waiting import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "deploy" / "compose" / "compose.yaml"
-DEADLINE_S = 60.0
 PROFILES = ("gpu", "monitoring")
 OURS = {"coordinator", "shard-0", "shard-1", "worker", "gpu-worker"}
 SERVICES: dict[str, Any] = yaml.safe_load(COMPOSE_FILE.read_text())["services"]

@@ -26,7 +26,11 @@ WITH_NAMES = Path(__file__).resolve().parents[1] / "support" / "named_hosts.py"
 SHARDS = 2
 QUICK_STEPS = 200  # of 1350: the job is not over before a command that asks for its status has started
 
-pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.xdist_group("more clusters"),
+    pytest.mark.timeout(900),
+    pytest.mark.full("whole jobs by the pods' commands; test_external.py has processes without a launcher"),
+]
 
 
 class Pods:

@@ -20,7 +20,12 @@ from support.cluster_run import ENDLESS, ClusterRun, eventually, sets
 from support.prometheus_server import RULES, needs_prometheus
 from support.watched_run import Watched, watch
 
-pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900), needs_prometheus]
+pytestmark = [
+    pytest.mark.xdist_group("more clusters"),
+    pytest.mark.timeout(900),
+    pytest.mark.full("a real Prometheus over real runs; `promtool` plays the alerts in test_prometheus_rules.py"),
+    needs_prometheus,
+]
 
 SHARDS, WORKERS = 2, 2
 OF_GPUS = {where for where, _ in queries_of([GPU])}

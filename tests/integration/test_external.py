@@ -13,8 +13,11 @@ import pytest
 from parashard.launch.local_cluster import MODULES
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import ADDRESS_FILE, address_in
-from support.cluster_run import DEADLINE_S, ROOT, eventually
+from parashard.store import open_store
+from support.cluster_run import DEADLINE_S, eventually
+from support.command_run import ROOT
 from support.ipv6 import needs_ipv6
+from support.report_oracle import unsaved
 
 Start = Callable[..., "subprocess.Popen[str]"]
 
@@ -35,7 +38,9 @@ def start(tmp_path: Path) -> Iterator[Start]:
         process.communicate()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", pytest.param("::1", marks=needs_ipv6)])
+@pytest.mark.parametrize(
+    "host", [pytest.param("127.0.0.1", marks=pytest.mark.smoke), pytest.param("::1", marks=needs_ipv6)]
+)
 def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done(start, tmp_path, host):
     sets = ("job.epochs=1", "cluster.launcher=external", "cluster.shards=1", "cluster.workers=1")
     coordinator = start(
@@ -52,6 +57,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
+    assert unsaved(open_store(str(tmp_path / "checkpoints")), report) == []
 
 
 def test_a_worker_of_a_job_that_has_failed_says_so_and_so_does_each_that_comes_later(start, tmp_path):

@@ -15,7 +15,8 @@ from parashard.protocol.coordinator_client import CoordinatorClient, find_coordi
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Role
 from support.certificates import EXPIRED, WRONG_CA, Certificates
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]
@@ -26,7 +27,7 @@ def parashard(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
 
 
-@pytest.mark.parametrize("transport", ["tcp", "grpc"])
+@pytest.mark.parametrize("transport", [pytest.param("tcp", marks=pytest.mark.smoke), "grpc"])
 def test_certificates_change_and_no_push_is_lost(
     start_run: Start, certificates: Certificates, tmp_path: Path, transport: str
 ) -> None:

@@ -13,7 +13,8 @@ import pytest
 
 from parashard.launch.local_cluster import MODULES
 from parashard.process.failpoints import FOLDER_VARIABLE, SPEC_VARIABLE
-from support.cluster_run import DEADLINE_S, ROOT, ClusterRun, eventually, sets
+from support.cluster_run import DEADLINE_S, ClusterRun, eventually, sets
+from support.command_run import ROOT
 from support.long_job import LongJob
 
 Start = Callable[..., ClusterRun]

@@ -84,6 +84,6 @@ def test_a_shard_that_has_met_another_process_s_claim_ends(process: ShardProcess
     with pytest.raises(Superseded):
         process.checkpointer.take()
     coordinator = ScriptedCoordinator()
-    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0; this one, with inc"):
+    with pytest.raises(Superseded):
         announcer(process, coordinator).run(Stop())
     assert coordinator.calls == 0

@@ -171,11 +171,6 @@ def test_the_applied_steps_may_have_gaps_and_are_the_shards_own() -> None:  # P1
 FIRST = {"weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def joined_from(store: MemoryStore, arrays: dict[str, np.ndarray] = FIRST) -> dict[str, np.ndarray]:
     """Store first values as the coordinator does, and return what both shards make of them."""
     RunStore(store, 1).keep_initial(DIGEST, arrays)

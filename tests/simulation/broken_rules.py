@@ -129,14 +129,14 @@ SKIPS = {
 
 BROKEN_RULES: Mapping[str, BrokenRule] = {
     "P1-forgotten-step": BrokenRule(
-        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 2, 11), "receipt: duplicate"
+        replace(REAL, immediate=Forgetful), "ledger", "async", "ledger", (9, 11, 1), "receipt: duplicate"
     ),
     "P1-set-after-weights": BrokenRule(
         replace(REAL, immediate=LateSet),
         "ledger",
         "async",
         "ledger",
-        (77, 86, 34),
+        (19, 21, 29),
         "shard restored a checkpoint",
         {"checkpoint_every_steps": 3},
     ),
@@ -145,7 +145,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (3, 9, 44),
+        (44, 1, 6),
         "pushes beside a checkpoint",
         {"checkpoint_every_steps": 3, "shard_crash": 0.01, "durability": "checkpoint"},
     ),
@@ -159,10 +159,10 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {"strays": True},
     ),
     "P3-any-life's-receipt": BrokenRule(
-        replace(REAL, core=CreditingCore), "ledger", "async", "progress", (48, 136, 14), "shard_crash", RETURNS
+        replace(REAL, core=CreditingCore), "ledger", "async", "progress", (14, 3), "shard_crash", RETURNS
     ),
     "P3-merged-registration": BrokenRule(
-        replace(REAL, core=core_with(MergingLeases)), "ledger", "async", "progress", (2, 9, 7), "shard_crash", RETURNS
+        replace(REAL, core=core_with(MergingLeases)), "ledger", "async", "progress", (3, 5, 6), "shard_crash", RETURNS
     ),
     "P4-calls-mixed": BrokenRule(
         _left_out("P4-calls-mixed"),
@@ -181,7 +181,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "progress",
-        (11, 9, 5),
+        (0, 6, 30),
         "leave",
         {"leave": 0.02, "poison": 0.05},
     ),
@@ -198,10 +198,10 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         _left_out("P7-no-checkpoint"), "ledger", "async", "checkpoint", (3, 0, 2), "receipt: applied"
     ),
     "P7-decision-not-stored": BrokenRule(
-        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (112, 123, 58), "coordinator_crash", STOPS
+        _left_out("P7-decision-not-stored"), "ledger", "async", "stop", (148, 153, 226), "coordinator_crash", STOPS
     ),
     "P8-drain-leases-nothing": BrokenRule(
-        replace(REAL, core=PausingCore), "ledger", "async", "progress", (0, 5, 7), "drained checkpoint", DRAINS
+        replace(REAL, core=PausingCore), "ledger", "async", "progress", (5, 2), "drained checkpoint", DRAINS
     ),
     "P8-unequal-sets": BrokenRule(
         replace(_left_out("P8-unequal-sets"), core=HastyCore),
@@ -220,15 +220,15 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "digest",
         "sync:4",
         "rollback",
-        (3, 4, 7),
+        (4, 7),
         "crash between two shards",
         {**dict.fromkeys(SHARDS_AND_COORDINATORS, 0.0), "crash": 0.02, "shards": 4, "until_s": 5.0},
     ),
     "P11-unnamed-rounds": BrokenRule(
-        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (11, 7, 0), "receipt: buffered"
+        replace(REAL, rounds=UnnamedRounds), "digest", "sync:4", "digest", (7, 1, 2), "receipt: buffered"
     ),
     "P12-no-rollback": BrokenRule(
-        replace(REAL, book=NoRollback), "digest", "sync:4", "progress", (10, 11, 48), "rollback", RETURNS
+        replace(REAL, book=NoRollback), "digest", "sync:4", "progress", (1, 6, 12), "rollback", RETURNS
     ),
     "P13-arrival-order": BrokenRule(
         replace(REAL, rounds=ArrivalOrder), "digest", "sync:4", "digest", (2, 1, 3), "receipt: buffered"
@@ -238,7 +238,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (3, 15, 0),
+        (15, 5),
         "poison",
         {"poison": 0.05, "bad_step": None, "durability": "checkpoint"},
     ),
@@ -256,7 +256,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "ledger",
-        (0, 5, 2),
+        (8, 9, 10),
         "log found damaged",
         {**LOG, "log_damaged": 0.7},
     ),
@@ -265,7 +265,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "async",
         "stop",
-        (154, 198, 134),
+        (3, 9, 95),
         "two of one coordinator",
         SUCCEEDED,
     ),
@@ -283,7 +283,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "ledger",
         "sync:4",
         "skip",
-        (1, 3, 10),
+        (5, 7, 8),
         "skip after a partial push",
         SKIPS,
     ),
@@ -297,6 +297,6 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {**SKIPS, "bad_step_kills": True, "bad_step_fails": 1.0},
     ),
     "P25-held-evaluations-kept": BrokenRule(
-        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (108, 25, 80), "void evaluation", JUDGED
+        replace(REAL, core=KeptEvaluations), "torn", "async", "report", (25, 42), "void evaluation", JUDGED
     ),
 }

@@ -10,7 +10,9 @@ import structlog
 from broken_rules import BROKEN_RULES
 from sim_run import simulate
 
-CAUGHT = 2
+from support.tiers import by_tier
+
+CAUGHT = by_tier(quick=1, full=2)
 OTHER_SEEDS = 300
 
 

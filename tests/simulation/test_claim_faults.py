@@ -17,8 +17,12 @@ from sim_store import SimulatedStore
 
 from parashard.errors import AlreadyStored
 from parashard.store.claims import claim_incarnation
+from support.tiers import by_tier
 
-JOBS = (("digest", "sync:4", 40), ("ledger", "async", 20))
+JOBS = (
+    ("digest", "sync:4", by_tier(quick=8, full=40)),
+    ("ledger", "async", by_tier(quick=5, full=20)),
+)
 CLAIMS_MADE_BY_OTHERS_MAX = 6
 NOBODY_HANGS = {"hang": 0.0, "shard_hang": 0.0, "coordinator_hang": 0.0}  # what makes up for those is not judged here
 

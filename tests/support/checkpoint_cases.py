@@ -112,8 +112,9 @@ def write_plan(store: Store, plan: Plan = PLAN) -> None:
     store.create(plan_name(plan.version), encode(PlanRecord.of(plan, source=None, coordinator_incarnation=1)))
 
 
-def write_drained(store: Store, *, seed: int = 0, number: int = 1) -> JobManifest:
+def write_drained(store: Store, *, seed: int = 0, number: int = 1, job_digest: str = DIGEST) -> JobManifest:
     """Write a drained checkpoint of PLAN and, for the first one, the plan."""
     if number == 1:
         write_plan(store)
-    return write_job(store, number, [write_shard(store, CheckpointId(1, s, 1, number), seed=seed) for s in range(2)])
+    shards = [write_shard(store, CheckpointId(1, s, 1, number), seed=seed, job_digest=job_digest) for s in range(2)]
+    return write_job(store, number, shards, job_digest=job_digest)

@@ -12,8 +12,8 @@ from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
 from support.transport_peers import TARGET, FakePlane, Peer
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 OFFSETS = [0, 1000, 1001, 3000]  # of the partitions, in elements
 ELEMENTS = OFFSETS[-1]
 METHODS = ("push", "pull")

@@ -7,7 +7,8 @@ import struct
 import time
 from contextlib import suppress
 
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
+
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, SETTINGS, CONTINUATION = 0x0, 0x1, 0x4, 0x9
 ACK, END_STREAM, END_HEADERS = 0x1, 0x1, 0x4

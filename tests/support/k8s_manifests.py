@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-DEADLINE_S = 60.0
+from support.waiting import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[2]
 K8S = ROOT / "deploy" / "k8s"
 EXAMPLE = ROOT / "examples" / "digits.toml"

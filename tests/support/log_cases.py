@@ -16,10 +16,10 @@ from parashard_server.durability.write_ahead_log.log import WriteAheadLog, open_
 from parashard_server.durability.write_ahead_log.records import LogIdentity, LogRecord
 from parashard_server.durability.write_ahead_log.replay import LogEnd, replay
 from parashard_server.durability.write_ahead_log.segments import SegmentFile
+from support.waiting import DEADLINE_S
 
 IDENTITY = LogIdentity("run-1", "d" * 64, plan_version=1, shard=0)
 RECORD_BYTES_MAX = 1 << 20
-DEADLINE_S = 60.0  # of what hangs
 
 
 @dataclass

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
-from support.cluster_run import DEADLINE_S, DIES_WITH_US, ROOT, eventually
+from support.cluster_run import DEADLINE_S, eventually
+from support.command_run import DIES_WITH_US, ROOT
 
 PROMETHEUS = ROOT / "deploy" / "prometheus"
 RULES = sorted((PROMETHEUS / "rules").glob("*.yml"))

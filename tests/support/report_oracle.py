@@ -1,6 +1,6 @@
 """The report oracle: what a finished run says of itself, against what it left behind.
 
-Reads a run directory whose store is a folder in it: the shards' own manifests of the last checkpoint, the final weights
+Reads a run directory and its store: the shards' own manifests of the last checkpoint, the final weights
 and the held-out examples. Knows no process. A report may be wrong where the training was right: evaluations of weights
 that were lost, steps that only the coordinator believes in.
 """
@@ -17,7 +17,7 @@ from safetensors.numpy import load_file
 
 from parashard.checkpoints.catalogue import COORDINATORS, Catalogue, parse_job_id
 from parashard.checkpoints.encoding import decode
-from parashard.checkpoints.manifest import ShardManifest
+from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.state import whole_model
 from parashard.data import open_source
 from parashard.job.load import load_job
@@ -27,6 +27,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import place
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import values_sha256
+from parashard.store.base import Store
 from parashard.store.opening import open_store
 from parashard_coordinator.core.saved import Saved
 from parashard_worker.computing import Task
@@ -35,24 +36,34 @@ from parashard_worker.device import Cpu
 TOLERANCE = 1e-5  # of metrics: a sum over chunks of examples, in another process
 
 
-def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
-    """Return what a finished run's report says otherwise than its files; empty if they agree."""
-    catalogue = Catalogue(open_store(str(run_dir / "checkpoints")))
-    number = parse_job_id(str(report["checkpoint"]))
-    assert number is not None, report["checkpoint"]
-    manifest = catalogue.job_manifest(number)
-    parts = [catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
+def unsaved(store: Store, report: Mapping[str, Any]) -> list[str]:
+    """Return what a finished run's report says of steps otherwise than its shards' last manifests (P1, P7, P24)."""
+    _, parts = _last(Catalogue(store), report)
     found = []
     whole = IntervalSet([(0, report["steps_total"])])
+    if len(parts) != report["shards"]:
+        found.append(f"shards is {report['shards']}, and {len(parts)} have saved")
     for shard, part in enumerate(parts):
         if part.steps != whole:
             found.append(f"shard {shard} saved the steps {list(part.steps.intervals())}, not 0 to {whole.stop() - 1}")
     applied = [len(part.steps) for part in parts]
     if report["steps_applied"] != applied:
         found.append(f"steps_applied is {report['steps_applied']}, and the shards saved {applied} steps")
-    found += _skips(report, parts)
+    return found + _skips(report, parts)
+
+
+def store_of(run_dir: Path) -> Store:
+    """Return the store that a run's shards saved to."""
+    return open_store(load_job(run_dir / JOB_FILE, environ={}).job.checkpoint.url or str(run_dir / "checkpoints"))
+
+
+def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
+    """Return what a finished run's report says otherwise than its files; empty if they agree."""
+    store = store_of(run_dir)
+    found = unsaved(store, report)
+    manifest, _ = _last(Catalogue(store), report)
     weights = load_file(run_dir / WEIGHTS_FILE)
-    saved = values_sha256(whole_model(catalogue.store, manifest))
+    saved = values_sha256(whole_model(store, manifest))
     for name, sha256 in (("the report", report["weights_sha256"]), ("the weights file", values_sha256(weights))):
         if sha256 != saved:
             found.append(f"{name} has the weights {sha256[:12]}, the last checkpoint {saved[:12]}")
@@ -63,6 +74,13 @@ def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
         if told is None or not math.isclose(told, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):
             found.append(f"held-out {name} is {told}, and the final weights have {value:.6f}")
     return found
+
+
+def _last(catalogue: Catalogue, report: Mapping[str, Any]) -> tuple[JobManifest, list[ShardManifest]]:
+    number = parse_job_id(str(report["checkpoint"]))
+    assert number is not None, report["checkpoint"]
+    manifest = catalogue.job_manifest(number)
+    return manifest, [catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
 
 
 def _skips(report: Mapping[str, Any], parts: Sequence[ShardManifest]) -> list[str]:

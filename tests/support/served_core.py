@@ -15,8 +15,7 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import DIGEST, RUN
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 class WatchedCondition(threading.Condition):

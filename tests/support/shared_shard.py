@@ -22,8 +22,8 @@ from parashard_server.serving.local_socket import LocalSocket
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 TARGET = Target("run-1", "d" * 64, 5, 0, 1)
 OFFSETS = (0, 6, 6, 1000, 3000)
 """Of partitions, one of them empty."""

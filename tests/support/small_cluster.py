@@ -20,9 +20,9 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.resolve import ResolvedJob
 from support.shard_process import ShardProcess
+from support.waiting import DEADLINE_S
 
 RUN = "run-1"
-DEADLINE_S = 60.0
 
 
 @dataclass

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from parashard._proto import stream_pb2
 from parashard.transports.stream import Kind, Stream
 from parashard_server.serving.stream_server import StreamServer
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 HELLO = stream_pb2.Hello(worker="worker-0")
 
 

@@ -17,8 +17,8 @@ from parashard.protocol.messages import Target
 from parashard.transports import socket_io
 from parashard.transports.base import Greeting
 from parashard.transports.stream import Kind, Stream
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 TARGET = Target("run", "digest", 1, 0, 7)
 GREETING = Greeting(TARGET, "worker-0")
 

@@ -16,7 +16,8 @@ from typing import Any
 
 from deploy.prometheus.targets import follow
 from parashard.security.credentials import Credentials
-from support.cluster_run import ROOT, ClusterRun, eventually
+from support.cluster_run import ClusterRun, eventually
+from support.command_run import ROOT
 from support.prometheus_server import PrometheusServer
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
@@ -213,7 +213,6 @@ def test_a_hung_evaluation_is_reported_as_failed() -> None:
 
 
 @given(data=st.data(), ahead=st.integers(0, 3))
-@settings(deadline=None, max_examples=80)
 def test_no_step_is_forgotten_or_told_twice(data: st.DataObject, ahead: int) -> None:
     """Every granted step is held or its end is reported; each report is accepted exactly once."""
     worker = Worker(ahead=ahead)

@@ -12,8 +12,7 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError, Superseded, Unacquainted, Unreachable, WrongRun
 from parashard_worker.leasing import Joined, Leasing
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 def unasked() -> Joined:

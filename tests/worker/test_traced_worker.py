@@ -19,8 +19,7 @@ from parashard_worker.traced import StepSpans
 from support.in_process import DIGEST, RUN
 from support.loop_cases import Job, evaluation
 from support.traced_cases import CONTEXT, Traced, about, ids
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 class OneGrant:

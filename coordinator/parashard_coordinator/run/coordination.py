@@ -135,6 +135,8 @@ class Coordination:
         Shown to shards.
     observer : LeaseObserver
         Sees what workers are answered.
+    channels : ShardChannels, optional
+        How shards are reached; tests put shards without processes here.
     """
 
     def __init__(
@@ -147,6 +149,7 @@ class Coordination:
         run_store: RunStore,
         credentials: Credentials | None = None,
         observer: LeaseObserver = NO_LEASE_OBSERVER,
+        channels: ShardChannels | None = None,
     ) -> None:
         self._core = core
         core.on_decision = self._save_decision
@@ -162,7 +165,7 @@ class Coordination:
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
         self.service = CoordinatorService(core, job, self._status, observer)
         self._credentials = credentials
-        stubs = ShardChannels(credentials)
+        stubs = channels or ShardChannels(credentials)
         self._watch = ShardMonitor(self._run_id, stubs)
         self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
         self._nonsense_since_s: float | None = None

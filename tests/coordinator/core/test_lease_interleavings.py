@@ -236,4 +236,4 @@ def name_of(caller: Caller) -> str:
 
 
 TestInterleavings = Interleavings.TestCase
-TestInterleavings.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
+TestInterleavings.settings = settings(stateful_step_count=40)

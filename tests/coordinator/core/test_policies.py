@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.job.policy import Policy
@@ -19,27 +19,23 @@ def test_the_job_file_s_policy_is_found(text: str, policy: LeasingPolicy) -> Non
     assert leasing_policy(Policy.parse(text)) == policy
 
 
-@settings(deadline=None, max_examples=50)
 @given(steps)
 def test_async_leases_freely(lowest: int) -> None:
     assert Async().limit(lowest) > lowest + 2**40
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(0, 64), steps, st.integers(0, 100))
 def test_ssp_leases_a_step_while_its_lag_is_within_the_bound(bound: int, lowest: int, ahead: int) -> None:  # P9
     step = lowest + ahead
     assert (step < Ssp(bound).limit(lowest)) == (step - lowest <= bound)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 64), steps, st.integers(0, 200))
 def test_sync_leases_the_lowest_incomplete_round_only(round_steps: int, lowest: int, ahead: int) -> None:  # P10
     step = lowest + ahead
     assert (step < Sync(round_steps).limit(lowest)) == (step // round_steps == lowest // round_steps)
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 64), steps)
 def test_sync_judges_weights_at_the_start_of_a_round(round_steps: int, step: int) -> None:
     boundary = Sync(round_steps).boundary(step)

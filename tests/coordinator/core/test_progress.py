@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard_coordinator.core.progress import (
@@ -21,6 +21,7 @@ from parashard_coordinator.core.progress import (
     Progress,
     Rate,
 )
+from support.tiers import fewer
 
 
 def steps(progress: Progress, count: int, loss: float, now_s: float = 0.0) -> list[Change]:
@@ -50,7 +51,7 @@ def test_a_rate_falls_to_zero_when_nothing_comes() -> None:
     assert rate.per_s(RATE_WINDOW_S + 1.0) == 0.0
 
 
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 @given(st.lists(st.floats(0, 0.5), max_size=200))
 def test_a_rate_takes_constant_memory(gaps: list[float]) -> None:
     rate, now_s = Rate(), 0.0

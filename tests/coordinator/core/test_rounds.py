@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
@@ -186,7 +186,6 @@ def standings(draw: st.DrawFn) -> list[Standing]:
 
 
 @given(standings())
-@settings(deadline=None, max_examples=150)
 def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: list[Standing]) -> None:  # P12
     book = Book(*all_)
     changed = book.look()

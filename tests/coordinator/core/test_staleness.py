@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard_coordinator.core.staleness import merged, quantile
@@ -27,7 +27,6 @@ def test_quantiles(counts: dict[int, int], fraction: float, value: int) -> None:
     assert quantile(Counter(counts), fraction) == value
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.dictionaries(st.integers(0, 50), st.integers(1, 20), min_size=1), st.sampled_from((0.5, 0.95, 0.25)))
 def test_a_quantile_is_the_least_value_that_enough_pushes_do_not_exceed(counts: dict[int, int], at: float) -> None:
     pushes = sorted(Counter(counts).elements())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.intervals import IntervalSet
@@ -201,7 +201,6 @@ changes = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(changes, max_size=25))
 def test_after_any_history_what_is_not_complete_is_granted_and_nothing_else(history) -> None:  # P5
     leases = leases_of(10, max_attempts=100, speculate_after=0)

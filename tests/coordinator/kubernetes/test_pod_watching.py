@@ -10,10 +10,10 @@ from parashard_coordinator.kubernetes import watching
 from parashard_coordinator.kubernetes.cluster import KubernetesCluster
 from parashard_coordinator.kubernetes.watching import CONFLICTS_MAX, PodWatch, Wanted
 from support.fake_api_server import JOB, NAMESPACE, FakeApiServer
+from support.waiting import DEADLINE_S
 
 kubernetes = pytest.importorskip("kubernetes", reason="needs the extra kubernetes")
 
-DEADLINE_S = 60.0  # of what hangs
 
 UNREADABLE_LINES = {
     "a blank line": b"",

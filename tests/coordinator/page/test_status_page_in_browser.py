@@ -23,7 +23,11 @@ from playwright.sync_api import Browser, Page, Route, expect, sync_playwright  #
 if TYPE_CHECKING:
     from playwright.sync_api import BrowserContext
 
-pytestmark = [pytest.mark.xdist_group("more clusters"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.xdist_group("more clusters"),
+    pytest.mark.timeout(900),
+    pytest.mark.full("a browser; test_status_page.py and test_pages.py see what it is sent"),
+]
 
 DEADLINE_MS = 60_000
 POLL_MS, TIMEOUT_MS, LOST_MS = 2000, 5000, 5000  # those of page.js

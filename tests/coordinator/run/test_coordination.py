@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 import pytest
 
@@ -11,56 +13,74 @@ from parashard.errors import Superseded
 from parashard.job.load import job_from_toml
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
+from parashard_coordinator.core.core import Core
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
+from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import DIGEST, RUN
-from support.coordinator_cases import core_of
+from support.coordinator_cases import announce, core_of
+from support.fake_shards import FakeShards
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
 TICKS = 6
-REGISTERS_AT = 3
 
 
-def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(tmp_path: Path) -> None:  # P23
-    store = MemoryStore()
+class Scripted(Stop):
+    """Asks for a stop after TICKS ticks, and does before each what a test says."""
+
+    def __init__(self, before: Mapping[int, Callable[[], object]]) -> None:
+        super().__init__()
+        self._before = before
+        self.ticks = 0
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        self.ticks += 1
+        self._before.get(self.ticks, lambda: None)()
+        return self.ticks > TICKS
+
+
+def coordination_of(core: Core, store: MemoryStore, run_dir: Path) -> Coordination:
     resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
     job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    coordination = Coordination(ExclusiveCore(core_of()), resolved, resolved.plan, job, tmp_path, run_store)
-    coordination._save_if_changed()
-    coordination._save_if_changed()
-    claim_incarnation(store, "coordinator")
-    fault = store.fail("names", "claims/")
-    coordination._save_if_changed()
-    assert fault.fired == 1, "a store that fails says nothing of a successor"
+    shards = cast(ShardChannels, FakeShards(save=lambda request: pytest.fail("nothing is to be saved")))
+    return Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store, channels=shards)
+
+
+def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:  # P23
+    monkeypatch.setattr(module, "SAVE_S", 0.0)
+    store = MemoryStore()
+    coordination = coordination_of(core_of(steps_total=8), store, tmp_path)
+    faults = []
+
+    def succeeded() -> None:
+        claim_incarnation(store, "coordinator")
+        faults.append(store.fail("names", "claims/"))
+
+    stop = Scripted({2: succeeded})
     with pytest.raises(Superseded):
-        coordination._save_if_changed()
+        coordination.run(stop)
+    assert faults[0].fired == 1, "a store that fails says nothing of a successor"
+    assert stop.ticks == 3
 
 
 def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else a coordinator that is killed meanwhile forgets it, and its successor counts one restart less.
-    store, core = MemoryStore(), core_of(steps_total=8)
-    resolved = resolved_here(job_from_toml(SMALL_JOB))
-    run_store = RunStore(store, claim_incarnation(store, "coordinator"))
-    coordination = Coordination(
-        ExclusiveCore(core), resolved, resolved.plan, pb.GetJobReply(run_id=RUN, job_digest=DIGEST), tmp_path, run_store
-    )
-    ticks, saved_at = [0], []
-
-    class Ticking(Stop):
-        def wait(self, timeout_s: float | None = None) -> bool:
-            ticks[0] += 1
-            if ticks[0] == REGISTERS_AT:
-                core.shards.view += 1
-            return ticks[0] > TICKS
-
     monkeypatch.setattr(module, "SAVE_S", 1e9)
-    monkeypatch.setattr(coordination, "_look", lambda: True)
-    monkeypatch.setattr(coordination, "_command_shards", lambda: None)
-    monkeypatch.setattr(coordination, "_save_if_changed", lambda: saved_at.append(ticks[0]))
-    coordination.run(Ticking())
-    assert saved_at == [1, REGISTERS_AT, TICKS + 1], "at the beginning, for the new life, and at the end"
+    store, core = MemoryStore(), core_of(steps_total=8)
+    coordination = coordination_of(core, store, tmp_path)
+    stored: list[list[int]] = []
+
+    def look() -> None:
+        saved = RunStore(store, 9).load_saved()
+        assert saved is not None
+        stored.append(list(saved.shard_lives))
+
+    coordination.run(Scripted({2: look, 3: lambda: announce(core, 1, 2), 4: look}))
+    assert stored == [[1, 1], [1, 2]]

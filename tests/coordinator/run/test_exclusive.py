@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import cast
 from urllib.request import urlopen
 
 import pytest
@@ -22,30 +23,31 @@ from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
-from support.checkpoint_cases import DIGEST, RUN, STEPS, write_drained
+from parashard_coordinator.shards.channels import ShardChannels
+from support.checkpoint_cases import PLAN, RUN, STEPS, write_drained
+from support.fake_shards import FakeShards
 from support.owned_core import owned_core
 from support.resolved_job import resolved_here
 from support.served_core import lease_request, worker_request
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
-
-DEADLINE_S = 60.0
+from support.waiting import DEADLINE_S
 
 
 def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Coordination:
     """Return a coordination whose shards answer nobody, and have saved already."""
     store = MemoryStore()
-    write_drained(store)
     resolved = resolved_here(job_from_toml(SMALL_JOB))
+    parts = write_drained(store, job_digest=resolved.digest).parts
+    shards = FakeShards(lambda request: (parts[request.shard], [(0, STEPS)]))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
-    job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    coordination = Coordination(core, resolved, resolved.plan, job, run_dir, run_store)
+    job = pb.GetJobReply(run_id=RUN, job_digest=resolved.digest)
+    channels = cast(ShardChannels, shards)
+    coordination = Coordination(core, resolved, PLAN, job, run_dir, run_store, channels=channels)
     monkeypatch.setattr(module, "TICK_S", 0.0)
     monkeypatch.setattr(module, "LOOK_S", 0.0)
     monkeypatch.setattr(module, "SAVE_S", 0.0)
     monkeypatch.setattr(module, "AGAIN_S", 0.0)
-    monkeypatch.setattr(coordination._watch, "look", lambda lives, saw, now_s: {})
-    monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: "j1")
     return coordination
 
 

@@ -5,31 +5,34 @@ from __future__ import annotations
 import errno
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import pytest
 from safetensors.numpy import load
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import Catalogue
+from parashard.checkpoints.manifest import Part
 from parashard.errors import MalformedFrame, Superseded
 from parashard.job.load import job_from_toml
 from parashard.launch.run_files import HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE
-from parashard.plan.intervals import IntervalSet
 from parashard.process.shell import Stop
 from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.api.shard_reports import SavedShard
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.core_state import DueCheckpoint
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
-from support.checkpoint_cases import DIGEST, RUN, STEPS, model_of, write_drained
+from parashard_coordinator.shards.channels import ShardChannels
+from support.checkpoint_cases import PLAN, RUN, STEPS, model_of, write_drained
 from support.coordinator_cases import Caller, announce, core_of
+from support.fake_shards import FakeShards
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
@@ -38,35 +41,44 @@ RESULTS = {HISTORY_FILE, REPORT_FILE, WEIGHTS_FILE}
 
 
 def at_its_end(
-    store: Store, run_dir: Path, monkeypatch: pytest.MonkeyPatch, steps_total: int = STEPS, checkpoint: str = "j1"
-) -> tuple[Coordination, Core]:
-    """Return a job of which only what follows the last checkpoint is left to do; that is of `STEPS` steps."""
-    write_drained(store)
-    core = core_of(steps_total=steps_total)
+    store: Store, run_dir: Path, saved: Callable[[], None] = lambda: None
+) -> tuple[Coordination, Core, FakeShards]:
+    """Return a job of which only what follows the last checkpoint is left to do.
+
+    Its shards have saved checkpoint j1 already and hand it out again; `saved` is called each time.
+    """
+    resolved = resolved_here(job_from_toml(SMALL_JOB))
+    parts = write_drained(store, job_digest=resolved.digest).parts
+
+    def save(request: shard_pb2.TakeCheckpointRequest) -> tuple[Part, list[tuple[int, int]]]:
+        saved()
+        return parts[request.shard], [(0, STEPS)]
+
+    core = core_of(steps_total=STEPS)
     caller = Caller(core)
     while not core.leases.finished:
-        caller.lease(steps_total)
+        caller.lease(STEPS)
         caller.complete_all()
-    resolved = resolved_here(job_from_toml(SMALL_JOB))
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
-    job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    coordination = Coordination(ExclusiveCore(core), resolved, resolved.plan, job, run_dir, run_store)
-    if checkpoint:
-        monkeypatch.setattr(coordination, "_checkpoint_of_all", lambda due: checkpoint)
-    monkeypatch.setattr(coordination, "_look", lambda: True)
-    return coordination, core
+    job = pb.GetJobReply(run_id=RUN, job_digest=resolved.digest)
+    shards = FakeShards(save)
+    channels = cast(ShardChannels, shards)
+    coordination = Coordination(ExclusiveCore(core), resolved, PLAN, job, run_dir, run_store, channels=channels)
+    return coordination, core, shards
 
 
-def test_the_job_is_done_when_the_store_has_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P7
+def test_the_job_is_done_when_the_store_has_them(tmp_path: Path) -> None:  # P7
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(store, tmp_path)
     fault = store.fail("replace", REPORT_FILE)
     coordination._save_what_is_due()
     assert fault.fired == 1
     assert (core.state, REPORT_FILE in store.contents) == (JobState.RUNNING, False)
     coordination._save_what_is_due()
     assert core.state is JobState.DONE
-    assert json.loads(store.contents[REPORT_FILE])["state"] == "done"
+    report = json.loads(store.contents[REPORT_FILE])
+    assert (report["state"], report["checkpoint"]) == ("done", "j2")
+    assert report["steps_applied"] == [STEPS, STEPS], "of the manifests: the shards themselves tell of no step"
     stored, final = load(store.contents[WEIGHTS_FILE]), model_of(0)
     assert {n: a.view(np.uint32).tolist() for n, a in stored.items()} == {
         n: a.view(np.uint32).tolist() for n, a in final.items()
@@ -75,10 +87,10 @@ def test_the_job_is_done_when_the_store_has_them(tmp_path: Path, monkeypatch: py
 
 
 def test_a_store_that_fails_is_waited_for_and_people_see_why(  # P21
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(store, tmp_path)
     store.fail("replace", WEIGHTS_FILE, times=9)
     for _ in range(9):
         coordination._save_what_is_due()
@@ -94,7 +106,7 @@ def test_a_store_that_fails_is_waited_for_and_people_see_why(  # P21
 def test_a_run_directory_without_room_is_waited_for_and_keeps_no_half_file(  # P21
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
 ) -> None:
-    coordination, core = at_its_end(open_store(str(tmp_path / "store")), tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(open_store(str(tmp_path / "store")), tmp_path)
     replace = os.replace
 
     def full(source: Path, target: Path) -> None:
@@ -114,10 +126,10 @@ def test_a_run_directory_without_room_is_waited_for_and_keeps_no_half_file(  # P
 
 
 def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(store, tmp_path)
     core.fail("a step failed")
     store.fail("replace", REPORT_FILE)
     coordination.run(Stop())
@@ -129,12 +141,8 @@ def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
 
 
 def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    coordination, core = at_its_end(MemoryStore(), tmp_path, monkeypatch)
-
-    def nonsense(due: DueCheckpoint) -> str:
-        raise MalformedFrame("shard 1: no checkpoint has such a name")
-
-    monkeypatch.setattr(coordination, "_checkpoint_of_all", nonsense)
+    coordination, core, shards = at_its_end(MemoryStore(), tmp_path)
+    shards.refusal = MalformedFrame("shard 1: no checkpoint has such a name")
     coordination._save_what_is_due()
     assert core.state is JobState.RUNNING
     monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
@@ -143,9 +151,9 @@ def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, mon
     assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.reason
 
 
-def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:  # P3
+def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path) -> None:  # P3
     store = MemoryStore()
-    coordination, _ = at_its_end(store, tmp_path, monkeypatch)
+    coordination, _, _ = at_its_end(store, tmp_path)
     claim_incarnation(store, "coordinator")
     with pytest.raises(Superseded):
         coordination._save_what_is_due()
@@ -153,30 +161,28 @@ def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path, monkeypat
 
 
 def test_the_job_ends_with_the_checkpoint_that_is_stored_whatever_becomes_of_a_shard(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:  # P7, P25: nothing is computed again beside it, so weights and metrics belong together
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
-    taken: list[tuple[int, ...]] = []
+    taken: list[int] = []
 
-    def checkpoint_of_all(due: DueCheckpoint) -> str:
-        taken.append(tuple(life.incarnation for life in due.lives))
+    def saved() -> None:
+        taken.append(1)
         announce(core, 0, 2, [(0, STEPS - 1)])
-        return "j1"
 
-    monkeypatch.setattr(coordination, "_checkpoint_of_all", checkpoint_of_all)
+    coordination, core, _ = at_its_end(store, tmp_path, saved)
     store.fail("replace", REPORT_FILE)
     coordination._save_what_is_due()
     announce(core, 1, 2)
     assert Caller(core).call(want=1).granted == []
     coordination._save_what_is_due()
-    assert (taken, core.state) == ([(1, 1)], JobState.DONE)
+    assert (len(taken), core.state) == (2, JobState.DONE), "once for each shard"
 
 
 def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:  # P23: its predecessor may have told that the job is done
-    coordination, core = at_its_end(MemoryStore(), tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(MemoryStore(), tmp_path)
     saved = core.saved().model_copy(update={"final": "j1", "evaluations": {str(STEPS): {"accuracy": 0.75}}})
     core = core_of(steps_total=STEPS, evaluate_after=[STEPS], registered=False)
     core.resume(saved)
@@ -191,11 +197,9 @@ def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
     assert (core.state, report["checkpoint"], report["held_out"]["accuracy"]) == (JobState.DONE, "j1", 0.75)
 
 
-def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(tmp_path: Path) -> None:
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(store, tmp_path)
     variables = next(name for name in store.contents if "variables" in name)
     whole = store.contents[variables]
     store.contents[variables] = whole[:-1]
@@ -206,23 +210,20 @@ def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(
     assert core.state is JobState.DONE
 
 
-def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
-    coordination, core = at_its_end(store, tmp_path, monkeypatch)
+    coordination, core, _ = at_its_end(store, tmp_path)
     coordination._save_what_is_due()
     assert core.state is JobState.DONE
     assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})
 
 
 def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a successor would go on past it
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     store = MemoryStore()
-    coordination, core = at_its_end(store, tmp_path, monkeypatch, checkpoint="")
+    coordination, core, _ = at_its_end(store, tmp_path)
     catalogue = Catalogue(store)
-    parts = catalogue.job_manifest(1).parts
-    saved = [SavedShard(part, IntervalSet([(0, STEPS)]), IntervalSet([])) for part in parts]
-    monkeypatch.setattr(coordination._commands, "save", lambda lives, round_, damaged: saved)
     core.early_stop = "enough"
     fault = store.fail("replace", "coordinator/")
     coordination._save_what_is_due()
@@ -230,12 +231,3 @@ def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a succe
     assert catalogue.job_checkpoints() == [1], "its manifest would end the job for a successor"
     coordination._save_what_is_due()
     assert catalogue.job_checkpoints() == [1, 2]
-
-
-def test_the_steps_that_it_reports_as_applied_are_those_that_the_shards_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    coordination, _ = at_its_end(MemoryStore(), tmp_path, monkeypatch, steps_total=STEPS - 1)
-    coordination._save_what_is_due()
-    report = json.loads((tmp_path / REPORT_FILE).read_text())
-    assert (report["steps_total"], report["steps_applied"]) == (STEPS - 1, [STEPS, STEPS]), "and not what was due"

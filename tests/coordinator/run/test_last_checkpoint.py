@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import encode, sha256_of
 from parashard.checkpoints.manifest import Part
 from parashard.errors import ParashardError, Superseded, Unreachable
 from parashard.job.load import job_from_toml
-from parashard.plan.intervals import IntervalSet
 from parashard.store.claims import claim_incarnation
-from parashard_coordinator.api.shard_reports import SavedShard
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.draining import READS_MAX, TAKING_S_MAX
-from parashard_coordinator.core.membership import ShardLife
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
+from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_plan, write_shard
 from support.coordinator_cases import Caller, core_of
+from support.fake_shards import FakeShards
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
@@ -32,8 +32,8 @@ from support.store_fakes import MemoryStore
 JOB = resolved_here(job_from_toml(SMALL_JOB))
 
 
-class Shards:
-    """Two shards that hand out what they have saved, unless it is said to be damaged; or refuse.
+class Saves:
+    """Two shards that hand out what they have saved, unless it is said to be damaged.
 
     Parameters
     ----------
@@ -46,16 +46,12 @@ class Shards:
         self._left = damages
         self._number = [0, 0]
         self._parts: dict[int, Part] = {}
-        self.refusal: ParashardError | None = None
 
-    def save(self, lives: Sequence[ShardLife], round_: int | None, damaged: Mapping[int, str]) -> list[SavedShard]:
-        if self.refusal is not None:
-            raise self.refusal
-        for shard in range(2):
-            part = self._parts.get(shard)
-            if part is None or part.name == damaged.get(shard):
-                self._parts[shard] = self._saved(shard)
-        return [SavedShard(self._parts[shard], IntervalSet([(0, STEPS)])) for shard in range(2)]
+    def __call__(self, request: shard_pb2.TakeCheckpointRequest) -> tuple[Part, list[tuple[int, int]]]:
+        part = self._parts.get(request.shard)
+        if part is None or part.name == request.damaged:
+            self._parts[request.shard] = self._saved(request.shard)
+        return self._parts[request.shard], [(0, STEPS)]
 
     def _saved(self, shard: int) -> Part:
         self._number[shard] += 1
@@ -71,7 +67,8 @@ class Shards:
 class Case:
     """A job whose steps are all in."""
 
-    def __init__(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch, damages: int = 0) -> None:
+    def __init__(self, run_dir: Path, damages: int = 0) -> None:
+        self.now_s = 0.0
         self.store = MemoryStore()
         write_plan(self.store)
         self.core = core_of(steps_total=STEPS)
@@ -79,23 +76,20 @@ class Case:
         while not self.core.leases.finished:
             caller.lease(STEPS)
             caller.complete_all()
-        self.shards = Shards(self.store, damages)
+        self.shards = FakeShards(Saves(self.store, damages))
         run_store = RunStore(self.store, claim_incarnation(self.store, "coordinator"))
         job = pb.GetJobReply(run_id=RUN, job_digest=JOB.digest)
-        self.exclusive = ExclusiveCore(self.core)
-        self.coordination = Coordination(self.exclusive, JOB, PLAN, job, run_dir, run_store)
-        monkeypatch.setattr(self.coordination, "_commands", self.shards)
-        monkeypatch.setattr(self.coordination, "_look", lambda: True)
+        exclusive = ExclusiveCore(self.core, clock=lambda: self.now_s)
+        channels = cast(ShardChannels, self.shards)
+        self.coordination = Coordination(exclusive, JOB, PLAN, job, run_dir, run_store, channels=channels)
 
     def manifests(self) -> int:
         return len(self.store.names("jobs"))
 
 
 @pytest.mark.parametrize("damages", [0, 1, READS_MAX - 1])
-def test_another_one_is_taken_for_one_that_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damages: int
-) -> None:
-    case = Case(tmp_path, monkeypatch, damages)
+def test_another_one_is_taken_for_one_that_is_damaged(tmp_path: Path, damages: int) -> None:
+    case = Case(tmp_path, damages)
     for _ in range(damages):
         case.coordination._save_what_is_due()
         assert case.core.state is JobState.RUNNING
@@ -103,10 +97,8 @@ def test_another_one_is_taken_for_one_that_is_damaged(
     assert (case.core.state, case.manifests()) == (JobState.DONE, damages + 1)
 
 
-def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case = Case(tmp_path, monkeypatch, damages=100)
+def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(tmp_path: Path) -> None:
+    case = Case(tmp_path, damages=100)
     while not case.core.over:
         case.coordination._save_what_is_due()
     assert (case.core.state, case.manifests()) == (JobState.FAILED, READS_MAX)
@@ -114,8 +106,8 @@ def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(
     assert "variables-" in case.core.reason, "it says which file"
 
 
-def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(tmp_path, monkeypatch)
+def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path) -> None:
+    case = Case(tmp_path)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
     case.coordination._save_what_is_due()
     assert case.core.state is JobState.RUNNING
@@ -125,7 +117,7 @@ def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path, mon
 
 
 def test_a_shard_that_refuses_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case(tmp_path, monkeypatch)
+    case = Case(tmp_path)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
     monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
     case.coordination._save_what_is_due()
@@ -135,9 +127,9 @@ def test_a_shard_that_refuses_for_long_ends_the_job(tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("drained", [False, True])
 def test_a_coordinator_that_shards_obey_no_more_ends_if_another_has_claimed_the_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, drained: bool
+    tmp_path: Path, drained: bool
 ) -> None:  # P23
-    case = Case(tmp_path, monkeypatch)
+    case = Case(tmp_path)
     case.shards.refusal = Superseded("this shard obeys incarnation 2 of the coordinator, not 1")
     claim_incarnation(case.store, "coordinator")
     if drained:
@@ -147,18 +139,14 @@ def test_a_coordinator_that_shards_obey_no_more_ends_if_another_has_claimed_the_
 
 
 @pytest.mark.parametrize("refusal", [Unreachable("nobody answers"), Superseded("another process has claimed it")])
-def test_a_drained_checkpoint_that_no_try_brings_about_is_given_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: ParashardError
-) -> None:
-    case = Case(tmp_path, monkeypatch)
-    now_s = [0.0]
-    monkeypatch.setattr(case.exclusive, "_clock", lambda: now_s[0])
+def test_a_drained_checkpoint_that_no_try_brings_about_is_given_up(tmp_path: Path, refusal: ParashardError) -> None:
+    case = Case(tmp_path)
     case.core.create_checkpoint(request=7)
     case.shards.refusal = refusal
-    for now_s[0] in (0.0, 0.0, TAKING_S_MAX):
+    for case.now_s in (0.0, 0.0, TAKING_S_MAX):
         case.coordination._save_what_is_due()
         assert case.core.draining.target is not None, "it is tried again"
-    now_s[0] = TAKING_S_MAX + 1.0
+    case.now_s = TAKING_S_MAX + 1.0
     case.coordination._save_what_is_due()
     answer = case.core.create_checkpoint(request=7)
     assert answer.error == f"not every shard has saved within {TAKING_S_MAX:.0f} s: {refusal}"

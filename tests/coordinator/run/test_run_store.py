@@ -33,11 +33,6 @@ def plan_on(shards: int) -> Plan:
     return place(VARIABLES, split(VARIABLES, fixed_shards(shards)), shards)
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 # --- the run ---
 
 

@@ -82,7 +82,7 @@ def test_a_decision_that_a_successor_has_not_seen_does_not_act(store: RacedStore
     older, _ = taken_over(store)
     found: list[Saved | None] = []
     store.race("coordinator/", lambda: found.append(taken_over(store)[1]))
-    with pytest.raises(Superseded, match="a later coordinator has this run; incarnation 1 must stop"):
+    with pytest.raises(Superseded):
         older.save(STOPPED)
     assert [saved and saved.early_stop for saved in found] == [""]
 

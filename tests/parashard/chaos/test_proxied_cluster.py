@@ -15,9 +15,8 @@ import pytest
 
 from parashard.chaos.proxied_cluster import ProxiedCluster, listening_at
 from parashard.chaos.proxy import Faults, Link, Proxy
-from support.waiting import eventually
+from support.waiting import DEADLINE_S, eventually
 
-DEADLINE_S = 60.0  # of what hangs
 SERVICE = """
 import contextlib, json, os, select, socket, sys
 listeners = {key: socket.create_server(("127.0.0.1", 0)) for key in ("address", "data_address")}

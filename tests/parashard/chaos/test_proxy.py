@@ -19,8 +19,8 @@ from parashard.chaos.proxy import CHUNK_BYTES_MAX, CHUNKS_UNDER_WAY_MAX, NO_FAUL
 from parashard.errors import Unreachable
 from parashard.protocol import rpc
 from support.unary_handlers import raw_handlers
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 HELD_S = 0.05  # how long a byte that must not come is listened for; one that may come does within a millisecond
 
 Connect = Callable[..., socket.socket]

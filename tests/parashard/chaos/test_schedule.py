@@ -5,7 +5,7 @@ from itertools import islice, pairwise
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.chaos.schedule import DISK, DISK_KINDS, LENGTHS_S, LINK_KINDS, PROCESS_KINDS, Strike, strikes, targets_of
@@ -29,7 +29,6 @@ def test_the_first_strikes_do_not_depend_on_how_many_are_asked_for():
 
 
 @given(st.integers(0, 2**63), st.floats(0.01, 100.0), st.sets(st.sampled_from(KINDS), min_size=1))
-@settings(deadline=None, max_examples=50)
 def test_strikes_come_in_order_and_strike_whom_they_may_for_as_long_as_they_may(seed, mean_interval_s, kinds):
     drawn = first(30, seed, mean_interval_s, tuple(sorted(kinds)))
     assert [strike.at_s for strike in drawn] == sorted(strike.at_s for strike in drawn)

@@ -1,7 +1,7 @@
 """The catalogue: what is in a store, by names alone, and records only where they belong."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import (
@@ -23,7 +23,6 @@ from support.store_fakes import MemoryStore
 numbers = st.integers(0, 10**9 - 1)
 
 
-@settings(deadline=None, max_examples=50)
 @given(numbers, numbers, numbers, numbers)
 def test_an_id_comes_back_from_its_text(plan, shard, incarnation, number):
     id_ = CheckpointId(plan, shard, incarnation, number)

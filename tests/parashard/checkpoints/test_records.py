@@ -4,7 +4,7 @@ import json
 import tracemalloc
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -70,7 +70,6 @@ intervals = st.lists(st.tuples(st.integers(0, 10**6), st.integers(1, 50)), max_s
 )
 
 
-@settings(deadline=None, max_examples=50)
 @given(intervals, st.none() | st.integers(0, 2**63 - 1), st.floats(0, 1e12), st.text(min_size=1, max_size=200))
 def test_any_manifest_comes_back(applied, round_, written_at, run_id):
     manifest = changed(applied=applied, round=round_, written_at=written_at, run_id=run_id)
@@ -191,7 +190,6 @@ def test_a_part_is_a_folder_of_a_shards_checkpoint(name):
 
 
 @kinds
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=300))
 def test_random_bytes(kind, content):
     with pytest.raises(DamagedCheckpoint):
@@ -206,7 +204,6 @@ json_values = st.recursive(
 
 
 @kinds
-@settings(deadline=None, max_examples=100)
 @given(st.data(), json_values)
 @example(None, "\ud800")  # half a character
 def test_random_values_under_a_right_digest(kind, data, value):

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import CheckpointId
@@ -57,7 +57,6 @@ def partitioners(draw: st.DrawFn) -> Partitioner:
 shapes = st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple)
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(shapes, min_size=1, max_size=4), st.lists(partitioners(), min_size=4, max_size=4), st.integers(0, 99))
 def test_2_then_3_then_5_then_2_shards(shapes_of, cuts, seed):
     variables = {f"v{i}": Variable(f"v{i}", shape) for i, shape in enumerate(shapes_of)}
@@ -155,7 +154,7 @@ def test_a_part_that_was_written_anew_is_refused():  # P7
     for name in [name for name in store.contents if name.startswith(FIRST_SHARDS[1].folder)]:
         store.delete(name)
     write_shard(store, FIRST_SHARDS[1], seed=5)
-    with pytest.raises(DamagedCheckpoint, match="is not the manifest that drained checkpoint j1 was made of"):
+    with pytest.raises(DamagedCheckpoint):
         assemble(store, job, PLAN, PLAN.shards[0], SLOTS)
 
 

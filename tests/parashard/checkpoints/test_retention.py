@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
@@ -77,7 +77,6 @@ def test_what_a_return_has_given_up_is_no_newest_one():  # P12
     assert deleted(before + after, keep=2, cut_round=6, returns=returns, pinned=pinned) == [(2, 6), (2, 2)]
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     st.lists(st.tuples(st.integers(1, 4), st.integers(1, 30), st.integers(0, 9)), unique_by=lambda t: t[:2]),
     st.lists(st.builds(Return, st.integers(1, 5), st.integers(0, 9)), max_size=3),

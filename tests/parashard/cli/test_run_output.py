@@ -12,8 +12,8 @@ from parashard.cli import run as run_commands
 from parashard.launch.run import Outcome
 from support.command_line import run_command
 from support.small_job import SMALL_JOB
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0
 PROGRAM = """
 import sys
 from pathlib import Path

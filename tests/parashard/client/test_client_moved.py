@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.client.shard_client import Pulled
@@ -141,7 +141,6 @@ def test_a_shard_refuses_a_version_that_never_was():
         shard.pull(PullRun(shard.identity, None, None, 0, 4, known_version=1))
 
 
-@settings(deadline=None, max_examples=40)
 @given(st.lists(st.integers(0, 7), max_size=6), st.integers(1, 3))
 def test_no_move_is_missed_however_pushes_fall_between_the_messages_of_pulls(moments, shards):
     with pytest.MonkeyPatch.context() as patch:

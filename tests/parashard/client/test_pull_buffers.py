@@ -2,19 +2,20 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.client.pull_buffers import KEPT_MAX, PullBuffer, PullBuffers
 from parashard.plan.partition import fixed_shards, place, split
 from parashard.plan.variables import Variable
 from support.in_process import plan_of, variables_of
+from support.tiers import fewer
 
 VARIABLES = variables_of(Variable("a", (5, 2)), Variable("b", (3,)), Variable("c", (1,)))
 PLAN = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
 
 
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 @given(st.integers(1, 5), st.integers(1, 4))
 def test_the_places_of_all_shards_are_the_variables(partitions, shards):
     plan = place(VARIABLES, split(VARIABLES, fixed_shards(partitions)), shards, version=1)

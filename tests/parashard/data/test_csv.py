@@ -166,7 +166,7 @@ def test_refuses_wrong_options(tmp_path, wrong):
         CsvOptions(path=tmp_path, label="label", **wrong)
 
 
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(st.binary(max_size=60), st.text('01.?,"\nxe-', max_size=60).map(lambda t: f"a,label\n{t}".encode())))
 def test_any_bytes_are_read_or_refused(tmp_path, content):
     path = tmp_path / "fuzz.csv"

@@ -147,7 +147,7 @@ def damaged(draw):
     return bytes(content[: draw(st.integers(0, len(content)))]) + draw(st.binary(max_size=3))
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.one_of(damaged(), st.binary(max_size=64), st.binary(max_size=64).map(lambda b: VALID[:4] + b)))
 def test_any_bytes_are_read_or_refused(tmp_path, content):
     path = tmp_path / "fuzz"

@@ -145,7 +145,7 @@ def archive_bytes(compressed):
 ARCHIVES = [archive_bytes(False), archive_bytes(True)]
 
 
-@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(ARCHIVES), st.lists(st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 255))), st.data()
 )

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.data.options import SplitOptions
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True), st.integers(0, 2**40))
 def test_every_row_is_on_one_side(examples, fraction, seed):
     training, held_out = SplitOptions(held_out=fraction, split_seed=seed).rows(examples)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -20,7 +20,6 @@ def test_serves_what_the_options_say():
     assert len(source.held_out(15, 30)[1]) == 5
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.integers(0, 2**40 - 1), max_size=20), st.integers(0, 2**64))
 def test_an_example_does_not_depend_on_its_company(indices, seed):
     source = SyntheticSource(SyntheticOptions(examples=2**40, features=2, seed=seed))

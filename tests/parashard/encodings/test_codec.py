@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.encodings import Encoding, codec, decode, warm_up
@@ -14,6 +14,7 @@ from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
 from parashard.protocol.messages import DType, Slice
 from support.encoding_cases import drawn, gradients
+from support.tiers import fewer
 
 TEXTS = ("float32", "bfloat16", "float16", "int8", "topk:0.1")
 
@@ -36,7 +37,7 @@ def decoded(piece: Slice, payload: bytes | bytearray | memoryview) -> Float32s:
 
 
 @pytest.mark.parametrize("text", TEXTS)
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 @given(values=gradients(st.integers(1, 600)))
 def test_what_is_decoded_and_what_is_left_out_are_the_gradient(text, values):
     piece = slice_of(text, values.size)
@@ -158,7 +159,6 @@ def test_no_element_kept_is_a_gradient_of_zero():
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_any_bytes_are_refused_or_finite(dtype, data):
     kept = data.draw(st.integers(0, 30)) if dtype is DType.TOPK else 0

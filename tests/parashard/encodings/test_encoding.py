@@ -1,7 +1,7 @@
 """The value that a job file names, and what a partition's gradient looks like on the wire."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.encodings.encoding import Encoding
@@ -16,7 +16,6 @@ encodings = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=100)
 @given(encodings)
 def test_an_encoding_comes_out_of_its_text(encoding):
     assert Encoding.parse(str(encoding)) == encoding
@@ -72,7 +71,6 @@ def test_the_length_on_the_wire(text, elements, size_bytes):
     assert slice_of(text, 1, elements) == Slice(Partition("w", 0, 1), elements, piece.dtype, piece.kept)
 
 
-@settings(deadline=None, max_examples=100)
 @given(encodings, st.integers(1, 5000))
 def test_no_slice_is_longer_than_its_gradient(encoding, rows):
     piece = encoding.slice_of(Partition("w", 0, rows), 1)

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.encodings import compiled, reference
@@ -64,7 +64,6 @@ def nearest_bfloat16(value: float) -> int:
 
 
 @both
-@settings(deadline=None, max_examples=60)
 @given(gradients(st.integers(1, 40)))
 def test_bfloat16_is_the_nearest_ties_to_even(kernels, values):
     assert halves(kernels, "bfloat16", values).tolist() == [nearest_bfloat16(float(value)) for value in values]
@@ -83,7 +82,6 @@ def test_every_finite_bfloat16_comes_back(kernels):
 
 
 @both
-@settings(deadline=None, max_examples=60)
 @given(gradients(st.integers(1, 40)))
 def test_float16_is_numpys_but_never_infinite(kernels, values):
     expected = np.clip(values, -65504, 65504).astype(np.float16)
@@ -115,7 +113,6 @@ def test_a_value_that_is_not_finite_is_seen(kernels, kind, infinity, extra):
 
 
 @both
-@settings(deadline=None, max_examples=60)
 @given(gradients(st.integers(1, 600)))
 def test_int8_is_off_by_half_a_scale_at_most(kernels, values):
     scales, codes, left = int8(kernels, values, np.zeros_like(values))
@@ -161,7 +158,6 @@ def test_topk_keeps_the_largest_and_of_equal_ones_the_first(kernels):
 
 
 @both
-@settings(deadline=None, max_examples=60)
 @given(gradients(st.integers(1, 200)), st.data())
 def test_topk_sends_or_leaves_every_element_and_none_left_is_larger(kernels, values, data):
     count = data.draw(st.integers(1, values.size))
@@ -177,7 +173,6 @@ def test_topk_sends_or_leaves_every_element_and_none_left_is_larger(kernels, val
 # --- the two are one ---
 
 
-@settings(deadline=None, max_examples=60)
 @given(gradients(st.integers(1, 300)), st.data())
 def test_compiled_kernels_have_the_bits_of_the_reference(values, data):
     residue = data.draw(gradients(st.just(values.size)))

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.encodings.codec import decode
@@ -96,7 +96,6 @@ def test_a_push_under_way_has_the_residue_and_the_next_one_has_none():
 
 
 @pytest.mark.parametrize("encoding", WITH_RESIDUE)
-@settings(deadline=None, max_examples=60)
 @given(data=st.data())
 def test_pushes_that_overlap_in_any_order_lose_nothing(encoding, data):  # P17
     shard = Shard(encoding)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
@@ -9,7 +9,6 @@ parts = st.lists(st.text(st.characters(codec="utf-8", exclude_categories=["C"]))
 
 
 @given(parts)
-@settings(deadline=None, max_examples=100)
 def test_key_round_trip(key: list[str]) -> None:
     assert key_parts(dotted(*key)) == tuple(key)
 

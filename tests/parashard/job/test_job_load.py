@@ -169,7 +169,7 @@ numbers = st.floats(1e-9, 1e9)
         }
     )
 )
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_job_survives_its_file(tmp_path: Path, minimal: str, tables: dict[str, Any]) -> None:
     file = tmp_path / "job.toml"
     file.write_text(minimal)

@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
@@ -13,7 +13,6 @@ policies = st.one_of(
 
 
 @given(policies)
-@settings(deadline=None, max_examples=50)
 def test_text_round_trip(policy: Policy) -> None:
     assert Policy.parse(str(policy)) == policy
 

@@ -239,7 +239,7 @@ def test_a_missing_table_is_the_files_to_give_even_if_a_flag_gave_all_else(write
 
 
 def test_a_table_made_in_python_reads_no_value_as_another_type() -> None:
-    with pytest.raises(ValidationError, match="valid integer"):
+    with pytest.raises(ValidationError, match="epochs"):
         Job.model_fields["job"].annotation(name="x", epochs=True, batch_size=1)  # type: ignore[misc]
 
 

@@ -36,7 +36,7 @@ def test_the_last_line_of_the_user_s_own_is_named(fails: object) -> None:
 def test_an_error_without_any_such_line_is_told_without_a_place() -> None:
     error = raised(json.loads, "{")
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]  # as if we had called it
-    assert described(error).startswith("JSONDecodeError: Expecting property name")
+    assert described(error).startswith("JSONDecodeError: ")
 
 
 def test_an_error_of_ours_says_what_it_is_about_by_itself() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.models.convolution import columns, columns_pull_back, max_pool, max_pool_pull_back, window
+from support.tiers import fewer
 
 geometry = given(
     height=st.integers(3, 6),
@@ -20,7 +21,7 @@ geometry = given(
 
 
 @geometry
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 def test_columns_times_weight_is_the_convolution(
     height: int, width: int, channels: int, kernel: int, padding: Any
 ) -> None:
@@ -39,7 +40,7 @@ def test_columns_times_weight_is_the_convolution(
 
 
 @geometry
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 def test_the_pullback_is_the_adjoint_of_the_convolution(
     height: int, width: int, channels: int, kernel: int, padding: Any
 ) -> None:

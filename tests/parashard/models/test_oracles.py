@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.data.base import Batch
@@ -15,6 +15,7 @@ from parashard.models import Audited
 from parashard.models.ledger import LEDGER_EPOCHS_MAX, Ledger, squares_total
 from parashard.models.torn import TORN_VARIABLES, Torn, TornOptions
 from support.model_cases import spec_of, start
+from support.tiers import fewer
 
 EXAMPLES, BATCH = 10, 4
 
@@ -56,7 +57,7 @@ def test_a_ledger_that_got_every_step_once_is_right(ledger: Ledger) -> None:
 
 
 @given(lost=st.sets(st.integers(0, 8), max_size=3), doubled=st.sets(st.integers(0, 8), max_size=3))
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 def test_a_ledger_shows_lost_and_doubled_steps(lost: set[int], doubled: set[int]) -> None:
     ledger = Ledger(spec_of((1,), examples=EXAMPLES))
     steps = pushes(ledger, 3)

@@ -4,7 +4,7 @@ import doctest
 import itertools
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan import intervals
@@ -34,7 +34,6 @@ def test_the_docstring_is_true():
     assert doctest.testmod(intervals).failed == 0
 
 
-@settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(st.integers(0, BOUND), ranges), max_size=20))
 def test_adding_in_any_order_is_a_set(changes):
     steps, model = IntervalSet(), set()
@@ -52,7 +51,6 @@ def test_adding_in_any_order_is_a_set(changes):
     assert steps.stop() == max(model, default=-1) + 1
 
 
-@settings(deadline=None, max_examples=200)
 @given(range_lists, st.lists(st.integers(0, BOUND), max_size=20))
 def test_discarding_in_any_order_is_a_set(pieces, discarded):
     steps, model = IntervalSet(pieces), model_of(pieces)
@@ -64,7 +62,6 @@ def test_discarding_in_any_order_is_a_set(pieces, discarded):
         assert steps.lowest(default=-1) == min(model, default=-1)
 
 
-@settings(deadline=None, max_examples=100)
 @given(range_lists, st.integers(0, BOUND + 5), st.integers(0, BOUND + 5))
 def test_missing_is_the_complement_within_a_window(pieces, start, stop):
     gaps = list(IntervalSet(pieces).missing(start, stop))
@@ -73,7 +70,6 @@ def test_missing_is_the_complement_within_a_window(pieces, start, stop):
     assert all(a < b for a, b in itertools.pairwise(flat))
 
 
-@settings(deadline=None, max_examples=100)
 @given(range_lists, range_lists)
 def test_intersection_is_that_of_sets_and_leaves_both_alone(left, right):
     a, b = IntervalSet(left), IntervalSet(right)
@@ -84,7 +80,6 @@ def test_intersection_is_that_of_sets_and_leaves_both_alone(left, right):
     assert (a, b) == (IntervalSet(left), IntervalSet(right))
 
 
-@settings(deadline=None, max_examples=50)
 @given(range_lists, st.randoms(use_true_random=False))
 def test_equal_sets_are_equal_however_they_came_to_be(pieces, random):
     shuffled = list(pieces)

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
@@ -19,6 +19,7 @@ from parashard.plan.partition import (
 )
 from parashard.plan.variables import Initializer, Variable
 from support.in_process import Cluster
+from support.tiers import fewer
 
 some_variables = st.lists(
     st.tuples(st.integers(1, 60), st.lists(st.integers(1, 5), max_size=2)), min_size=1, max_size=6
@@ -39,7 +40,6 @@ def row_bytes(variable: Variable) -> int:
     return variable.row_elements * ELEMENT_BYTES
 
 
-@settings(deadline=None, max_examples=150)
 @given(some_variables, partitioners)
 def test_every_partitioner_covers_every_row_once_in_order_with_equal_pieces(variables, partitioner):
     partitions = split(variables, partitioner)
@@ -51,7 +51,6 @@ def test_every_partitioner_covers_every_row_once_in_order_with_equal_pieces(vari
     assert partitions == split(dict(reversed(variables.items())), partitioner)  # a function of the set alone
 
 
-@settings(deadline=None, max_examples=100)
 @given(some_variables, st.integers(1, 7))
 def test_fixed_shards_gives_so_many_pieces_or_one_a_row(variables, shards):
     partitions = split(variables, fixed_shards(shards))
@@ -59,7 +58,6 @@ def test_fixed_shards_gives_so_many_pieces_or_one_a_row(variables, shards):
         assert sum(p.variable == name for p in partitions) == min(shards, variable.rows)
 
 
-@settings(deadline=None, max_examples=100)
 @given(some_variables, st.integers(1, 400), st.integers(1, 7))
 def test_minimum_size_is_honoured_unless_the_variable_is_smaller(variables, min_bytes, shards):
     partitions = split(variables, minimum_size(min_bytes, shards))
@@ -69,7 +67,6 @@ def test_minimum_size_is_honoured_unless_the_variable_is_smaller(variables, min_
         assert len(sizes) == 1 or min(sizes) >= min_bytes
 
 
-@settings(deadline=None, max_examples=100)
 @given(some_variables, st.integers(1, 400))
 def test_maximum_size_is_honoured_but_for_a_single_row_and_with_the_fewest_pieces(variables, max_bytes):
     partitions = split(variables, maximum_size(max_bytes))
@@ -80,7 +77,6 @@ def test_maximum_size_is_honoured_but_for_a_single_row_and_with_the_fewest_piece
         assert fewer == 0 or -(-variable.rows // fewer) * row_bytes(variable) > max_bytes
 
 
-@settings(deadline=None, max_examples=100)
 @given(some_variables, partitioners, st.integers(1, 6))
 def test_a_plan_places_every_partition_once_end_to_end(variables, partitioner, shards):
     partitions = split(variables, partitioner)
@@ -93,7 +89,6 @@ def test_a_plan_places_every_partition_once_end_to_end(variables, partitioner, s
     assert plan == place(variables, list(reversed(partitions)), shards, version=3)
 
 
-@settings(deadline=None, max_examples=150)
 @given(some_variables, partitioners, st.integers(1, 6))
 def test_placement_is_balanced_by_bytes_within_grahams_bound(variables, partitioner, shards):
     partitions = split(variables, partitioner)
@@ -125,7 +120,7 @@ def _optimum(sizes: list[int], shards: int) -> int:
     return best
 
 
-@settings(deadline=None, max_examples=25)
+@fewer(4)
 @given(some_variables, partitioners, st.integers(1, 4))
 def test_what_was_split_over_shards_is_joined_again(variables, partitioner, shards):
     plan = place(variables, split(variables, partitioner), shards, version=5)
@@ -143,7 +138,7 @@ def test_what_was_split_over_shards_is_joined_again(variables, partitioner, shar
     assert all(joined[name].tobytes() == value.tobytes() for name, value in values.items())
 
 
-@settings(deadline=None, max_examples=25)
+@fewer(4)
 @given(some_variables, partitioners, st.integers(1, 4))
 def test_a_client_pushes_and_pulls_through_the_plan_what_it_was_given(variables, partitioner, shards):
     cluster = Cluster(place(variables, split(variables, partitioner), shards, version=5))

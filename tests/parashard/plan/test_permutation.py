@@ -4,11 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
 from parashard.plan.permutation import MAX_LENGTH, Permutation
+from support.tiers import fewer
 
 POWERS = [2**k + d for k in range(1, 15) for d in (-1, 0, 1)]
 
@@ -22,13 +23,12 @@ def test_is_a_bijection(length):
     assert np.array_equal(np.sort(image(length, seed=length)), np.arange(length))
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.integers(1, 5000), st.integers(), st.integers())
 def test_is_a_bijection_for_any_keys(length, seed, epoch):
     assert np.array_equal(np.sort(image(length, seed, epoch)), np.arange(length))
 
 
-@settings(deadline=None, max_examples=30)
+@fewer(4)
 @given(st.integers(1, MAX_LENGTH), st.integers(0, 100), st.data())
 def test_large_lengths_stay_in_range_without_collisions(length, seed, data):
     start = data.draw(st.integers(0, max(0, length - 2000)))

@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
 from parashard.plan.steps import StepPlan
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 300), st.integers(1, 400), st.integers(1, 3), st.integers(-(2**63), 2**64))
 def test_each_epoch_has_every_example_exactly_once(examples, batch_size, epochs, seed):
     plan = StepPlan(examples, batch_size, epochs, seed)
@@ -19,7 +18,6 @@ def test_each_epoch_has_every_example_exactly_once(examples, batch_size, epochs,
     assert (seen == 1).all()
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.integers(1, 2**40), st.integers(1, 5000), st.integers(1, 100), st.data())
 def test_sizes(examples, batch_size, epochs, data):
     plan = StepPlan(examples, batch_size, epochs, 1)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
@@ -44,7 +44,6 @@ def test_the_bits_are_those_of_the_first_release(kind):
     assert values.view(np.uint32).ravel().tolist() == GOLDEN[kind]
 
 
-@settings(deadline=None, max_examples=60)
 @given(
     st.sampled_from(KINDS),
     st.integers(1, 30),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import ConfigurationError
@@ -186,7 +186,6 @@ def test_an_injected_fault_is_none_of_the_errors_that_we_handle(arm):
         unique_by=lambda fault: fault.name,
     )
 )
-@settings(deadline=None, max_examples=50)
 def test_what_is_written_is_what_is_read(faults):
     def written(fault: Fault) -> str:
         action = f"sleep({fault.sleep_s})" if fault.action == "sleep" else fault.action

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-DEADLINE_S = 60.0
+from support.waiting import DEADLINE_S
 
 DYING_THREAD = """
 import threading, structlog

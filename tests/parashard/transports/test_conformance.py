@@ -46,6 +46,7 @@ def test_any_size_arrives_as_it_was(start, size):
     assert np.array_equal(into, content)
 
 
+@pytest.mark.full("a gigabyte of memory; test_any_size_arrives_as_it_was goes up to 64 MiB")
 @pytest.mark.parametrize("kind", ["grpc", "tcp", "shm"], indirect=True)
 def test_256_mib_arrive_as_they_were(start):
     size = 256 * MIB

@@ -11,8 +11,7 @@ import pytest
 from parashard.errors import NonFiniteGradient, ParashardError, QueueFull, Unreachable
 from parashard.transports.connections import CONNECTIONS_MAX, FULL_PAUSE_S, OPEN_S, Connections, Exchange
 from parashard.transports.stream import Refused
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 def soon() -> float:

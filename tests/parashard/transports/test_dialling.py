@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from parashard.transports.dialling import dial
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 NAME = "shard-0.job"
 REAL = socket.getaddrinfo
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, StaleRound
@@ -53,7 +53,6 @@ class TestReading:
     """What lies in the memory arrives, and nothing else."""
 
     @given(st.integers(0, 80), st.integers(0, 80), st.lists(st.integers(0, 80), max_size=4))
-    @settings(deadline=None, max_examples=60)
     def test_any_run_is_read_into_any_pieces(self, begin: int, end: int, cuts: list[int]) -> None:
         shared = SharedWeights(OFFSETS)
         shared.weights[:] = np.arange(20)
@@ -146,7 +145,6 @@ class TestReadersAndTheWriter:
     """The writer takes steps between any two looks of a reader, and between the copies of two elements."""
 
     @given(st.lists(st.integers(0, 9), min_size=15, max_size=15), st.booleans())
-    @settings(deadline=None, max_examples=300)
     def test_no_interleaving_shows_a_torn_partition(self, steps: list[int], exact: bool) -> None:
         writer, turns = Writer(), iter(steps)
 

@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.transports.socket_io import IOVECS_MAX, LOCAL_BUFFER_BYTES, PlainIo, is_own_user, rest_of, tune
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 def soon() -> float:
@@ -32,7 +31,6 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 @given(st.lists(st.binary(max_size=6), max_size=6), st.data())
-@settings(deadline=None, max_examples=60)
 def test_the_rest_is_what_was_not_done(pieces, data):
     whole = b"".join(pieces)
     done_bytes = data.draw(st.integers(0, len(whole)))
@@ -40,7 +38,6 @@ def test_the_rest_is_what_was_not_done(pieces, data):
 
 
 @given(st.lists(st.integers(1, 50), max_size=20), st.lists(st.integers(1, 50), max_size=20))
-@settings(deadline=None, max_examples=40)
 def test_bytes_cut_one_way_arrive_cut_another(sent_sizes, received_sizes):
     length = min(sum(sent_sizes), sum(received_sizes))
     content = os.urandom(length)

@@ -7,7 +7,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parashard._proto import stream_pb2, tensor_pb2
@@ -33,6 +33,7 @@ from parashard.transports.stream import (
     refused,
 )
 from support.stream_peer import DEADLINE_S, GREETING, raw, soon, stream_pair
+from support.tiers import fewer
 
 HELLO = stream_pb2.Hello(worker="worker-0")
 
@@ -42,7 +43,7 @@ class TestMessages:
 
     @pytest.mark.parametrize("kind", [Kind.PUSH, Kind.WEIGHTS])
     @given(pieces=st.lists(st.binary(max_size=40), max_size=5))
-    @settings(deadline=None, max_examples=20)
+    @fewer(4)
     def test_header_and_payload_arrive(self, kind, pieces):
         content = b"".join(pieces)
         with stream_pair() as (mine, theirs):
@@ -172,7 +173,6 @@ class TestWhatIsNoMessage:
 
     @given(st.binary(max_size=60))
     @example(b"GET / HTTP/1.1\r\nHost: shard\r\n\r\n")
-    @settings(deadline=None, max_examples=100)
     def test_never_does_harm(self, content):
         assert received(b"\0" + content).code in ("malformed-frame", "unreachable")
 

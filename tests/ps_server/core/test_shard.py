@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, StaleIncarnation, StalePlan, StaleRound, WrongRun
@@ -50,7 +50,6 @@ def test_a_repeat_is_a_duplicate_whatever_it_holds() -> None:  # P1: the applied
 
 
 @given(data=st.data(), steps=st.lists(st.integers(0, STEPS - 1), max_size=30))
-@settings(deadline=None, max_examples=60)
 def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, steps: list[int]) -> None:  # P1
     shard = zeros_shard()
     for step in steps:

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import MalformedFrame, StaleRound
@@ -97,7 +97,6 @@ def in_order(n: int, order: tuple[int, ...], *, mean: bool) -> np.ndarray:
 
 
 @given(order=st.permutations(range(7)), mean=st.booleans())
-@settings(deadline=None, max_examples=60)
 def test_the_order_of_arrival_changes_no_bit(order: list[int], mean: bool) -> None:  # P10
     assert in_order(7, tuple(order), mean=mean).tolist() == in_order(7, tuple(range(7)), mean=mean).tolist()
 
@@ -231,7 +230,6 @@ def test_folding_keeps_no_gradient_whose_turn_has_come() -> None:  # P19
 
 
 @given(data=st.data(), n=st.integers(1, 5), total=st.integers(1, 17))
-@settings(deadline=None, max_examples=60)
 def test_weights_and_applied_set_agree_after_every_request(data: st.DataObject, n: int, total: int) -> None:  # P1
     storage = storage_of()
     updates = rounds(storage, n, total, mean=False)

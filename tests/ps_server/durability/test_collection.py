@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from parashard.store.claims import claim_incarnation
 from support.checkpoint_cases import write_job
 from support.shard_process import ADAM, ShardProcess
 from support.store_fakes import MemoryStore
-
-
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
 
 
 def process(store: MemoryStore, *, consistency: str = "async", **checkpoint: Any) -> ShardProcess:

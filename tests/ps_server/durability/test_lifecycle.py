@@ -15,11 +15,6 @@ from support.shard_process import ADAM, ShardProcess, bits_of, gradient_of
 from support.store_fakes import MemoryStore
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def process(store: MemoryStore, *, consistency: str = "sync:2", every_steps: int = 2) -> ShardProcess:
     checkpoint: dict[str, Any] = {"every_s": 0.0, "every_steps": every_steps}
     return ShardProcess(store, optimizer=ADAM, consistency=consistency, checkpoint=checkpoint)
@@ -158,7 +153,7 @@ def test_a_process_that_has_a_successor_does_not_come_before_it_again(store: Mem
     shard = process(store)
     at_round(shard, 1)
     claim_incarnation(store, "shard-0")
-    with pytest.raises(Superseded, match="another process has claimed incarnation 2 of shard-0"):
+    with pytest.raises(Superseded):
         shard.lifecycle.roll_back(0, incarnation=1)
     assert shard.shard.identity.incarnation == 1
     assert isinstance(shard.lifecycle.claims.superseded, Superseded), "its process ends"  # P23

@@ -5,7 +5,7 @@ import zlib
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import DamagedCheckpoint, LimitExceeded
@@ -37,7 +37,6 @@ def decoded(content: bytes, seed: int = SEED) -> LogRecord:
     return head.record(bytearray(content[HEAD_BYTES:]), seed)
 
 
-@settings(deadline=None, max_examples=100)
 @given(
     gradient=st.none() | st.lists(st.floats(width=32), max_size=8),
     position=st.integers(0, 2**64 - 1),

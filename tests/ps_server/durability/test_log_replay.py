@@ -4,7 +4,7 @@ import tracemalloc
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import StoreFailed, WrongRun
@@ -262,7 +262,6 @@ def test_nothing_over_the_bound_is_allocated(tmp_path):
         assert peak_bytes < 100_000
 
 
-@settings(deadline=None, max_examples=150)
 @given(st.data())
 def test_any_bytes_end_the_replay_and_never_break_it(tmp_path_factory, data):
     folder = tmp_path_factory.mktemp("log")

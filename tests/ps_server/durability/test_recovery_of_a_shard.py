@@ -31,11 +31,6 @@ from support.store_fakes import MemoryStore
 PLAN_ON_3 = place(VARIABLES, split(VARIABLES, fixed_shards(3)), 3, version=2)
 
 
-@pytest.fixture
-def store() -> MemoryStore:
-    return MemoryStore()
-
-
 def restorer(store: MemoryStore, index: int = 0, *, source: str = "", rounds: bool = False, run: str = RUN) -> Restorer:
     reply = pb.GetJobReply(run_id=run, job_digest=DIGEST, source=source)
     plan = PLAN_ON_3 if source else PLAN

@@ -9,8 +9,7 @@ import pytest
 
 from parashard.errors import NonFiniteGradient, QueueFull
 from parashard_server.serving.admission_lock import AdmissionLock
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 def never(error: BaseException) -> None:

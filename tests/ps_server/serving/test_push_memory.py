@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull, RetryLater
@@ -60,7 +60,6 @@ STEPS = st.tuples(st.sampled_from(["room", "slot", "payload", "lent", "end"]), s
 
 
 @given(st.lists(STEPS, max_size=40))
-@settings(deadline=None, max_examples=100)
 def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, int]]) -> None:  # P19
     memory = PushMemory(BUDGET_BYTES, clock=lambda: 0.0)
     rooms, slots = ReceiveBuffers(memory), Slots(memory)

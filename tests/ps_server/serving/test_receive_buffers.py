@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.errors import QueueFull
@@ -93,7 +93,6 @@ def test_a_room_comes_back_after_an_error():
 
 
 @given(st.lists(st.one_of(st.integers(0, 5 * MIB), st.just("leave")), max_size=30))
-@settings(deadline=None, max_examples=100)
 def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
     rooms, budget = ReceiveBuffers(PushMemory(4 * MIB)), 4 * MIB
     lent: list[tuple[Callable[..., None], int]] = []

@@ -24,8 +24,8 @@ from parashard.protocol import rpc
 from parashard.protocol.proto_conversion import intervals_from
 from support.shard_process import ADAM, RUN, ShardProcess, bits_of
 from support.store_fakes import MemoryStore
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 COORDINATOR = 4
 
 

@@ -33,8 +33,8 @@ from parashard_server.serving.admission_lock import AdmissionLock
 from support.in_process import push_for, use_small_messages
 from support.shard_process import DIGEST, PLAN, RUN, ShardProcess
 from support.store_fakes import MemoryStore
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 60.0  # of what hangs
 GRADIENTS = {"bias": np.array([1.0, 2.0], np.float32), "weight": np.arange(12, dtype=np.float32).reshape(4, 3)}
 
 

@@ -38,10 +38,9 @@ from parashard_server.serving.listeners import Listeners
 from support.in_process import plan_of, use_small_messages, variables_of
 from support.shard_process import ShardProcess
 from support.store_fakes import MemoryStore
-from support.waiting import eventually
+from support.waiting import DEADLINE_S, eventually
 
 PUSH_BYTES = 2 * QUEUE_GRAIN_BYTES
-DEADLINE_S = 60.0  # of what hangs
 PLAN = plan_of(variables_of(Variable("w", (PUSH_BYTES // 4,))))
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine shares no memory between processes")
@@ -78,7 +77,7 @@ class Ports:
         )
         self.ports = Listeners(process.plane, process.host, job, self.memory, "127.0.0.1", 0)  # type: ignore[arg-type]
         server = rpc.Server("127.0.0.1:0")
-        ShardService(process.plane, process.host, process.checkpointer, process.lives, self.ports.rooms).add_to(
+        ShardService(process.plane, process.host, process.checkpointer, process.lifecycle, self.ports.rooms).add_to(
             server
         )
         server.start()

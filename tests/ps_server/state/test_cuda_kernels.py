@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_kernels import KERNELS, assert_same_bits, run
 
 from parashard.plan.optimizers import LAMB, SGD, Adam, OptimizerSpec
 from parashard.plan.variables import Initializer, Variable
@@ -21,6 +20,7 @@ from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
 from support.compiled_cupy import CompiledCupy, Resident
 from support.in_process import SEED, plan_of, variables_of
+from support.kernel_cases import KERNELS, assert_same_bits, run
 
 SIZES = (0, 1, 1000, 40_000)
 """The last has more than two of the blocks by which norms are added."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.checkpoints.state import ShardState
@@ -86,7 +86,6 @@ EVENTS = st.one_of(
 
 
 @given(st.lists(EVENTS, max_size=16))
-@settings(deadline=None, max_examples=80)
 def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Sequence[Any]) -> None:
     storages: list[Storage] = [on_host(), on_card(LateCard())]
     pushed, snapshots = 0, []

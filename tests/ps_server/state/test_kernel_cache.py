@@ -3,37 +3,22 @@
 import os
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
-from test_optimizer import SPECS
 
 from parashard.plan.variables import Variable
-from parashard_server.state.kernels import fused, loops
+from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
-
-LOOPS: dict[str, Callable[..., Any]] = {name: loop for name, loop in vars(loops).items() if hasattr(loop, "stats")}
-SECOND_START = """
-from test_kernel_cache import LOOPS, warm_up_everything
-warm_up_everything()
-for name, loop in LOOPS.items():
-    print(name, sum(loop.stats.cache_hits.values()), sum(loop.stats.cache_misses.values()))
-"""
-
-
-def warm_up_everything() -> None:
-    fused.warm_up()
-    for spec, _ in SPECS.values():
-        Optimizer(spec).warm_up()
+from support.optimizer_specs import SPECS
+from support.warmed_kernels import LOOPS, warm_up_everything
 
 
 @pytest.mark.timeout(600)
 def test_a_second_start_compiles_nothing() -> None:
     warm_up_everything()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", SECOND_START]
+    command = [sys.executable, "-m", "support.warmed_kernels"]
     second = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, env=environment)
     assert second.returncode == 0, second.stderr
     found = {name: (int(hits), int(misses)) for name, hits, misses in map(str.split, second.stdout.splitlines())}

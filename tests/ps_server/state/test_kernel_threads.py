@@ -5,12 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_kernels import COMMON, COUNTING, KERNELS, assert_same_bits, drawn
 
 from parashard.process import compute_threads
 from parashard_server.build import ShardBuilder
 from parashard_server.state.kernels import fused, lanes, reference
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, trust_ratio
+from support.kernel_cases import COMMON, COUNTING, KERNELS, assert_same_bits, drawn
 from support.shard_process import job_reply
 
 UseThreads = Callable[[int], None]

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from parashard_server.state.kernels import lanes
 from parashard_server.state.kernels.lanes import Lanes, cut
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS
-
-DEADLINE_S = 60.0  # of what hangs
+from support.waiting import DEADLINE_S
 
 
 @pytest.fixture(autouse=True)

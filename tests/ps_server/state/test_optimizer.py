@@ -7,37 +7,17 @@ import numpy as np
 import pytest
 
 from parashard.plan.optimizers import (
-    FTRL,
-    LAMB,
     SGD,
     SLOTS,
-    Adagrad,
-    Adam,
-    AdamW,
     Momentum,
-    Nesterov,
     OptimizerSpec,
-    RMSProp,
 )
 from parashard.plan.schedules import StepSchedule
 from parashard.plan.variables import Variable
 from parashard_server.state.kernels import fused, reference
 from parashard_server.state.optimizer import Optimizer
+from support.optimizer_specs import SPECS
 
-SPECS: dict[str, tuple[OptimizerSpec, tuple[str, ...]]] = {
-    spec.kind: (spec, slots)
-    for spec, slots in (
-        (SGD(learning_rate=0.1, weight_decay=0.1), ()),
-        (Momentum(learning_rate=0.1, weight_decay=0.1), ("velocity",)),
-        (Nesterov(learning_rate=0.1, weight_decay=0.1), ("velocity",)),
-        (Adagrad(learning_rate=0.1, weight_decay=0.1, initial_accumulator=0.25), ("accumulator",)),
-        (RMSProp(weight_decay=0.1), ("mean_square",)),
-        (Adam(weight_decay=0.1), ("m", "v")),
-        (AdamW(weight_decay=0.1), ("m", "v")),
-        (FTRL(learning_rate=0.1, weight_decay=0.1, l1=0.05, l2=0.3), ("z", "n")),
-        (LAMB(learning_rate=0.1, weight_decay=0.1), ("m", "v")),
-    )
-}
 VARIABLE = Variable("w", (40,))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from parashard.plan.optimizers import Adam, Momentum, OptimizerSpec
@@ -54,7 +54,6 @@ def whole(snapshot: Snapshot) -> Snapshot:
 
 
 @given(st.lists(st.sampled_from(["push", "copy"]), max_size=14), st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
 def test_pushes_and_copies_in_any_order_give_the_state_at_the_cut(events: list[str], before: int) -> None:
     storage = storage_of(Adam(learning_rate=0.1))
     push = mover(storage)

@@ -1,0 +1,52 @@
+"""Every update kernel with settings of its own, and runs of it: what tests of all its implementations share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+COMMON: dict[str, Any] = {"learning_rate": 0.05, "weight_decay": 0.01, "clip": 1.5, "scale": 0.25}
+ADAM: dict[str, Any] = {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8}
+KERNELS: dict[str, tuple[int, dict[str, Any]]] = {  # kind: (number of slots, settings of its own)
+    "sgd": (0, {}),
+    "momentum": (1, {"momentum": 0.9}),
+    "nesterov": (1, {"momentum": 0.9}),
+    "adagrad": (1, {"epsilon": 1e-10}),
+    "rmsprop": (1, {"rho": 0.9, "epsilon": 1e-8}),
+    "adam": (2, ADAM),
+    "adamw": (2, ADAM),
+    "ftrl": (2, {"beta": 1.0, "l1": 0.05, "l2": 0.1}),
+    "lamb": (2, ADAM),
+}
+COUNTING = ("adam", "adamw", "lamb")
+STEPS = 4
+
+
+def drawn(seed: int, size: int) -> np.ndarray:
+    """Return numbers of many magnitudes, with zeros of both signs among them."""
+    rng = np.random.default_rng(seed)
+    values = (rng.standard_normal(size) * 10.0 ** rng.integers(-6, 3, size)).astype(np.float32)
+    values[rng.random(size) < 0.1] = 0.0
+    values[rng.random(size) < 0.05] = -0.0
+    return values
+
+
+def run(kernels: Any, kind: str, size: int, cuts: tuple[int, ...] = (), **changed: float) -> list[np.ndarray]:
+    """Return [weights, *slots] after some steps, each step applied piece by piece between the cuts."""
+    slots, own = KERNELS[kind]
+    arrays = [drawn(0, size), *(np.zeros(size, np.float32) for _ in range(slots))]
+    bounds = [0, *cuts, size]
+    for t in range(1, STEPS + 1):
+        gradient = drawn(t, size)
+        counter = {"t": t} if kind in COUNTING else {}
+        for i in range(len(bounds) - 1):
+            run_of = slice(bounds[i], bounds[i + 1])
+            pieces = [a[run_of] for a in arrays]
+            getattr(kernels, kind)(pieces[0], gradient[run_of], *pieces[1:], **COMMON | own | counter | changed)
+    return arrays
+
+
+def assert_same_bits(found: list[np.ndarray], expected: list[np.ndarray]) -> None:
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a.view(np.uint32), b.view(np.uint32))
