@@ -22,7 +22,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, Spa
 
 from benchmarks.tables import spread, table, write
 from parashard._proto import coordinator_pb2, tensor_pb2
-from parashard.protocol.messages import PullRun, PushChunk, PushResult, Receipt, Target
+from parashard.protocol.buffers import Buffers
+from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target
 from parashard.telemetry.observing import (
     NO_REQUEST_OBSERVER,
     NO_STEP_OBSERVER,
@@ -100,10 +101,10 @@ def of_step(observer: StepObserver) -> Callable[[], None]:
 def of_push(observer: RequestObserver) -> Callable[[], None]:
     """Return all that a shard tells of one push."""
     target, receipt = Target("run", "digest", 1, 0, 1), Receipt(PushResult.APPLIED, 5, 0)
-    chunk = PushChunk(target, "worker-0", 7, 1, 0, 4, (), False, None, b"1234", CONTEXT)
+    request = Push(target, "worker-0", 7, (), False, None, Buffers([b"1234"]), CONTEXT)
 
     def push() -> None:
-        with observer.push(chunk, 1.0) as seen:
+        with observer.push(request, 1.0) as seen:
             seen.began(2.0)
             seen.applied(3.0, 0, 5, None)
             seen.answered(receipt)

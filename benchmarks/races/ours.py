@@ -1,7 +1,7 @@
 """Our contestant: a coordinator and a shard as the product starts them, and this process as the worker.
 
 The worker pushes and pulls with the product's `ShardClient`, each push as a step of its own, so that all that makes a
-push exactly-once is at work: run, incarnation, attempt and applied set. It holds no lease: leases pace steps and decide
+push exactly-once is at work: run, incarnation and applied set. It holds no lease: leases pace steps and decide
 nothing. Started by `benchmarks.races.contestants`, in the environment that a worker has.
 """
 

@@ -59,7 +59,6 @@ def test_codes_are_permanent():
         "stale-plan": "StalePlan",
         "stale-incarnation": "StaleIncarnation",
         "stale-round": "StaleRound",
-        "unknown-attempt": "UnknownAttempt",
         "unacquainted": "Unacquainted",
         "superseded": "Superseded",
         "wrong-run": "WrongRun",
