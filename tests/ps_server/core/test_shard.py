@@ -265,6 +265,14 @@ def test_pulls_that_are_refused(offset: int, length: int, round_: int | None) ->
     assert shard.record.pull_bytes == 0
 
 
+def test_a_pull_that_knows_a_version_that_never_was_is_refused() -> None:
+    shard = zeros_shard()
+    push(shard, 0, 1.0)
+    assert shard.pull(PullRun(shard.identity, None, None, 0, 16, known_version=1)).runs == ()
+    with pytest.raises(MalformedFrame, match="a pull knows version 2; this shard is at 1"):
+        shard.pull(PullRun(shard.identity, None, None, 0, 16, known_version=2))
+
+
 def test_a_run_of_the_vector_is_pulled() -> None:
     shard = zeros_shard()
     push(shard, 0, [1.0, 2.0, 3.0, 4.0])
