@@ -481,14 +481,17 @@ def main() -> None:
     killed = len(mutants) - len(survivors)
     unexplained = [m for m in survivors if identity(m) not in reasons]
     stale = sorted(set(reasons) - set(map(identity, all_mutants("")))) if not asked.only else []
+    wrong = sorted(name for name, verdict in verdicts.items() if verdict.killed and name in reasons)
     print(f"\nkilled {killed} of {len(mutants)} ({killed / len(mutants):.1%})")
     for m in survivors:
         print(f"  {m.path}:{m.line} {m.name}: {reasons.get(identity(m), 'NO REASON IS LISTED')}")
     for name in stale:
         print(f"  listed as equivalent, and no such mutant: {name}")
+    for name in wrong:
+        print(f"  listed as equivalent, and killed: {name}")
     if asked.write and not asked.only:
         TABLE.write_text(table(asked, everything, mutants, verdicts, reasons))
-    if unexplained or stale or killed < KILLED_MIN * len(mutants):
+    if unexplained or stale or wrong or killed < KILLED_MIN * len(mutants):
         sys.exit(1)
 
 

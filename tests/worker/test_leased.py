@@ -101,6 +101,18 @@ def test_a_worker_holds_about_a_quarter_second_of_steps(step_s: float, want: int
     assert worker.call().want == want
 
 
+def test_one_slow_step_changes_the_pace_a_little() -> None:
+    worker, wanted = Worker(batch=16, ahead=1), []
+    for step, step_s in enumerate([0.05, 0.05, 0.2]):
+        worker.granted(step)
+        worker.take()
+        worker.complete(step, step_s)
+        request = worker.call()
+        worker.answer(request)
+        wanted.append(request.want)
+    assert wanted == [5, 5, 3], "the first step counts whole, later ones by a fifth"
+
+
 def test_of_steps_in_the_works_together_each_took_the_time_since_the_one_before() -> None:
     worker = Worker(batch=16, ahead=1).granted(0)
     worker.take()
@@ -120,6 +132,14 @@ def test_time_without_work_is_not_the_steps_time() -> None:
         worker.answer(worker.call(), retry_after_s=1.0)
         worker.now_s += 60.0  # nothing to do
     assert worker.call().want == 16
+
+
+def test_an_outcome_is_told_at_once_however_many_steps_wait() -> None:
+    worker = Worker(ahead=1).granted(0, 1, 2)
+    worker.answer(worker.call())
+    assert worker.due_in_s > 0.0
+    worker.work.evaluated(pb.EvaluationGrant(evaluation=4), {"loss": 1.0})
+    assert worker.due_in_s == 0.0
 
 
 # --- renewing ---

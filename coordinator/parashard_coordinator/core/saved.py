@@ -40,10 +40,9 @@ class Saved(Record):
 
     def returned_to(self, steps: int) -> Self:
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
-        stopped = bool(self.early_stop) and self.target <= steps
         return self.model_copy(
             update={
-                "early_stop": self.early_stop if stopped else "",
+                "early_stop": self.early_stop if self.target <= steps else "",
                 "evaluations": {after: told for after, told in self.evaluations.items() if int(after) <= steps},
                 "skips": tuple(step for step in self.skips if step < steps),
                 "final": "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from parashard_coordinator.core.progress import (
@@ -53,6 +53,7 @@ def test_a_rate_falls_to_zero_when_nothing_comes() -> None:
 
 @fewer(4)
 @given(st.lists(st.floats(0, 0.5), max_size=200))
+@example([RATE_BUCKET_S / 5] * 400)
 def test_a_rate_takes_constant_memory(gaps: list[float]) -> None:
     rate, now_s = Rate(), 0.0
     for gap in gaps:

@@ -244,11 +244,11 @@ def test_the_caller_s_limit_is_kept() -> None:
     assert grant(leases, "a", 4, limit=1) == [0]
 
 
-def test_a_step_that_came_back_is_granted_though_the_limit_has_moved_below_what_was_leased() -> None:
+def test_steps_that_came_back_are_shared_whole_though_the_limit_has_moved_below_what_was_leased() -> None:
     leases = leases_of(10)
-    grant(leases, "a", 4)
-    leases.renew("a", [1, 2, 3], 1.0)
-    assert grant(leases, "b", limit=1) == [0]
+    assert grant(leases, "a", 4) == [0, 1, 2, 3]
+    leases.end("a")
+    assert grant(leases, "b", 4, limit=3) == [0, 1], "half of the four, as guided scheduling has it"
 
 
 def test_ssp_waits_for_the_lowest_incomplete_step() -> None:  # P9

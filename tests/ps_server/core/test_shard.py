@@ -202,14 +202,15 @@ def test_what_is_replayed_into_an_open_round_would_be_replayed_again() -> None: 
     assert shard.replay_from() == 101, "the round is in the weights"
 
 
-def test_what_is_noted_of_the_journal_has_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("round_steps", [2, 8])
+def test_what_is_noted_of_the_journal_has_a_bound(round_steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("parashard_server.core.shard.NOTED_MAX", 4)
-    shard = zeros_shard(round_steps=2)
+    shard = zeros_shard(round_steps=round_steps)
     shard.journal = Positions()
     for step in range(STEPS):
         push(shard, step, 1.0)
-        assert len(shard._noted) <= 4 + 2
-    assert shard.replay_from() == 100 + STEPS - 2
+        assert len(shard._noted) <= 4 + round_steps
+    assert shard.replay_from() == 100 + STEPS - round_steps
 
 
 # --- pulls ---
@@ -224,6 +225,14 @@ def test_pulls_that_are_refused(offset: int, length: int, round_: int | None) ->
     with pytest.raises(MalformedFrame):
         shard.pull(PullRun(shard.identity, round_, None, offset, length))
     assert shard.record.pull_bytes == 0
+
+
+def test_a_pull_that_knows_a_version_that_never_was_is_refused() -> None:
+    shard = zeros_shard()
+    push(shard, 0, 1.0)
+    assert shard.pull(PullRun(shard.identity, None, None, 0, 16, known_version=1)).runs == ()
+    with pytest.raises(MalformedFrame, match="a pull knows version 2; this shard is at 1"):
+        shard.pull(PullRun(shard.identity, None, None, 0, 16, known_version=2))
 
 
 def test_a_run_of_the_vector_is_pulled() -> None:
