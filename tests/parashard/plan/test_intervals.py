@@ -115,4 +115,7 @@ def test_it_is_not_hashable_and_no_other_type_equals_it():
     with pytest.raises(TypeError):
         hash(IntervalSet())
     assert IntervalSet([(0, 1)]) != {0}
+    assert (IntervalSet() == set()) is False
+    assert IntervalSet([(0, 2)]) != IntervalSet([(0, 3)])
+    assert IntervalSet([(0, 2)]) != IntervalSet([(1, 2)])
     assert repr(IntervalSet([(0, 1), (4, 6)])) == "IntervalSet([(0, 1), (4, 6)])"

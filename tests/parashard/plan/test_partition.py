@@ -40,6 +40,12 @@ def row_bytes(variable: Variable) -> int:
     return variable.row_elements * ELEMENT_BYTES
 
 
+@pytest.mark.parametrize(("min_bytes", "ranges"), [(1, 8), (16, 8), (17, 4), (32, 4), (33, 2), (65, 1), (1000, 1)])
+def test_minimum_size_cuts_into_as_many_ranges_as_it_allows(min_bytes, ranges):
+    variables = {"v": Variable("v", (8, 4))}  # 16 bytes a row
+    assert len(split(variables, minimum_size(min_bytes, shards=8))) == ranges
+
+
 @given(some_variables, partitioners)
 def test_every_partitioner_covers_every_row_once_in_order_with_equal_pieces(variables, partitioner):
     partitions = split(variables, partitioner)
