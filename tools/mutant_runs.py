@@ -52,6 +52,14 @@ class Told:
         self._pipe, self._times = pipe, times
         self._before_s = time.process_time()
 
+    def pytest_collection(self) -> None:
+        """Draw the examples of `make test`; the smallest one that fails is of no interest here."""
+        from hypothesis import Phase, settings
+
+        phases = (Phase.explicit, Phase.generate)
+        settings.register_profile("mutants", settings(), phases=phases, derandomize=True, database=None)
+        settings.load_profile("mutants")
+
     def pytest_runtest_logreport(self, report: Any) -> None:
         if report.failed:
             os.write(self._pipe, report.nodeid.encode()[:500] + b"\n")
@@ -227,11 +235,7 @@ class Runner:
 
     def _pytest(self, arguments: Sequence[str], told: Told) -> int:
         import pytest
-        from hypothesis import Phase, settings
 
-        phases = (Phase.explicit, Phase.generate)  # the smallest example that fails is of no interest here
-        settings.register_profile("mutants", derandomize=True, database=None, deadline=None, phases=phases)
-        settings.load_profile("mutants")
         options = ["-x", "-q", "--tb=no", "--no-header", "-p", "no:cacheprovider", "-p", "pytest_timeout"]
         options += [f"--basetemp={self._scratch / str(os.getpid())}", "--rootdir", str(self._copy)]
         return int(pytest.main([*options, *arguments], plugins=[told]))
