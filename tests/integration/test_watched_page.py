@@ -1,9 +1,10 @@
-"""A browser watches a real run whose coordinator is killed: the page says so, and goes on with the next one."""
+"""A browser watches a real run whose coordinator hangs and is replaced: the page says so, and goes on with the next one."""
 
 from __future__ import annotations
 
 import json
 import re
+import signal
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -28,7 +29,7 @@ def told(url: str, path: str) -> Any:
 
 def test_a_page_outlives_the_coordinator(start_run: Callable[..., ClusterRun], tmp_path: Path) -> None:
     job = LongJob(tmp_path, "digits.toml", QUICK)
-    run = start_run(job.file, *sets(cluster__restart_backoff_s=3.0, evaluation__every_epochs=1))
+    run = start_run(job.file, *sets(cluster__silence_s=8.0, evaluation__every_epochs=1))
     status = run.until(lambda status: status.steps_complete > QUICK, "steps are slow")
     url = f"http://{status.http_address}/"
     with sync_playwright() as playwright:
@@ -42,7 +43,7 @@ def test_a_page_outlives_the_coordinator(start_run: Callable[..., ClusterRun], t
         expect(page.get_by_role("img", name="plot of accuracy,")).to_be_visible()
         before = told(url, "history.json")
 
-        run.kill("coordinator", "coordinator")
+        run.kill("coordinator", "coordinator", signal.SIGSTOP)  # its launcher kills it for its silence
         expect(page.locator("#contact")).to_contain_text("has not answered since")
         expect(steps).to_be_visible()
         expect(page.locator("#contact")).to_be_hidden()
