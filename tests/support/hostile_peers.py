@@ -142,9 +142,7 @@ class Hostile:
         for _ in range(count):
             stream, welcome = self.worker_stream(address, target)
             size = welcome.push_bytes_max
-            header = tensor_pb2.PushHeader(
-                target=wire.target_message(target), worker="hog", attempt=1, offset_bytes=0, total_bytes=size
-            )
+            header = tensor_pb2.PushHeader(target=wire.target_message(target), worker="hog", total_bytes=size)
             content = header.SerializeToString()
             prefix = struct.pack("<4sB3sIQ", b"PSS1", Kind.PUSH, b"", len(content), size)
             stream._connection.sendall(prefix + content)
