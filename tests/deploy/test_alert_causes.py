@@ -30,7 +30,7 @@ pytestmark = [
     needs_prometheus,
 ]
 
-JOB = "tests/deploy/troubled.toml"
+JOB = "tests/support/troubled.toml"
 LOST_STEPS = 100
 IDLE_ROWS = 1 << 19  # 16 MiB of weights
 
