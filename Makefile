@@ -51,7 +51,7 @@ check: $(READY)  ## format, lint, types, import rules, generated code and docume
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python tools/protos.py --check
+	$(BIN)/python tools/generate_protos.py --check
 	$(BIN)/python tools/job_reference.py --check
 	$(BIN)/python -m deploy.grafana.dashboards --check
 
@@ -60,7 +60,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 protos: $(READY)  ## generate the code of protos/*.proto again
-	$(BIN)/python tools/protos.py
+	$(BIN)/python tools/generate_protos.py
 
 docs: $(READY)  ## write the reference of the job file and the dashboards again
 	$(BIN)/python tools/job_reference.py

@@ -1,4 +1,4 @@
-"""A browser watches a real run whose coordinator hangs and is replaced: the page says so, and goes on with the next one."""
+"""A browser watches a real run whose coordinator hangs and is replaced: the page says so, and goes on with the next."""
 
 from __future__ import annotations
 

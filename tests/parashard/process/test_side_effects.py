@@ -98,7 +98,7 @@ def exits(path: Path) -> Iterator[tuple[int, bool]]:
     sure: set[ast.stmt] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Try):
-            sure.update(node.finalbody)
+            sure.update(it for last in node.finalbody for it in ast.walk(last) if isinstance(it, ast.stmt))
         elif isinstance(node, ast.FunctionDef):
             sure.update(node.body[:1])
     for statement in ast.walk(tree):

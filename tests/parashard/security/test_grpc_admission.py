@@ -204,7 +204,7 @@ class TestSlow:
             channel.stream_unary(PUSH)(messages(), timeout=DEADLINE_S)
         silent.set()
         served.is_left_alone("it")
-        assert served.ended == ["the call ended after 1 messages"]
+        eventually(lambda: served.ended == ["the call ended after 1 messages"], "the handler has heard of it")
         assert channel.stream_unary(PUSH)(iter([b"gra", b"dient"]), timeout=DEADLINE_S) == b"gradient"
         channel.close()
         served.close()
