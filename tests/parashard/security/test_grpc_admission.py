@@ -141,9 +141,12 @@ class TestShares:
         channel = rpc.connect(served.server.address)
         served.begin(served.connected("127.0.0.2"), 1)
         calls = [channel.unary_unary(PUSH).future(b"gradient", timeout=DEADLINE_S) for _ in range(rpc.SERVER_THREADS)]
-        eventually(lambda: any(call.done() for call in calls), "one is refused")
+        refused = eventually(
+            lambda: next((call for call in calls if call.done() and "under way here" in (call.details() or "")), None),
+            "one is refused",
+        )
         with pytest.raises(QueueFull, match=r"127\.0\.0\.1 has \d+ calls under way here"), our_errors("it"):
-            next(call for call in calls if call.done()).result()
+            refused.result()
         channel.close()
 
     def test_with_tls_the_certificate_counts_and_its_role_comes_before_the_message(self, certificates: Certificates):
