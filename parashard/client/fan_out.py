@@ -56,8 +56,8 @@ class FanOut:
     ) -> tuple[_Answer, ...]:
         """Begin a request on every shard, then wait for each; what is to be retried is retried after that.
 
-        Only after that: whoever tries again while it holds another shard's connection, or its room, and waits for one
-        that somebody holds who waits for the first, would stand still. After an error nothing is under way any more.
+        Retries come last to avoid a deadlock: a client that waits for one shard while it holds another's connection or
+        buffer could wait for a client that does the reverse. After an error no request is in flight.
 
         Parameters
         ----------

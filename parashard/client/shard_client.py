@@ -134,7 +134,7 @@ class ShardClient:
             self.view = view
 
     def refresh(self) -> None:
-        """Use the shards' present view, if it can be had: whoever needs one asks again."""
+        """Use the shards' present view if the coordinator gives it; otherwise keep the old one until the next retry."""
         if self._look is None:
             return
         try:

@@ -19,9 +19,9 @@ class Column:
     cells : tuple of str
         From top to bottom.
     is_text : bool
-        True: aligned to the left, and may be shortened; False: a number, shown in full or not at all.
+        True: aligned to the left, and may be truncated; False: a number, shown in full or not at all.
     rank : int
-        Of the columns that there is no room for, the one with the greatest rank goes first; 0: it stays.
+        Columns that do not fit are dropped in order of descending rank; 0: never dropped.
     """
 
     title: str

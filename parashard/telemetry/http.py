@@ -1,7 +1,7 @@
 """The HTTP port of a process: /metrics, /livez, /readyz and, where there is one, a status page.
 
-It has no verb that acts: whoever reaches it can look and nothing else. Every answer tells browsers to run, load and
-frame nothing that this port does not serve itself.
+Read-only: no verb changes anything. Every answer tells browsers to run, load and frame nothing that this port does not
+serve itself.
 """
 
 from __future__ import annotations

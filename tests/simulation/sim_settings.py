@@ -38,7 +38,7 @@ class Setting:
     depth: int = 0
     lease_batch: int = 4
     messages: int = 1  # of a push to the largest shard, about
-    queue_pushes: float = 100.0  # how many pushes the shards' budget has room for
+    queue_pushes: float = 100.0  # how many pushes fit into the shards' budget
     retry_budget_s: float = 30.0
     evaluate_every_epochs: float = 0.0  # 0: never
     stops_early: bool = False  # some evaluation reaches the target

@@ -41,7 +41,7 @@ LOOK_S = 0.1
 COPY_S = (0.0, 0.01)  # of a partition
 WRITE_S = (0.001, 0.2)  # of a checkpoint's files
 SYNC_S = (0.0, 0.05)  # until the log is on the disk
-CALL_S = 0.3  # a little more than the deadline of whoever calls
+CALL_S = 0.3  # a little more than the caller's deadline
 
 
 class ShardProcess(Process):

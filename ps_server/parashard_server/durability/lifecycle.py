@@ -101,9 +101,9 @@ class ShardLifecycle:
     claims : Claims
         Where this process claims its incarnations.
     log_ : ShardLog
-        Goes on from life to life.
+        Continues from one incarnation to the next.
     checkpointer : Checkpointer
-        Knows the rounds that are saved, and is told of returns.
+        Has the rounds that are saved, and records rollbacks.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class CheckpointSchedule:
         return by_steps or (bool(self._every_s) and now_s - self._saved_s >= self._every_s)
 
     def returned(self, round_: int | None) -> None:
-        """Record a rollback to a saved state: later rounds are due again."""
+        """Record a rollback to a saved state: later rounds will be saved again."""
         self._round = round_
 
     def cut(self, steps: int, round_: int | None, now_s: float) -> None:

@@ -1,9 +1,9 @@
 """PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them (P19).
 
-Counts bytes, and each peer's share of them; the memory itself is with whoever takes some: receive buffers of TCP and
+Counts bytes, and each peer's share of them; the memory itself belongs to its users: receive buffers of TCP and
 gRPC (`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
-Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, whatever lives its
-shard has.
+Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, for all
+incarnations of its shard.
 """
 
 from __future__ import annotations

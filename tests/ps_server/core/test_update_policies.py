@@ -115,7 +115,7 @@ def test_a_full_round_waits_for_a_request_of_the_next() -> None:  # P10
     for step in range(3):
         assert updates.take(step, ones(), None) is PushResult.BUFFERED
     assert (updates.version, updates.buffered_steps, len(updates.applied)) == (0, 3, 0)
-    updates.reach(0)  # whoever still asks for this round gets its weights
+    updates.reach(0)  # a request for this round still gets its weights
     assert not storage.weights.any()
     updates.reach(1)
     assert (updates.version, updates.buffered_steps, list(updates.applied.intervals())) == (1, 0, [(0, 3)])
