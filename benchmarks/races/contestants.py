@@ -22,7 +22,6 @@ from typing import Any, Self
 from benchmarks.peers import seam
 from benchmarks.peers.environments import python_of
 from parashard.errors import JobFailed
-from parashard.launch.local_cluster import ALLOCATOR
 
 START_S = 180.0
 ROUND_S = 600.0
@@ -41,19 +40,19 @@ class Contestant:
 def ours(name: str, settings: Sequence[str]) -> Contestant:
     """Return our contestant of the race of pushes and pulls, with these settings (KEY=VALUE) of the job."""
     words = [word for setting in settings for word in ("--set", setting)]
-    return Contestant(name, (sys.executable, "-m", "benchmarks.races.ours", *words), ALLOCATOR)
+    return Contestant(name, (sys.executable, "-m", "benchmarks.races.ours", *words))
 
 
 def no_server() -> Contestant:
     """Return the contestant that has no server: what cannot be beaten."""
-    return Contestant("no server", (sys.executable, "-m", "benchmarks.races.in_place"), ALLOCATOR)
+    return Contestant("no server", (sys.executable, "-m", "benchmarks.races.in_place"))
 
 
 def single_process(name: str, data: Path, settings: Sequence[str] = (), threads: int = 0) -> Contestant:
     """Return the contestant of the training race that has no server; by default on every core."""
     words = [word for setting in (f"data.path={data}", *settings) for word in ("--set", setting)]
     command = (sys.executable, "-m", "benchmarks.races.single_process", "--threads", str(threads), *words)
-    return Contestant(name, command, ALLOCATOR)
+    return Contestant(name, command)
 
 
 def peer(environments: Path, environment: str, name: str, module: str, *arguments: str) -> Contestant:

@@ -18,6 +18,7 @@ from parashard.client.shard_client import Pulled, ShardClient
 from parashard.job.layers import parse_set
 from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_in
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -120,6 +121,7 @@ class OurPushPull(seam.PushPull):
 def main() -> None:
     """Answer rounds."""
     parser = argparse.ArgumentParser(description=__doc__)
+    keep_freed_memory(EVERY_STEP)  # as a worker does
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     contestant = OurPushPull(parser.parse_args().set)
     try:

@@ -22,6 +22,7 @@ from parashard.job.schema import Job
 from parashard.models import build_model
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, initial_rows
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.compute_threads import cores, limit_threads
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
@@ -91,6 +92,7 @@ def main() -> None:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a setting of the job")
     parser.add_argument("--threads", type=int, default=0, help="of products and kernels; 0: one for each core")
     arguments = parser.parse_args()
+    keep_freed_memory(EVERY_STEP)  # as a worker does
     job = load_job(JOB, [parse_set(setting) for setting in arguments.set], {}).job
     limit_threads(arguments.threads)
     fused.use_threads(arguments.threads or cores())

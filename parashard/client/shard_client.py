@@ -168,10 +168,6 @@ class ShardClient:
         RetryLater
             If a shard gave no answer within the retry budget.
         """
-        with self._observer.phase("pull", step):
-            return self._pull(step, round_, self._observer.traceparent())
-
-    def _pull(self, step: int | None, round_: int | None, traceparent: str) -> Pulled:
         begun = self.view
         incarnations = [where.incarnation for where in begun.shards]
         weights = self._sets.take(tuple(incarnations))
@@ -182,16 +178,17 @@ class ShardClient:
             known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None  # P16
             incarnations[shard] = target.incarnation
             length = self._plan.shard_elements(shard) * ELEMENT_BYTES
-            run = PullRun(target, round_, step, 0, length, known, traceparent)
+            run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent())
             return self._transport(shard, view).pull(run, weights.by_shard[shard], rpc.data_deadline_s(length))
 
-        try:
-            weights.versions = self._fan_out.ask_all(pull, len(incarnations))
-            weights.incarnations = tuple(incarnations)
-        except BaseException:
-            weights.versions = (None,) * len(incarnations)  # what its arrays hold is undefined
-            self._sets.give_back(weights)
-            raise
+        with self._observer.phase("pull", step):
+            try:
+                weights.versions = self._fan_out.ask_all(pull, len(incarnations))
+                weights.incarnations = tuple(incarnations)
+            except BaseException:
+                weights.versions = (None,) * len(incarnations)  # what its arrays hold is undefined
+                self._sets.give_back(weights)
+                raise
         return Pulled(weights, self._sets)
 
     def push(
@@ -220,12 +217,6 @@ class ShardClient:
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
         """
-        with self._observer.phase("push", step) as seen:
-            pushed = self._push(step, gradients, pulled, skipped)
-            seen.receipts(pushed.receipts)
-            return pushed
-
-    def _push(self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, skipped: bool) -> Pushed:
         arrays = self._checked(gradients)
         begun = self.view
         unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(begun.shards))}
@@ -250,14 +241,16 @@ class ShardClient:
             if unsettled[shard] and len(self._unheard) < UNHEARD_MAX:
                 self._unheard.add((step, shard))
 
-        try:
-            prepared = [
-                self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
-            ]
-            receipts = self._fan_out.ask_all(push, len(prepared), settle, unacknowledged)
-        finally:
-            for encoded in unsettled.values():
-                self._encoder.settle(encoded, applied=False)
+        with self._observer.phase("push", step) as seen:
+            try:
+                prepared = [
+                    self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+                ]
+                receipts = self._fan_out.ask_all(push, len(prepared), settle, unacknowledged)
+            finally:
+                for encoded in unsettled.values():
+                    self._encoder.settle(encoded, applied=False)
+            seen.receipts(receipts)
         return Pushed(receipts, tuple(push.target.incarnation for push in prepared))
 
     # --- push ---

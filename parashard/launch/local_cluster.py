@@ -26,13 +26,6 @@ POLL_S = 0.02
 MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", "worker": "parashard_worker"}
 """Module of each role, for `python -m`."""
 
-ALLOCATOR = {
-    # glibc returns multi-megabyte arrays to the kernel at once and faults them in again at every step; keeping them
-    # made a convolutional step 1.6 to 2.8 times faster. Workers only: a shard would keep the memory of every snapshot.
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 30),
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-}
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -139,7 +132,6 @@ class LocalCluster:
         command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
-            allocator = ALLOCATOR if module == MODULES["worker"] else {}
             return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -147,7 +139,7 @@ class LocalCluster:
                 stderr=log,
                 pass_fds=(self._lifeline_read,),
                 start_new_session=True,
-                env={**os.environ, **allocator, **self.variables.get(module, {}), **variables},
+                env={**os.environ, **self.variables.get(module, {}), **variables},
             )
 
     def _opened_log(self, name: str) -> BinaryIO:

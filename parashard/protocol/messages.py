@@ -12,9 +12,9 @@ from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 
 MESSAGE_BYTES_MAX = 4 << 20
-"""Greatest payload of one gRPC message that is taken."""
+"""Greatest payload of one gRPC message."""
 MESSAGE_BYTES = 1 << 20
-"""Payload of the gRPC messages that are sent (docs/decisions/0022 has what other sizes did)."""
+"""Payload of each gRPC message of a longer push or pull (docs/decisions/0022 has what other sizes did)."""
 INT8_BLOCK_ELEMENTS = 256
 """Elements that share a scale in DType.INT8."""
 

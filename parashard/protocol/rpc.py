@@ -305,7 +305,7 @@ def _foreign_message(status: grpc.StatusCode, details: str) -> str:
     if status is grpc.StatusCode.UNAVAILABLE:
         if TLS_MARK in details:
             return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
-        if details.endswith("Socket closed"):
+        if "Socket closed" in details:
             return "nobody answers: Socket closed (so ends a certificate that the other side does not take, too)"
         return f"nobody answers: {details.rpartition(': ')[2] or 'unavailable'}"
     return f"{status.name}: {details}" if details else status.name

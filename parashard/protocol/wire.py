@@ -268,13 +268,19 @@ def _slice(message: tensor_pb2.TensorSlice) -> Slice:
 # --- frames, for gRPC ---
 
 
+def message_bytes(size_bytes: int) -> int:
+    """Return the payload of each gRPC message of a push or pull: all of it, or a longer one's pieces."""
+    return min(size_bytes, MESSAGE_BYTES)
+
+
 def encode_push(push: Push) -> tuple[bytes, Iterator[bytes]]:
     """Return the frame that a push begins with, and the messages with the rest of its payload."""
-    begin, size_bytes = min(MESSAGE_BYTES, push.payload.nbytes), push.payload.nbytes
-    rest = range(begin, size_bytes, MESSAGE_BYTES) if begin < size_bytes else ()
+    size_bytes = push.payload.nbytes
+    each = message_bytes(size_bytes)
+    rest = range(each, size_bytes, each) if each < size_bytes else ()
     return (
-        encode_frame(push_header(push), push.payload.run(0, begin)),
-        (b"".join(push.payload.run(at, min(size_bytes, at + MESSAGE_BYTES))) for at in rest),
+        encode_frame(push_header(push), push.payload.run(0, each)),
+        (b"".join(push.payload.run(at, min(size_bytes, at + each))) for at in rest),
     )
 
 

@@ -20,6 +20,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue
 from parashard.errors import ParashardError, PeerFailed, RetryLater
 from parashard.process import failpoints
+from parashard.process.allocator import MESSAGES, keep_freed_memory
 from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
 from parashard.process.compute_threads import limit_threads
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
@@ -76,6 +77,7 @@ def main() -> int:
         "--linger-s", type=seconds, default=math.inf, help="end so many seconds after the job is done (default: never)"
     )
     arguments = parser.parse_args()
+    keep_freed_memory(MESSAGES)
     code = arguments.stopped_exit_code
     role = f"shard-{arguments.index}"
 

@@ -108,7 +108,7 @@ def state_of(shard: Shard) -> tuple[bytes, dict[str, bytes], list[tuple[int, int
 
 def use_small_messages(monkeypatch: Any, size_bytes: int) -> None:
     """Let gRPC messages be sent with no more than so many bytes of payload."""
-    for module in ("parashard.protocol.wire", "parashard.transports.grpc", "parashard_server.serving.grpc_service"):
+    for module in ("parashard.protocol.wire", "parashard.transports.grpc"):
         monkeypatch.setattr(f"{module}.MESSAGE_BYTES", size_bytes)
 
 
@@ -160,7 +160,11 @@ class Channel:
         self._pull = pull
 
     def unary_unary(self, path: str) -> Method:
-        return Method(lambda frame: self._push([frame]))
+        def pulled(frame: bytes) -> bytes:
+            (answer,) = self._pull(frame)
+            return answer
+
+        return Method(pulled if path.endswith("/Pull") else lambda frame: self._push([frame]))
 
     def stream_unary(self, path: str) -> Method:
         return Method(self._push)
@@ -177,6 +181,9 @@ class Method:
 
     def __init__(self, answer: Callable[[Any], Any]) -> None:
         self._answer = answer
+
+    def __call__(self, request: Any, timeout: float) -> Any:
+        return self._answer(request)
 
     def future(self, request: Any, timeout: float) -> Finished:
         return Finished(lambda: self._answer(request))
@@ -224,7 +231,8 @@ class Cluster:
             return wire.encode_receipt(self.shards[int(address[6:])].push(push))
 
     def answer_pull(self, address: str, frame: bytes) -> Iterator[bytes]:
-        for part in wire.parts_of(wire.decode_pull(frame), wire.MESSAGE_BYTES):
+        run = wire.decode_pull(frame)
+        for part in wire.parts_of(run, wire.message_bytes(run.length_bytes)):
             with self._turn:
                 self.before(address, part)
                 yield wire.encode_weights(self.shards[int(address[6:])].pull(part))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from parashard.errors import JobFailed
 from parashard.job.layers import parse_set
 from parashard.launch.run_folders import how_it_ended
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_of, service_arguments
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
 from parashard.process.logs import structlog
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as data.path=/mnt/mnist")
     parser.add_argument("--model-folder", default="", help="where a model of your own is looked up on this machine")
     arguments = parser.parse_args()
+    keep_freed_memory(EVERY_STEP)
     role = arguments.name or "worker"
     code = arguments.stopped_exit_code
 

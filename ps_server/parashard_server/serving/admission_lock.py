@@ -9,13 +9,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from parashard.errors import ParashardError, QueueFull
 from parashard.process.logs import structlog
 
-_Result = TypeVar("_Result")
 BROKEN_EXIT_CODE = 70  # sysexits.h: internal software error
 
 log = structlog.get_logger(__name__)
@@ -63,20 +62,21 @@ class AdmissionLock:
         with self._counting:
             return self._busy_s + (self._clock() - self._busy_since_s if self._present else 0.0)
 
-    def run(self, call: Callable[[], _Result], timeout_s: float) -> _Result:
-        """Run `call` under the lock and return its result.
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:
+        """Hold the lock while the context lasts.
 
         Raises
         ------
         QueueFull
-            If the queue is full, or the lock is not free within `timeout_s`; `call` has not run.
+            If the queue is full, or the lock is not free within `timeout_s`.
         """
         self._enter()
         try:
             if not self._lock.acquire(timeout=timeout_s):
                 raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
             try:
-                return call()
+                yield
             except ParashardError:
                 raise
             except BaseException as error:

@@ -11,7 +11,7 @@ import grpc
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.errors import LimitExceeded, MalformedFrame, StaleIncarnation, Superseded, Unreachable, WrongRun
 from parashard.protocol import wire
-from parashard.protocol.messages import MESSAGE_BYTES, MESSAGE_BYTES_MAX
+from parashard.protocol.messages import MESSAGE_BYTES_MAX
 from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import Server, data_deadline_s, data_handlers
 from parashard.security.grpc_admission import peer_of_call
@@ -84,13 +84,15 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
         """Answer with a run of the weights, each message read in a turn of its own."""
         until_s = self._until_s(context)
-        for part in wire.parts_of(wire.decode_pull(frame), MESSAGE_BYTES):
+        run = wire.decode_pull(frame)
+        for part in wire.parts_of(run, wire.message_bytes(run.length_bytes)):
             yield self._plane.pull(part, _left_s(until_s), wire.encode_weights)
 
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
-        reply = self._host.run_request(inspection, _left_s(self._until_s(context)))
+        with self._host.admitted(_left_s(self._until_s(context))) as shard:
+            reply = inspection(shard)
         reply.queue_bytes_max = self._rooms.memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lifecycle.returnable())

@@ -80,33 +80,25 @@ class RequestHandler:
         asked_s = self._clock()
         with self._observer.push(push, asked_s) as seen:
             self._check_open()
-            receipt = self._push(push, asked_s + timeout_s, timeout_s, seen)
+            failpoints.hit("shard.push.received")
+            try:
+                with self._host.admitted(timeout_s) as shard:
+                    began_s, version = self._begun(shard, seen)
+                    try:
+                        receipt = shard.push(push)
+                        self._time_apply(shard, version, began_s, seen)
+                        self._host.after_request(shard, self._clock() - began_s)
+                        position = self._lifecycle.log.position
+                    finally:
+                        shard.record.push_s += self._clock() - began_s
+            except FoldedStep as folded:
+                self._lifecycle.begin_round_again(push.target.incarnation, push.step)
+                raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
+            self._lifecycle.log.wait_durable(position, max(0.0, asked_s + timeout_s - self._clock()))
+            if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
+                failpoints.hit("shard.push.applied")
             seen.answered(receipt)
             return receipt
-
-    def _push(self, push: Push, deadline_s: float, timeout_s: float, seen: ObservedRequest) -> Receipt:
-        def take(shard: Shard) -> tuple[Receipt, int]:
-            started_s = self._clock()
-            seen.began(started_s)
-            version = shard.updates.version
-            try:
-                receipt = shard.push(push)
-                self._time_apply(shard, version, started_s, seen)
-                self._host.after_request(shard, self._clock() - started_s)
-                return receipt, self._lifecycle.log.position
-            finally:
-                shard.record.push_s += self._clock() - started_s
-
-        failpoints.hit("shard.push.received")
-        try:
-            receipt, position = self._host.run_request(take, timeout_s)
-        except FoldedStep as folded:
-            self._lifecycle.begin_round_again(push.target.incarnation, push.step)
-            raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
-        self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
-        if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
-            failpoints.hit("shard.push.applied")
-        return receipt
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
         """Return what `read` makes of the weights; called while nobody moves them, and its views die with the call.
@@ -118,34 +110,30 @@ class RequestHandler:
         """
         with self._observer.pull(run, self._clock()) as seen:
             self._check_open()
-            return self._pull(run, timeout_s, read, seen)
+            with self._host.admitted(timeout_s) as shard:
+                began_s, version = self._begun(shard, seen)
+                try:
+                    weights = shard.pull(run)
+                    self._time_apply(shard, version, began_s, seen)
+                    seen.read(weights)
+                    result = read(weights)
+                    self._host.after_request(shard, self._clock() - began_s)
+                finally:
+                    shard.record.pull_s += self._clock() - began_s
+            failpoints.hit("shard.pull.read")
+            return result
 
-    def _pull(
-        self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result], seen: ObservedRequest
-    ) -> _Result:
-        def take(shard: Shard) -> _Result:
-            started_s = self._clock()
-            seen.began(started_s)
-            version = shard.updates.version
-            try:
-                weights = shard.pull(run)
-                self._time_apply(shard, version, started_s, seen)
-                seen.read(weights)
-                result = read(weights)
-                self._host.after_request(shard, self._clock() - started_s)
-                return result
-            finally:
-                shard.record.pull_s += self._clock() - started_s
+    def _begun(self, shard: Shard, seen: ObservedRequest) -> tuple[float, int]:
+        """Return the moment at which a request's turn has come, and the version that it finds."""
+        began_s = self._clock()
+        seen.began(began_s)
+        return began_s, shard.updates.version
 
-        result = self._host.run_request(take, timeout_s)
-        failpoints.hit("shard.pull.read")
-        return result
-
-    def _time_apply(self, shard: Shard, version: int, started_s: float, seen: ObservedRequest) -> None:
+    def _time_apply(self, shard: Shard, version: int, began_s: float, seen: ObservedRequest) -> None:
         """Count how long a request took that moved the weights: a push, in sync mode whichever began the next round."""
         if shard.updates.version != version:
             ended_s = self._clock()
-            shard.record.applied_in(ended_s - started_s)
+            shard.record.applied_in(ended_s - began_s)
             seen.applied(ended_s, shard.identity.shard, shard.updates.version, shard.updates.round)
 
     def _check_open(self) -> None:

@@ -2,8 +2,9 @@
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
 
 import pytest
 
@@ -11,9 +12,16 @@ from parashard.errors import NonFiniteGradient, QueueFull
 from parashard_server.serving.admission_lock import AdmissionLock
 from support.waiting import DEADLINE_S
 
+Result = TypeVar("Result")
+
 
 def never(error: BaseException) -> None:
     raise AssertionError(f"the process would have ended: {error!r}")
+
+
+def run(lock: AdmissionLock, call: Callable[[], Result], timeout_s: float) -> Result:
+    with lock.held(timeout_s):
+        return call()
 
 
 @contextlib.contextmanager
@@ -26,7 +34,7 @@ def held(lock: AdmissionLock) -> Iterator[None]:
         done.wait(DEADLINE_S)
 
     with ThreadPoolExecutor(1) as pool:
-        holding = pool.submit(lock.run, hold, DEADLINE_S)
+        holding = pool.submit(run, lock, hold, DEADLINE_S)
         try:
             assert inside.wait(DEADLINE_S)
             yield
@@ -36,14 +44,14 @@ def held(lock: AdmissionLock) -> Iterator[None]:
 
 
 def test_the_result_comes_back() -> None:
-    assert AdmissionLock(1, never).run(lambda: 42, DEADLINE_S) == 42
+    assert run(AdmissionLock(1, never), lambda: 42, DEADLINE_S) == 42
 
 
 def test_one_more_than_the_line_holds_is_turned_away() -> None:
     lock = AdmissionLock(1, never)
     with held(lock), pytest.raises(QueueFull, match="1 requests are waiting"):
-        lock.run(lambda: pytest.fail("it ran"), DEADLINE_S)
-    assert lock.run(lambda: "its place is free again", DEADLINE_S)
+        run(lock, lambda: pytest.fail("it ran"), DEADLINE_S)
+    assert run(lock, lambda: "its place is free again", DEADLINE_S)
 
 
 def test_who_waits_too_long_is_turned_away_without_having_run() -> None:
@@ -51,14 +59,14 @@ def test_who_waits_too_long_is_turned_away_without_having_run() -> None:
     with held(lock):
         for _ in range(3):  # each gives its place back
             with pytest.raises(QueueFull, match=r"busy for 0\.0 s"):
-                lock.run(lambda: pytest.fail("it ran"), 0.0)
+                run(lock, lambda: pytest.fail("it ran"), 0.0)
 
 
 def test_who_waits_gets_the_turn_when_it_is_free_and_not_before() -> None:
     lock, order = AdmissionLock(2, never), []
     with ThreadPoolExecutor(1) as pool:
         with held(lock):
-            waiting = pool.submit(lock.run, lambda: order.append("the second"), DEADLINE_S)
+            waiting = pool.submit(run, lock, lambda: order.append("the second"), DEADLINE_S)
             order.append("the first")
         waiting.result(DEADLINE_S)
     assert order == ["the first", "the second"]
@@ -71,8 +79,8 @@ def test_an_error_of_ours_passes_and_frees_the_turn() -> None:
         raise NonFiniteGradient("no")
 
     with pytest.raises(NonFiniteGradient):
-        lock.run(refuse, DEADLINE_S)
-    assert lock.run(lambda: 1, DEADLINE_S) == 1
+        run(lock, refuse, DEADLINE_S)
+    assert run(lock, lambda: 1, DEADLINE_S) == 1
 
 
 def test_it_is_busy_while_somebody_is_served() -> None:
@@ -83,11 +91,11 @@ def test_it_is_busy_while_somebody_is_served() -> None:
         now_s[0] += 2
         assert lock.busy_s == 2  # a scrape sees what is not over yet
         with pytest.raises(QueueFull):
-            lock.run(lambda: pytest.fail("it ran"), 0.0)
+            run(lock, lambda: pytest.fail("it ran"), 0.0)
         now_s[0] += 3
     now_s[0] += 10
     assert lock.busy_s == 5
-    lock.run(lambda: now_s.append(now_s.pop() + 1), DEADLINE_S)
+    run(lock, lambda: now_s.append(now_s.pop() + 1), DEADLINE_S)
     assert lock.busy_s == 6
 
 
@@ -104,7 +112,7 @@ def test_it_is_busy_while_the_next_in_line_has_not_woken_up(monkeypatch: pytest.
 
     lock = AdmissionLock(2, never, lambda: now_s[0])
     monkeypatch.setattr(lock, "_lock", LateLock())
-    lock.run(lambda: None, DEADLINE_S)
+    run(lock, lambda: None, DEADLINE_S)
     assert lock.busy_s == 4
 
 
@@ -114,7 +122,7 @@ def test_any_other_error_breaks_the_shard_while_nobody_else_can_look(error: Base
 
     def broken(reason: BaseException) -> None:
         with ThreadPoolExecutor(1) as pool, pytest.raises(QueueFull) as refusal:
-            pool.submit(lock.run, lambda: pytest.fail("it ran"), 0.0).result(DEADLINE_S)
+            pool.submit(run, lock, lambda: pytest.fail("it ran"), 0.0).result(DEADLINE_S)
         seen.append((reason, str(refusal.value)))
 
     def fail() -> None:
@@ -122,5 +130,5 @@ def test_any_other_error_breaks_the_shard_while_nobody_else_can_look(error: Base
 
     lock = AdmissionLock(2, broken)
     with pytest.raises(type(error)):
-        lock.run(fail, DEADLINE_S)
+        run(lock, fail, DEADLINE_S)
     assert seen == [(error, "this shard was busy for 0.0 s")]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ PLAN = plan_of(variables_of(Variable("w", (4,))))
 
 
 class Doubles:
-    """A plane among fakes: an owner who takes time to come, a log that tells how long it was waited for."""
+    """A plane among fakes: a lock that takes time to come, a log that tells how long it was waited for."""
 
     def __init__(self, **of_shard: Any) -> None:
         self.now_s = 100.0
@@ -38,12 +39,13 @@ class Doubles:
         self.host.after_request = self.look
         self.plane = RequestHandler(self.host, self, clock=lambda: self.now_s)  # type: ignore[arg-type]
 
-    def run(self, call: Callable[[], Any], timeout_s: float) -> Any:  # the owner's
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:  # the lock's
         self.timeouts_s.append(timeout_s)
         self.now_s += self.turn_s
         self.alone = True
         try:
-            return call()
+            yield
         finally:
             self.alone = False
 
@@ -163,10 +165,10 @@ def test_what_follows_a_request_is_told_how_long_that_took() -> None:
 def test_a_line_that_is_too_long_reaches_the_caller() -> None:
     it = Doubles()
 
-    def full(call: object, timeout_s: float) -> None:
+    def full(timeout_s: float) -> NoReturn:
         raise QueueFull("64 requests are waiting")
 
-    it.run = full  # type: ignore[method-assign, assignment]
+    it.held = full  # type: ignore[method-assign, assignment]
     for request in (it.push, it.pull):
         with pytest.raises(QueueFull):
             request()

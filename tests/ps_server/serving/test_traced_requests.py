@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -22,7 +24,7 @@ WORKERS_TRACE, WORKERS_SPAN = CONTEXT.split("-")[1:3]
 
 
 class Doubles:
-    """A traced plane among fakes: an owner who comes late, a log that may fail."""
+    """A traced plane among fakes: a lock that is free late, a log that may fail."""
 
     position = 7
 
@@ -37,7 +39,8 @@ class Doubles:
         spans = RequestSpans(self.traced.tracer, lambda: self.now_s)
         self.plane = RequestHandler(host, self, spans, lambda: self.now_s)  # type: ignore[arg-type]
 
-    def run(self, call: Any, timeout_s: float) -> Any:  # the owner's
+    @contextmanager
+    def held(self, timeout_s: float) -> Iterator[None]:  # the lock's
         self.now_s += self.turn_s
         push = self.shard.push
 
@@ -47,7 +50,7 @@ class Doubles:
 
         self.shard.push = slow  # type: ignore[method-assign]
         try:
-            return call()
+            yield
         finally:
             self.shard.push = push  # type: ignore[method-assign]
 
@@ -141,11 +144,11 @@ def test_a_refusal_is_told_by_its_code() -> None:
 def test_a_turn_that_never_came_has_no_wait() -> None:
     it = Doubles()
 
-    def full(call: object, timeout_s: float) -> None:
+    def full(timeout_s: float) -> NoReturn:
         raise QueueFull("64 requests are waiting")
 
     it.push()
-    it.run = full  # type: ignore[method-assign, assignment]
+    it.held = full  # type: ignore[method-assign, assignment]
     with pytest.raises(QueueFull):
         it.pull()
     assert about(it.traced.only("pull"), "turn_wait_s") == [None]
