@@ -16,8 +16,8 @@ import socket
 import ssl
 import struct
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -50,6 +50,9 @@ class Kind(enum.IntEnum):
 
 
 WITH_PAYLOAD = (Kind.PUSH, Kind.WEIGHTS)
+BROKEN = (OSError, EOFError)
+"""What `parashard.transports.socket_io` raises; a deadline's TimeoutError is an OSError."""
+_KINDS = {kind.value: kind for kind in Kind}
 
 
 class Head(NamedTuple):
@@ -90,8 +93,11 @@ class Stream:
 
     def handshake(self, *, deadline_s: float) -> None:
         """Agree on keys, on a TLS socket that has not; else do nothing. Comes before everything."""
-        with self._unreachable("agree on keys"), self._sending, self._receiving:
-            self._io.handshake(deadline_s)
+        try:
+            with self._sending, self._receiving:
+                self._io.handshake(deadline_s)
+        except BROKEN as error:
+            raise self._unreachable(error, "agree on keys") from None
 
     def peer_uris(self) -> list[str]:
         """Return the URIs among the alternative names of the peer's certificate, which TLS has verified."""
@@ -122,8 +128,11 @@ class Stream:
             raise LimitExceeded(f"a message's header has {len(content)} bytes; allowed are {HEADER_BYTES_MAX}")
         payload_bytes = sum(piece.nbytes for piece in payload)
         head = _PREFIX.pack(MAGIC, kind, b"", len(content), payload_bytes) + content
-        with self._unreachable("send"), self._sending:
-            self._io.send([memoryview(head), *payload], deadline_s, descriptors)
+        try:
+            with self._sending:
+                self._io.send([memoryview(head), *payload], deadline_s, descriptors)
+        except BROKEN as error:
+            raise self._unreachable(error, "send") from None
 
     def receive(self, *, deadline_s: float, descriptors_max: int = 0, header_bytes_max: int = HEADER_BYTES_MAX) -> Head:
         """Receive a message up to its payload, which `receive_into` or `skip` must take next.
@@ -140,12 +149,12 @@ class Stream:
         """
         prefix = memoryview(bytearray(_PREFIX.size))
         descriptors: list[int] = []
-        with self._unreachable("receive"), self._receiving:
-            if descriptors_max:
-                descriptors = self._io.receive_with_descriptors(prefix, deadline_s, descriptors_max)
-            else:
-                self._io.receive([prefix], deadline_s)
-            try:
+        try:
+            with self._receiving:
+                if descriptors_max:
+                    descriptors = self._io.receive_with_descriptors(prefix, deadline_s, descriptors_max)
+                else:
+                    self._io.receive([prefix], deadline_s)
                 if len(descriptors) > descriptors_max:
                     raise LimitExceeded(
                         f"a message brings more than {descriptors_max} file descriptors", peer=self.peer
@@ -153,15 +162,21 @@ class Stream:
                 kind, header_bytes, payload_bytes = self._checked(prefix, header_bytes_max)
                 header = bytearray(header_bytes)
                 self._io.receive([memoryview(header)] if header else [], deadline_s)
-            except BaseException:
-                close_descriptors(descriptors)
-                raise
+        except BROKEN as error:
+            close_descriptors(descriptors)
+            raise self._unreachable(error, "receive") from None
+        except BaseException:
+            close_descriptors(descriptors)
+            raise
         return Head(kind, bytes(header), payload_bytes, tuple(descriptors))
 
     def receive_into(self, pieces: Sequence[memoryview], *, deadline_s: float) -> None:
         """Fill pieces with the next bytes of a payload; they go from the kernel to where the pieces lie."""
-        with self._unreachable("receive"), self._receiving:
-            self._io.receive([piece for piece in pieces if piece.nbytes], deadline_s)
+        try:
+            with self._receiving:
+                self._io.receive([piece for piece in pieces if piece.nbytes], deadline_s)
+        except BROKEN as error:
+            raise self._unreachable(error, "receive") from None
 
     def skip(self, payload_bytes: int, *, deadline_s: float) -> None:
         """Receive bytes of a payload and forget them."""
@@ -173,13 +188,16 @@ class Stream:
 
     def wait(self) -> None:
         """Wait, for ever, until the peer says something or is gone: so a shard waits between requests."""
-        with self._unreachable("receive"), self._receiving:
-            if self._connection.fileno() < 0:
-                raise EOFError
-            if not self._io.read_ahead:
-                poll = select.poll()
-                poll.register(self._connection, select.POLLIN)
-                poll.poll()
+        try:
+            with self._receiving:
+                if self._connection.fileno() < 0:
+                    raise EOFError
+                if not self._io.read_ahead:
+                    poll = select.poll()
+                    poll.register(self._connection, select.POLLIN)
+                    poll.poll()
+        except BROKEN as error:
+            raise self._unreachable(error, "receive") from None
 
     def close(self) -> None:
         """Close the connection; whoever waits in it gets `Unreachable`."""
@@ -192,26 +210,23 @@ class Stream:
         magic, kind, reserved, header_bytes, payload_bytes = _PREFIX.unpack(prefix)
         if magic != MAGIC or any(reserved):
             raise MalformedFrame(f"a message begins with {MAGIC!r}, found {bytes(prefix[:8])!r}", peer=self.peer)
-        if not Kind.HELLO <= kind <= Kind.REFUSAL:
+        known = _KINDS.get(kind)
+        if known is None:
             raise MalformedFrame(f"kinds of messages are 1 to {len(Kind)}, found {kind}", peer=self.peer)
         if header_bytes > header_bytes_max:
             raise LimitExceeded(
                 f"a message declares a header of {header_bytes} bytes; allowed are {header_bytes_max}", peer=self.peer
             )
-        if payload_bytes and kind not in WITH_PAYLOAD:
-            raise MalformedFrame(f"a {Kind(kind).name} has no payload, found {payload_bytes} bytes", peer=self.peer)
-        return Kind(kind), header_bytes, payload_bytes
+        if payload_bytes and known not in WITH_PAYLOAD:
+            raise MalformedFrame(f"a {known.name} has no payload, found {payload_bytes} bytes", peer=self.peer)
+        return known, header_bytes, payload_bytes
 
-    @contextmanager
-    def _unreachable(self, act: str) -> Iterator[None]:
-        try:
-            yield
-        except TimeoutError:
-            raise Unreachable(f"could not {act} before the deadline", peer=self.peer) from None
-        except EOFError:
-            raise Unreachable("the connection was closed", peer=self.peer) from None
-        except OSError as error:
-            raise Unreachable(f"the connection broke: {error}", peer=self.peer) from None
+    def _unreachable(self, error: OSError | EOFError, act: str) -> Unreachable:
+        if isinstance(error, TimeoutError):
+            return Unreachable(f"could not {act} before the deadline", peer=self.peer)
+        if isinstance(error, EOFError):
+            return Unreachable("the connection was closed", peer=self.peer)
+        return Unreachable(f"the connection broke: {error}", peer=self.peer)
 
 
 def parsed(header: bytes, kind: type[_Header]) -> _Header:

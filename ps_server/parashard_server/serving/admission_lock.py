@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from types import TracebackType
+from typing import Self
 
 from parashard.errors import ParashardError, QueueFull
 from parashard.process.logs import structlog
@@ -62,9 +63,8 @@ class AdmissionLock:
         with self._counting:
             return self._busy_s + (self._clock() - self._busy_since_s if self._present else 0.0)
 
-    @contextmanager
-    def held(self, timeout_s: float) -> Iterator[None]:
-        """Hold the lock while the context lasts.
+    def held(self, timeout_s: float) -> Self:
+        """Return the lock, held, for a `with` block, whose end releases it.
 
         Raises
         ------
@@ -72,19 +72,21 @@ class AdmissionLock:
             If the queue is full, or the lock is not free within `timeout_s`.
         """
         self._enter()
+        if not self._lock.acquire(timeout=timeout_s):
+            self._leave()
+            raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
+        return self
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         try:
-            if not self._lock.acquire(timeout=timeout_s):
-                raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
-            try:
-                yield
-            except ParashardError:
-                raise
-            except BaseException as error:
+            if error is not None and not isinstance(error, ParashardError):
                 self._broken(error)
-                raise
-            finally:
-                self._lock.release()
         finally:
+            self._lock.release()
             self._leave()
 
     def _enter(self) -> None:

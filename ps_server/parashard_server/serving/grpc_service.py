@@ -91,8 +91,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     def Inspect(self, request: shard_pb2.InspectRequest, context: Any) -> shard_pb2.InspectReply:
         """Tell what the shard holds and has counted."""
         self._check_run(request.run_id)
-        with self._host.admitted(_left_s(self._until_s(context))) as shard:
-            reply = inspection(shard)
+        with self._host.lock.held(_left_s(self._until_s(context))):
+            reply = inspection(self._host.shard)
         reply.queue_bytes_max = self._rooms.memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lifecycle.returnable())

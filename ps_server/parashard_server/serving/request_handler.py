@@ -82,7 +82,8 @@ class RequestHandler:
             self._check_open()
             failpoints.hit("shard.push.received")
             try:
-                with self._host.admitted(timeout_s) as shard:
+                with self._host.lock.held(timeout_s):
+                    shard = self._host.shard
                     began_s, version = self._begun(shard, seen)
                     try:
                         receipt = shard.push(push)
@@ -110,7 +111,8 @@ class RequestHandler:
         """
         with self._observer.pull(run, self._clock()) as seen:
             self._check_open()
-            with self._host.admitted(timeout_s) as shard:
+            with self._host.lock.held(timeout_s):
+                shard = self._host.shard
                 began_s, version = self._begun(shard, seen)
                 try:
                     weights = shard.pull(run)

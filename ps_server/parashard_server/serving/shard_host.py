@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import TypeVar
 
 from parashard.errors import QueueFull
@@ -47,18 +46,6 @@ class ShardHost:
         self.changed = threading.Event()
         """Set by a rollback, so that the new incarnation is announced at once."""
 
-    @contextmanager
-    def admitted(self, timeout_s: float) -> Iterator[Shard]:
-        """Use the shard for a request, alone, while the context lasts.
-
-        Raises
-        ------
-        QueueFull
-            If the queue is full, or the lock is not free within `timeout_s`.
-        """
-        with self.lock.held(timeout_s):
-            yield self.shard
-
     def run_exclusive(self, call: Callable[[Shard], _Result], timeout_s: float = TURN_S) -> _Result:
         """Run `call` on the shard while no request uses it; wait even while the queue of requests is full.
 
@@ -70,8 +57,8 @@ class ShardHost:
         deadline_s = time.monotonic() + timeout_s
         while True:
             try:
-                with self.admitted(max(0.0, deadline_s - time.monotonic())) as shard:
-                    return call(shard)
+                with self.lock.held(max(0.0, deadline_s - time.monotonic())):
+                    return call(self.shard)
             except QueueFull:
                 if time.monotonic() >= deadline_s:
                     raise

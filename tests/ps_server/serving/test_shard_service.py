@@ -233,22 +233,9 @@ def test_a_stopping_shard_takes_no_push_and_still_answers() -> None:
 
 def test_a_busy_shard_asks_for_patience() -> None:
     locks = [AdmissionLock(1), AdmissionLock(1)]
-    inside, done = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        inside.set()
-        done.wait(DEADLINE_S)
-
     with serving(locks) as served:
-        holder = threading.Thread(target=locks[0].run, args=(hold, DEADLINE_S))
-        holder.start()
-        try:
-            assert inside.wait(DEADLINE_S)
-            with pytest.raises(QueueFull):
-                served.client.push(0, GRADIENTS, None)
-        finally:
-            done.set()
-            holder.join()
+        with locks[0].held(DEADLINE_S), pytest.raises(QueueFull):
+            served.client.push(0, GRADIENTS, None)
         served.client.push(0, GRADIENTS, None)
         assert [len(shard.updates.applied) for shard in served.shards] == [1, 1]
 
