@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.tables import RESULTS, table, write
+from benchmarks.tables import RESULTS, load_before, table, write
 from parashard.process.compute_threads import cores
 from parashard_server.state.kernels import fused, loops, reference
 
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write kernels.json and kernels.md under {RESULTS.name}")
     arguments = parser.parse_args()
     load = os.getloadavg()[0]
-    found, sections = [], {"Load": f"{load:.1f} processes in the minute before; 0 is best."}
+    found, sections = [], {"Load": load_before(load)}
     for size_mib in arguments.sizes_mib:
         check((size_mib << 18) + 5, arguments.threads)
         of_size = rows(size_mib, arguments.threads, measure(size_mib, arguments.threads, arguments.turns))

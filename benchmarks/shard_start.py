@@ -8,6 +8,7 @@ with the whole, so that what they leave of it is the rest: connecting, claiming 
 from __future__ import annotations
 
 import argparse
+import os
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.tables import spread, table, write
+from benchmarks.tables import load_before, spread, table, write
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.job.load import as_toml, job_from_toml
@@ -40,7 +41,7 @@ imported_s = time.perf_counter()
 from parashard.plan.optimizers import Adam
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
-fused.warm_up()
+fused.warm_up(rounds=False, compensated=False)
 Optimizer(Adam()).warm_up()
 print(imported_s - begin_s, time.perf_counter() - imported_s)
 """
@@ -114,6 +115,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="write shard_start.json and shard_start.md")
     arguments = parser.parse_args()
+    load = os.getloadavg()[0]
     measure_whole()  # fills the cache
     times: dict[str, list[float]] = {"interpreter": [], "imports": [], "kernels": [], "rest": [], "whole": []}
     for _ in range(arguments.turns):
@@ -125,7 +127,8 @@ def main() -> None:
     text = table(("part", "seconds: median (least to most)"), [(name, spread(found)) for name, found in times.items()])
     print(text)
     if arguments.write:
-        write("shard_start", {"A shard's start from a warm cache": text}, {"seconds": times})
+        sections = {"Load": load_before(load), "A shard's start from a warm cache": text}
+        write("shard_start", sections, {"load": load, "seconds": times})
 
 
 if __name__ == "__main__":

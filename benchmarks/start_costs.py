@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable
 
 from benchmarks.shard_start import JOB, measure_whole
-from benchmarks.tables import spread, table, write
+from benchmarks.tables import load_before, spread, table, write
 
 BASELINE = "numpy, grpc, protobuf"
 AIMS = {"worker": 1.3, "coordinator": 1.3, "shard and its kernels": 1.6, "parashard --help": 0.5}
@@ -81,6 +81,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write start_costs.json and start_costs.md")
     arguments = parser.parse_args()
     runs = {name: of_python("-c", program + END) for name, program in PROGRAMS.items()}
+    load = os.getloadavg()[0]
     runs["shard, until it serves"] = measure_whole
     runs["parashard --help"] = of_python("-m", "parashard", "--help")
     for run in runs.values():
@@ -92,7 +93,8 @@ def main() -> None:
     text = table(("process", "CPU seconds: median (least to most)", "ratio", "aim"), rows(times))
     print(text)
     if arguments.write:
-        write("start_costs", {"CPU seconds of imports, bytecode and machine code cached": text}, {"cpu_s": times})
+        sections = {"Load": load_before(load), "CPU seconds of imports, bytecode and machine code cached": text}
+        write("start_costs", sections, {"load": load, "cpu_s": times})
 
 
 if __name__ == "__main__":

@@ -29,6 +29,11 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def load_before(load: float) -> str:
+    """Return the line on how busy the machine was in the minute before."""
+    return f"{load:.1f} processes in the minute before; 0 is best."
+
+
 def write(name: str, sections: dict[str, str], figures: dict[str, Any]) -> None:
     """Write `results/NAME.json` and `results/NAME.md`.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -31,7 +32,7 @@ SERVICE = {
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
     "parashard.models.dense": "computes: only the job's own model is imported",
     "llvmlite": "compiles: a shard's kernels, and encodings",
-    "numba": "compiles: a shard's kernels, which load beside the rest of its start, and encodings",
+    "numba": "compiles: a shard's kernels, which an earlier start has left compiled, and encodings",
     "rich": "people's terminals, and structlog where it finds it",
     "parashard.cli": "people's commands",
     "shellingham": "comes with typer",
@@ -61,6 +62,12 @@ try:
 except SystemExit:
     pass
 """
+KERNELS = """
+import parashard_server.__main__
+from parashard_server.build import ShardBuilder
+from support.shard_process import ADAM, job_reply
+ShardBuilder(job_reply(optimizer=ADAM), 0).build(1, None)
+"""
 HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
 
 STARTS = {
@@ -73,10 +80,10 @@ STARTS = {
 }
 
 
-def imported(program: str) -> set[str]:
+def imported(program: str, **environment: str) -> set[str]:
     """Return the modules that a fresh process has after a program."""
     tell = "import sys\nprint(*sys.modules, file=sys.stderr)"
-    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    environ = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)} | environment
     command = [sys.executable, "-P", "-c", f"{program}\n{tell}"]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=60, check=True)
     return set(done.stderr.split())
@@ -88,6 +95,12 @@ def test_a_start_imports_nothing_that_it_has_no_use_for(start: str) -> None:
     modules = imported(program)
     assert any(module.startswith("parashard") for module in modules)
     assert sorted(module for module in modules if any(f"{module}.".startswith(f"{name}.") for name in unused)) == []
+
+
+def test_a_shard_whose_kernels_are_compiled_imports_no_compiler(tmp_path: Path) -> None:
+    cold, warm = (imported(KERNELS, NUMBA_CACHE_DIR=str(tmp_path)) for _ in range(2))
+    assert {"numba", "llvmlite"} <= cold
+    assert sorted(module for module in warm if module.split(".")[0] in ("numba", "llvmlite")) == []
 
 
 def test_a_service_that_does_not_trace_imports_no_spans_of_its_own() -> None:

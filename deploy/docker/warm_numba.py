@@ -1,4 +1,4 @@
-"""Compiles every Numba kernel once, into NUMBA_CACHE_DIR: run while the image is built, on the machine that builds it.
+"""Compiles every kernel and encoding once, into NUMBA_CACHE_DIR: run while the image is built, on the building machine.
 
 The cache is per CPU model. On another one a process compiles what it needs at its start, into the same folder.
 """

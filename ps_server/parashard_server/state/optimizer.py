@@ -127,12 +127,7 @@ class Optimizer:
         )
 
     def warm_up(self) -> None:
-        """Compile the kernel, or load it from the cache, so that no push waits for it.
-
-        Both for writable gradients and for read-only ones, which are views of a received message.
-        """
+        """Load the kernel, or compile it, so that no push waits for it."""
         weights, gradient = np.empty(0, np.float32), np.empty(0, np.float32)
         slots = {name: np.empty(0, np.float32) for name in self.slots}
-        for _ in range(2):
-            self.update(weights, gradient, slots, t=1, scale=1.0, damping=1.0, variable=Variable("warm_up", (1,)))
-            gradient.flags.writeable = False
+        self.update(weights, gradient, slots, t=1, scale=1.0, damping=1.0, variable=Variable("warm_up", (1,)))

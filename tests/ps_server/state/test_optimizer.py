@@ -118,14 +118,13 @@ def test_an_empty_push_moves_moments() -> None:  # P15
 
 
 @pytest.mark.parametrize("kind", SPECS)
-def test_warm_up_calls_the_kernel_for_both_kinds_of_gradient(kind: str) -> None:
+def test_warm_up_calls_the_kernel_once_on_nothing(kind: str) -> None:
     spec, slots = SPECS[kind]
     calls = []
 
     def kernel(weights: np.ndarray, gradient: np.ndarray, *state: np.ndarray, **settings: float) -> None:
-        calls.append((gradient.flags.writeable, [a.flags.writeable for a in (weights, *state)]))
+        calls.append([array.size for array in (weights, gradient, *state)])
         getattr(fused, kind)(weights, gradient, *state, **settings)
 
     Optimizer(spec, SimpleNamespace(**{kind: kernel})).warm_up()
-    own = [True] * (1 + len(slots))
-    assert calls == [(True, own), (False, own)]
+    assert calls == [[0] * (2 + len(slots))]

@@ -1,30 +1,46 @@
-"""The update rules as compiled loops, on several threads: the signatures and the bits of `reference`.
+"""The update rules as machine code, on several threads: the signatures and the bits of `reference`.
 
-Rounds scalars to float32 and hands each loop to the lanes. Called by `parashard_server.state.optimizer` and by the
-shard. See `reference` for what each function does; the bits do not depend on the number of threads (P13).
+Rounds scalars to float32 and hands each compiled loop to the lanes. Called by `parashard_server.state.optimizer` and by
+the shard. See `reference` for what each function does; the bits do not depend on the number of threads (P13).
 """
 
 from __future__ import annotations
 
-from functools import cache
-from types import ModuleType
+import struct
+from functools import cache, partial
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.plan.variables import Float32s
 from parashard_server.state.kernels.lanes import Lanes
+from parashard_server.state.kernels.machine_code import REFUSED, function
 from parashard_server.state.kernels.scalars import BLOCK_ELEMENTS, SMALLEST_FTRL_RATE, bias_corrected, trust_ratio
 
-_f32 = np.float32
+_SCALARS_MAX = 9
+_PACK = [struct.Struct(f"={count}f").pack for count in range(_SCALARS_MAX + 1)]
 _lanes = Lanes(1)
+_function = cache(function)
 
 
-@cache
-def _loops() -> ModuleType:
-    """Return the compiled loops; importing them loads Numba, which nothing of a shard needs before its kernels."""
-    from parashard_server.state.kernels import loops
+def _packed(scalars: tuple[float, ...]) -> bytes:
+    """Return scalars as float32, each rounded once; beyond float32's range they are infinite."""
+    try:
+        return _PACK[len(scalars)](*scalars)
+    except OverflowError:
+        with np.errstate(over="ignore"):
+            return np.array(scalars, np.float32).tobytes()
 
-    return loops
+
+def _run(name: str, arrays: tuple[Float32s, ...], *scalars: float) -> list[int]:
+    results = _lanes.run(_function(name, len(arrays)), arrays, _packed(scalars) if scalars else b"")
+    if REFUSED in results:
+        raise ValueError(f"{name}: vectors must be contiguous and of one length, found {_shapes(arrays)}")
+    return results
+
+
+def _shapes(arrays: tuple[Float32s, ...]) -> str:
+    return ", ".join(f"{array.dtype} {array.shape} of strides {array.strides}" for array in arrays)
 
 
 def use_threads(threads: int) -> None:
@@ -36,7 +52,7 @@ def use_threads(threads: int) -> None:
 
 
 def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
-    """Compile the kernels that pushes need besides their optimizer's, or load them from the cache.
+    """Load the kernels that pushes need besides their optimizer's, or compile them.
 
     Parameters
     ----------
@@ -45,13 +61,11 @@ def warm_up(*, rounds: bool = True, compensated: bool = True) -> None:
     compensated : bool
         With the kernel of delay compensation.
     """
-    values, received = np.empty(0, np.float32), np.empty(0, np.float32)
-    received.flags.writeable = False
-    for gradient in (values, received):
-        is_finite(gradient)
-        copy(values, gradient)
-        if rounds:
-            accumulate(values, gradient)
+    values = np.empty(0, np.float32)
+    is_finite(values)
+    copy(values, values)
+    if rounds:
+        accumulate(values, values)
     if compensated:
         delay_compensated(values, values, values, 0.0)
 
@@ -60,7 +74,7 @@ def sgd(
     weights: Float32s, gradient: Float32s, *, learning_rate: float, weight_decay: float, clip: float, scale: float
 ) -> None:
     """See `reference.sgd`."""
-    _lanes.run(_loops().sgd, (weights, gradient), _f32(learning_rate), _f32(weight_decay), _f32(clip), _f32(scale))
+    _run("sgd", (weights, gradient), learning_rate, weight_decay, clip, scale)
 
 
 def momentum(
@@ -68,10 +82,7 @@ def momentum(
     *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
 ) -> None:  # fmt: skip
     """See `reference.momentum`."""
-    _lanes.run(
-        _loops().momentum, (weights, gradient, velocity),
-        _f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale),
-    )  # fmt: skip
+    _run("momentum", (weights, gradient, velocity), learning_rate, momentum, weight_decay, clip, scale)
 
 
 def nesterov(
@@ -79,10 +90,7 @@ def nesterov(
     *, learning_rate: float, momentum: float, weight_decay: float, clip: float, scale: float,
 ) -> None:  # fmt: skip
     """See `reference.nesterov`."""
-    _lanes.run(
-        _loops().nesterov, (weights, gradient, velocity),
-        _f32(learning_rate), _f32(momentum), _f32(weight_decay), _f32(clip), _f32(scale),
-    )  # fmt: skip
+    _run("nesterov", (weights, gradient, velocity), learning_rate, momentum, weight_decay, clip, scale)
 
 
 def adagrad(
@@ -90,10 +98,7 @@ def adagrad(
     *, learning_rate: float, epsilon: float, weight_decay: float, clip: float, scale: float,
 ) -> None:  # fmt: skip
     """See `reference.adagrad`."""
-    _lanes.run(
-        _loops().adagrad, (weights, gradient, accumulator),
-        _f32(learning_rate), _f32(epsilon), _f32(weight_decay), _f32(clip), _f32(scale),
-    )  # fmt: skip
+    _run("adagrad", (weights, gradient, accumulator), learning_rate, epsilon, weight_decay, clip, scale)
 
 
 def rmsprop(
@@ -101,10 +106,7 @@ def rmsprop(
     *, learning_rate: float, rho: float, epsilon: float, weight_decay: float, clip: float, scale: float,
 ) -> None:  # fmt: skip
     """See `reference.rmsprop`."""
-    _lanes.run(
-        _loops().rmsprop, (weights, gradient, mean_square),
-        _f32(learning_rate), _f32(rho), _f32(1.0 - rho), _f32(epsilon), _f32(weight_decay), _f32(clip), _f32(scale),
-    )  # fmt: skip
+    _run("rmsprop", (weights, gradient, mean_square), learning_rate, rho, 1.0 - rho, epsilon, weight_decay, clip, scale)
 
 
 def adam(
@@ -114,10 +116,10 @@ def adam(
 ) -> None:  # fmt: skip
     """See `reference.adam`."""
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    _lanes.run(
-        _loops().adam, (weights, gradient, m, v),
-        _f32(learning_rate * correction), _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2),
-        _f32(epsilon_t), _f32(weight_decay), _f32(clip), _f32(scale),
+    _run(
+        "adam", (weights, gradient, m, v),
+        learning_rate * correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2,
+        epsilon_t, weight_decay, clip, scale,
     )  # fmt: skip
 
 
@@ -128,10 +130,10 @@ def adamw(
 ) -> None:  # fmt: skip
     """See `reference.adamw`."""
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    _lanes.run(
-        _loops().adamw, (weights, gradient, m, v),
-        _f32(learning_rate * correction), _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2),
-        _f32(epsilon_t), _f32(learning_rate * weight_decay), _f32(clip), _f32(scale),
+    _run(
+        "adamw", (weights, gradient, m, v),
+        learning_rate * correction, beta1, 1.0 - beta1, beta2, 1.0 - beta2,
+        epsilon_t, learning_rate * weight_decay, clip, scale,
     )  # fmt: skip
 
 
@@ -142,10 +144,7 @@ def ftrl(
     """See `reference.ftrl`."""
     if learning_rate < SMALLEST_FTRL_RATE:
         return
-    _lanes.run(
-        _loops().ftrl, (weights, gradient, z, n),
-        _f32(1.0 / learning_rate), _f32(beta), _f32(l1), _f32(l2), _f32(weight_decay), _f32(clip), _f32(scale),
-    )  # fmt: skip
+    _run("ftrl", (weights, gradient, z, n), 1.0 / learning_rate, beta, l1, l2, weight_decay, clip, scale)
 
 
 def lamb(
@@ -155,31 +154,40 @@ def lamb(
 ) -> None:  # fmt: skip
     """See `reference.lamb`."""
     correction, epsilon_t = bias_corrected(beta1, beta2, epsilon, t)
-    direction = (_f32(correction), _f32(epsilon_t), _f32(weight_decay))
+    direction = (correction, epsilon_t, weight_decay)
+    moments = (beta1, 1.0 - beta1, beta2, 1.0 - beta2)
     squares = _lanes.run(
-        _loops().lamb_moments, (weights, gradient, m, v),
-        _f32(beta1), _f32(1.0 - beta1), _f32(beta2), _f32(1.0 - beta2), *direction, _f32(clip), _f32(scale),
-        BLOCK_ELEMENTS,
-    )  # fmt: skip
+        partial(_lamb_moments, _packed((*moments, *direction, clip, scale))), (weights, gradient, m, v)
+    )
     ratio = trust_ratio(np.concatenate(squares))
-    _lanes.run(_loops().lamb_step, (weights, m, v), *direction, _f32(learning_rate * ratio))
+    _run("lamb_step", (weights, m, v), *direction, learning_rate * ratio)
+
+
+def _lamb_moments(scalars: bytes, *vectors: Float32s) -> NDArray[np.float64]:
+    """Update m and v; return the squared norms of weights and direction, block by block: shape (blocks, 2)."""
+    squares = np.zeros((-(-vectors[0].size // BLOCK_ELEMENTS), 2))
+    scratch = np.empty(BLOCK_ELEMENTS, np.float32)
+    result = _function("lamb_moments", len(vectors) + 2)(*vectors, squares.reshape(-1), scratch, scalars)
+    if result == REFUSED:
+        raise ValueError(f"lamb: vectors must be contiguous and of one length, found {_shapes(vectors)}")
+    return squares
 
 
 def accumulate(total: Float32s, gradient: Float32s) -> None:
     """See `reference.accumulate`."""
-    _lanes.run(_loops().accumulate, (total, gradient))
+    _run("accumulate", (total, gradient))
 
 
 def delay_compensated(gradient: Float32s, weights: Float32s, pulled: Float32s, strength: float) -> None:
     """See `reference.delay_compensated`."""
-    _lanes.run(_loops().delay_compensated, (gradient, weights, pulled), _f32(strength))
+    _run("delay_compensated", (gradient, weights, pulled), strength)
 
 
 def is_finite(array: Float32s) -> bool:
     """See `reference.is_finite`."""
-    return all(_lanes.run(_loops().is_finite, (array,)))
+    return all(_run("is_finite", (array,)))
 
 
 def copy(destination: Float32s, source: Float32s) -> None:
     """See `reference.copy`."""
-    _lanes.run(_loops().copy, (destination, source))
+    _run("copy", (destination, source))

@@ -54,7 +54,7 @@ class Lanes:
         loop : callable
             Releases the GIL.
         arrays : sequence of ndarray, each of shape (elements,)
-            All cut at the same places.
+            Of one size; all cut at the same places.
         scalars
             The same for every run.
 
@@ -63,9 +63,10 @@ class Lanes:
         list
             What the loop returned, in the order of the runs.
         """
-        runs = cut(arrays[0].size, sum(array.nbytes for array in arrays), self.threads)
-        if self._others is None or len(runs) == 1:
+        size_bytes = arrays[0].nbytes * len(arrays)
+        if self._others is None or size_bytes < SHARED_MIN_BYTES:
             return [loop(*arrays, *scalars)]
+        runs = cut(arrays[0].size, size_bytes, self.threads)
         waiting = deque(enumerate(runs))
         results: dict[int, T] = {}
 
