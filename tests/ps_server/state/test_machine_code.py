@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard_server.state.kernels import fused, loops, machine_code, object_files
-from parashard_server.state.kernels.machine_code import ENTRY, REFUSED, function
+from parashard_server.state.kernels import fused, loops, machine_code
+from parashard_server.state.kernels.machine_code import REFUSED, function
 from support.kernel_cases import drawn
 
 LOOPS = tuple(loops._ARGUMENTS)
@@ -280,12 +279,3 @@ def test_machine_code_has_the_bits_of_numbas_function(name: str) -> None:
         results.append([*(array.tobytes() for array in arrays), int(answer or 0)])
     assert results[0] == results[1]
     assert results[0][-1] != REFUSED
-
-
-@pytest.mark.skipif(platform.machine() != "x86_64", reason="LLVM loads all code there")
-@pytest.mark.parametrize("name", LOOPS)
-def test_every_loop_is_loaded_without_llvm(name: str, tmp_path: Path) -> None:
-    key = machine_code._key(name)
-    assert key is not None
-    code = machine_code._kept(name, key) or loops.object_file(name)
-    assert object_files.linked(code, ENTRY) is not None

@@ -21,8 +21,6 @@ from typing import Any
 
 import numpy as np
 
-from parashard_server.state.kernels import object_files
-
 ENTRY = "parashard_kernel"
 """Name of the function in each object file."""
 REFUSED = -1
@@ -36,6 +34,8 @@ _CPU_FIELDS = {
     *("vendor_id", "cpu family", "model", "model name", "flags"),
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
 }
+
+_engines: list[Any] = []  # code is never unloaded: nobody knows that no thread is in it
 
 
 class Ndarray(ctypes.Structure):
@@ -76,9 +76,23 @@ def function(name: str, arrays: int) -> Callable[..., int]:
         code = object_file(name)
         if key is not None:
             _keep(name, key, code)
-    address = object_files.load(code, ENTRY)
+    address = _loaded(code)
     parameters: list[type[Any]] = [*[ctypes.py_object] * arrays, ctypes.c_char_p]
     return ctypes.CFUNCTYPE(ctypes.c_int64, *parameters)(address)
+
+
+def _loaded(code: bytes) -> int:
+    """Load an object file for as long as the process lives; return the address of its function."""
+    import llvmlite.binding as llvm  # beneath Numba, which costs ten times as much to import
+
+    llvm.initialize_native_target()
+    llvm.initialize_native_asmprinter()
+    machine = llvm.Target.from_default_triple().create_target_machine()
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
+    engine.add_object_file(llvm.ObjectFileRef.from_data(code))
+    engine.finalize_object()
+    _engines.append(engine)
+    return int(engine.get_function_address(ENTRY))
 
 
 def _layout_is_known() -> bool:
