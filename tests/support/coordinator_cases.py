@@ -17,6 +17,7 @@ from parashard_coordinator.core.calls import (
 )
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
 from parashard_coordinator.core.membership import ShardLife, Worker
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
@@ -44,7 +45,7 @@ def core_of(
     rounds: RoundBook = NoRounds()
     if isinstance(policy, Sync):
         rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
-    core = Core(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds)
+    core = Core(JobRecord(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds))
     if registered:
         for shard in range(chosen.shards):
             announce(core, shard)

@@ -64,8 +64,8 @@ class Scenario:
                 told = getattr(self, f"_worker_{words[0]}")(subject, words[1:])
         except ParashardError as error:
             told = [f"{type(error).__name__}: {error}"]
-        told += [f"* {event}" for event in self.core.new_events]
-        self.core.new_events.clear()
+        told += [f"* {event}" for event in self.core.job.new_events]
+        self.core.job.new_events.clear()
         return told or ["ok"]
 
     def _job(self, words: list[str]) -> list[str]:
@@ -75,7 +75,7 @@ class Scenario:
         policy = leasing_policy(Policy.parse(words[0]))
         launcher = LocalLauncher(SHARDS, Restarts(1.0, 5))
         self.core = core_of(policy, evaluate_after, launcher, shards=SHARDS, **options)
-        self.core.new_events.clear()
+        self.core.job.new_events.clear()
         return []
 
     def _tick(self, seconds: float) -> list[str]:
@@ -84,11 +84,11 @@ class Scenario:
         return []
 
     def _status(self) -> list[str]:
-        leases = self.core.leases
+        leases = self.core.job.leases
         held = {name: sorted(leases.held_by(name)) for name in sorted(self.callers)}
-        reason = f": {self.core.reason}" if self.core.over else ""
+        reason = f": {self.core.job.reason}" if self.core.job.over else ""
         return [
-            f"{self.core.state.name.lower()}{reason}",
+            f"{self.core.job.state.name.lower()}{reason}",
             f"complete {_steps(leases.complete)} of {leases.target}",
             *(f"{name} holds {' '.join(map(str, steps))}" for name, steps in held.items() if steps),
         ]
@@ -109,7 +109,7 @@ class Scenario:
         lost = words[-3:] == [",", "reply", "lost"]
         words = words[:-3] if lost else words
         completed = _numbers(words[2:]) if "completes" in words else []
-        skips = self.core.leases.skips
+        skips = self.core.job.leases.skips
         receipts = [step for s in completed for step in done(s, incarnations=self.lives, skipped=s in skips)]
         answer = self.callers[name].call(self.now_s, want=int(words[0]), completed=receipts, lost=lost)
         return ["the reply is lost", *_told(answer)] if lost else _told(answer)

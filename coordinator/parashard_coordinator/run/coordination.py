@@ -47,8 +47,8 @@ from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.core_state import DueCheckpoint
 from parashard_coordinator.core.draining import Answer, LastReads
+from parashard_coordinator.core.job_record import DueCheckpoint
 from parashard_coordinator.core.membership import ShardLife
 from parashard_coordinator.core.saved import Saved
 from parashard_coordinator.core.staleness import quantile
@@ -85,7 +85,7 @@ class _Moment:
 
 
 def _moment(core: Core, now_s: float) -> _Moment:
-    return _Moment(core.state, core.over, core.shards.all_registered, core.shards.view)
+    return _Moment(core.job.state, core.job.over, core.job.shards.all_registered, core.job.shards.view)
 
 
 def _ticked(core: Core, now_s: float) -> _Moment:
@@ -94,7 +94,7 @@ def _ticked(core: Core, now_s: float) -> _Moment:
 
 
 def _not_ready(core: Core, now_s: float) -> str:
-    return "" if core.shards.all_registered else core.reason
+    return "" if core.job.shards.all_registered else core.job.reason
 
 
 @dataclass(frozen=True)
@@ -107,11 +107,11 @@ class _Commands:
 
 
 def _commands(core: Core, now_s: float) -> _Commands | None:
-    if not core.shards.all_registered:
+    if not core.job.shards.all_registered:
         return None
-    lives = core.shards.lives()
-    returns = {shard: (lives[shard], round_) for shard, round_ in core.rounds.out_of_round()}
-    return _Commands(lives, returns, core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+    lives = core.job.shards.lives()
+    returns = {shard: (lives[shard], round_) for shard, round_ in core.job.rounds.out_of_round()}
+    return _Commands(lives, returns, core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s))
 
 
 class Coordination:
@@ -160,7 +160,7 @@ class Coordination:
         self._run_store = run_store
         settings = resolved.job
         shards, skips, fingerprint = core.run_exclusive(
-            lambda core, _: (core.options.shards, frozenset(core.leases.skips), core.workers.fingerprint)
+            lambda core, _: (core.job.options.shards, frozenset(core.job.leases.skips), core.job.workers.fingerprint)
         )
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
         self.service = CoordinatorService(core, job, self._status, observer)
@@ -246,7 +246,7 @@ class Coordination:
         """Return a callback that reports that something cannot be written, or can again."""
 
         def note(text: str, over: bool) -> None:
-            self._core.run_exclusive(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
+            self._core.run_exclusive(lambda core, _: core.job.resolved(key, text) if over else core.job.warn(key, text))
 
         return note
 
@@ -254,7 +254,7 @@ class Coordination:
 
     def _look(self) -> bool:
         """Poll every shard's record; return whether all of them answered."""
-        lives = self._core.run_exclusive(lambda core, _: core.shards.lives())
+        lives = self._core.run_exclusive(lambda core, _: core.job.shards.lives())
         silent = self._watch.look(lives, self._status.saw, time.monotonic())
         changed = [
             change
@@ -264,9 +264,9 @@ class Coordination:
         p95 = quantile(self._status.staleness(), 0.95)
 
         def note(core: Core, now_s: float) -> None:
-            core.staleness_p95 = p95
+            core.job.staleness_p95 = p95
             for key, text, over in changed:
-                core.resolved(key, text) if over else core.warn(key, text)
+                core.job.resolved(key, text) if over else core.job.warn(key, text)
             for shard, silence in silent.items():
                 core.shard_silent(shard, silence.silent_s, str(silence.error))
 
@@ -288,14 +288,14 @@ class Coordination:
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
-                self._core.run_exclusive(lambda core, _: core.fail(reason))
+                self._core.run_exclusive(lambda core, _: core.job.fail(reason))
         if commands.cut_round is not None:
             for shard, error in self._commands.name_round(commands.lives, commands.cut_round).items():
                 log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
-            self._core.run_exclusive(lambda core, _: core.rounds.cut_named())
+            self._core.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
     def _save_what_is_due(self) -> None:
-        due = self._core.run_exclusive(lambda core, _: core.due_checkpoint())
+        due = self._core.run_exclusive(lambda core, _: core.job.due_checkpoint())
         if due is not None and not due.final:
             self._save_drained(due)
         elif due is not None:
@@ -309,7 +309,9 @@ class Coordination:
             self._check_newest(error)
             why = str(error)
             log.info("drained-checkpoint-waits", error=why)
-            given_up = self._core.run_exclusive(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            given_up = self._core.run_exclusive(
+                lambda core, now_s: core.job.draining.failed(why, core.job.shards.view, now_s)
+            )
             if given_up is None:
                 return
             answer = given_up
@@ -332,7 +334,7 @@ class Coordination:
             furthest = max(shard.applied.stop() for shard in saved)
             if furthest <= steps:
                 lacking = "a shard's own record lacks steps that it acknowledged"
-                self._core.run_exclusive(lambda core, _: core.fail(lacking))
+                self._core.run_exclusive(lambda core, _: core.job.fail(lacking))
                 return ""
             # An earlier coordinator leased later steps than this one knows.
             self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
@@ -376,11 +378,11 @@ class Coordination:
             self._end_waits(f"weights and report cannot be stored: {error}")
             return
         self._end_failures = 0
-        self._core.run_exclusive(lambda core, _: core.done())
+        self._core.run_exclusive(lambda core, _: core.job.done())
 
     def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
         return self._core.run_exclusive(
-            lambda core, now_s: report(core, self._resolved, self._status, now_s, final, steps_saved)
+            lambda core, now_s: report(core.job, self._resolved, self._status, now_s, final, steps_saved)
         )
 
     def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
@@ -391,14 +393,14 @@ class Coordination:
                 if not due.stored:
                     return due, None
                 last = due
-                self._core.run_exclusive(lambda core, _: core.ends_with(last))
+                self._core.run_exclusive(lambda core, _: core.job.ends_with(last))
             return due, self._run_store.model(due.stored)
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
-            self._core.run_exclusive(lambda core, _: core.last_damaged())  # another one is taken
+            self._core.run_exclusive(lambda core, _: core.job.last_damaged())  # another one is taken
             given_up = self._last_reads.failed(self._parts, str(error))
             if given_up:
-                self._core.run_exclusive(lambda core, _: core.fail(given_up))
+                self._core.run_exclusive(lambda core, _: core.job.fail(given_up))
         except StoreFailed as error:
             self._end_waits(f"the last checkpoint cannot be stored: {error}")
         except (InvalidRequest, PeerFailed, Fenced) as error:
@@ -428,14 +430,14 @@ class Coordination:
         """Wait before a retry while a store or a disk fails, without a bound; report the reason (P21)."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
-        self._core.run_exclusive(lambda core, _: core.waits(f"the job waits: {reason}"))
+        self._core.run_exclusive(lambda core, _: core.job.waits(f"the job waits: {reason}"))
 
     def _nonsense(self, reason: str) -> None:
         """Return for a retry, or fail the job if a shard has given invalid answers for NONSENSE_PATIENCE_S."""
         log.warning("end-not-stored", reason=reason)
         self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
         if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
-            self._core.run_exclusive(lambda core, _: core.fail(reason))
+            self._core.run_exclusive(lambda core, _: core.job.fail(reason))
 
     # --- what outlives this process ---
 
@@ -446,7 +448,7 @@ class Coordination:
         """
 
         def save(core: Core, _: float) -> None:
-            saved = core.saved()
+            saved = core.job.saved()
             if saved == self._saved:
                 self._check_claim()
             else:
@@ -479,8 +481,8 @@ class Coordination:
         """
         deadline_s = time.monotonic() + SKIP_PATIENCE_S
         try:
-            while not self._save(core.saved()):
-                if core.leases.skips <= self._stored_skips:
+            while not self._save(core.job.saved()):
+                if core.job.leases.skips <= self._stored_skips:
                     break
                 if time.monotonic() > deadline_s:
                     _give_up("skip-not-stored", self._records.error, ExitCode.RETRY)
@@ -489,8 +491,8 @@ class Coordination:
                 return
         except Superseded as error:
             _give_up("superseded", str(error), ExitCode.FENCED)
-        if core.options.same_arithmetic and core.workers.fingerprint != self._stored_fingerprint:
-            core.workers.fingerprint = self._stored_fingerprint
+        if core.job.options.same_arithmetic and core.job.workers.fingerprint != self._stored_fingerprint:
+            core.job.workers.fingerprint = self._stored_fingerprint
             raise NotReady(f"the coordinator's store does not work: {self._records.error}")
 
     def _present_status(self) -> pb.GetStatusReply:

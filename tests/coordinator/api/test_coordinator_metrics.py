@@ -96,5 +96,5 @@ def test_a_shard_that_is_silent_is_not_live_until_it_announces_itself() -> None:
 @pytest.mark.parametrize("ago_s", [0.0, 100.0])
 def test_the_time_of_the_last_progress_is_wall_clock_time(ago_s: float) -> None:
     core = core_of()
-    core.progress.last_step_s = time.monotonic() - ago_s
+    core.job.progress.last_step_s = time.monotonic() - ago_s
     assert math.isclose(scraped(core)["last_progress_timestamp_seconds"], time.time() - ago_s, abs_tol=5.0)

@@ -97,7 +97,7 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
     assert record.figures.ByteSize() < 1024, "no list, and nothing that nobody knows"
     status = StatusView("digits", "async", 2)
     status.saw(0, record)
-    shown = status.message(core_of(), 0.0)
+    shown = status.message(core_of().job, 0.0)
     assert shown.shards[0].steps_applied == INTERVALS_MAX
     assert shown.ByteSize() < 4096
 

@@ -55,10 +55,10 @@ def test_a_result_acts_at_once_and_is_stored_once_that_is_possible(tmp_path: Pat
     caller.complete_all(want=1)
     fault = job.store.fail("replace", "coordinator/", times=2)
     job.call(caller, evaluated=judged(1, loss=0.5))
-    assert job.core.evaluations.finished
+    assert job.core.job.evaluations.finished
     job.coordination._save_if_changed()
     assert (fault.fired, job.stored()) == (2, "")
-    assert list(job.core.events).count(f"warning: the coordinator's records cannot be written: {FULL}") == 1
+    assert list(job.core.job.events).count(f"warning: the coordinator's records cannot be written: {FULL}") == 1
     job.coordination._save_if_changed()
     assert '"loss":0.5' in job.stored().replace(" ", "")
 
@@ -106,7 +106,7 @@ def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored(tmp_path
 
     with pytest.raises(NotReady, match="no space left on device"):
         joins("one")
-    assert job.core.workers.fingerprint == ""
+    assert job.core.job.workers.fingerprint == ""
     assert joins("one").name == "worker-0"
     assert "one" in job.stored()
 

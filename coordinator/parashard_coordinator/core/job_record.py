@@ -1,6 +1,6 @@
-"""CoreState: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
+"""JobRecord: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
 
-Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which builds on this.
+Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which has one of these.
 `parashard_coordinator.api.status`, `parashard_coordinator.run.report` and `parashard_coordinator.api.metrics` read it.
 """
 
@@ -49,8 +49,8 @@ class DueCheckpoint:
     stored: str = ""
 
 
-class CoreState:
-    """One job's course.
+class JobRecord:
+    """The state of one job, from its start to its end.
 
     Parameters
     ----------
@@ -111,16 +111,13 @@ class CoreState:
         self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
         self.shard_restarts = 0
-        self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
+        self.earlier_incarnations = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
         self.problems = Problems()
         self.staleness_p95 = 0  # as the shards last told
-        self._silent_shards: set[int] = set()
-        self._shard_seen_s: dict[int, float] = {}
-        self._acted_s = self._awake_since_s = -math.inf
-        self._slow_told = False
+        self.silent_shards: set[int] = set()
 
     # --- how it stands ---
 
@@ -185,7 +182,7 @@ class CoreState:
 
     def shard_live(self, shard: int) -> bool:
         """Tell whether a shard has registered and is not known to be silent."""
-        return self.shards.life(shard) is not None and shard not in self._silent_shards
+        return self.shards.life(shard) is not None and shard not in self.silent_shards
 
     def ends_with(self, last: DueCheckpoint) -> None:
         """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
@@ -205,7 +202,7 @@ class CoreState:
     def done(self) -> None:
         """Record that the report is written."""
         self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
-        self._become(JobState.DONE, self.early_stop or "every step is in")
+        self.change_state(JobState.DONE, self.early_stop or "every step is in")
 
     def stop(self, reason: str) -> None:
         """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
@@ -216,7 +213,7 @@ class CoreState:
         """Stop the job; the first reason stays. `must_be_fixed`: its model or its data, before it is started again."""
         if not self.over:
             self.exit_code = CONFIGURATION if must_be_fixed else FAILED
-            self._become(JobState.FAILED, reason)
+            self.change_state(JobState.FAILED, reason)
 
     def waits(self, reason: str) -> None:
         """Take note of what the end of the job waits for, for as long as it takes."""
@@ -232,11 +229,11 @@ class CoreState:
 
     def opened(self, data: str, warnings: Sequence[str]) -> None:
         """Tell what the job trains on, and what a user may have overlooked in it."""
-        self._event(f"data: {data}")
+        self.add_event(f"data: {data}")
         for warning in warnings[:DATA_WARNINGS_SHOWN]:
-            self._event(f"warning: {warning}")
+            self.add_event(f"warning: {warning}")
         if len(warnings) > DATA_WARNINGS_SHOWN:
-            self._event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
+            self.add_event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
 
     # --- what outlives this process ---
 
@@ -253,7 +250,7 @@ class CoreState:
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
-            shard_lives=tuple(self._last_life(shard) for shard in range(self.options.shards)),
+            shard_lives=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
             workers_wanted=self.workers_wanted,
             scale_requests=self.scale_requests,
@@ -277,7 +274,7 @@ class CoreState:
         self.leases.skips.update(saved.skips)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
-            self._earlier_lives = list(saved.shard_lives)
+            self.earlier_incarnations = list(saved.shard_lives)
         self.rounds.rollbacks = saved.rollbacks
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
@@ -286,33 +283,35 @@ class CoreState:
     def started_anew(self) -> None:
         """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
-        self._earlier_lives = [0] * self.options.shards
+        self.earlier_incarnations = [0] * self.options.shards
 
-    # --- inside, and for the core ---
+    # --- changes of state, and what is told of them ---
 
-    def _last_life(self, shard: int) -> int:
+    def last_incarnation(self, shard: int) -> int:
         """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
         if shard not in range(self.options.shards):
             return 0
         life = self.shards.life(shard)
-        return self._earlier_lives[shard] if life is None else life.incarnation
+        return self.earlier_incarnations[shard] if life is None else life.incarnation
 
-    def _become(self, state: JobState, reason: str) -> None:
+    def change_state(self, state: JobState, reason: str) -> None:
+        """Enter a state, and tell why."""
         self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
-        self._event(f"{self.state_name}: {reason}")
+        self.add_event(f"{self.state_name}: {reason}")
 
     def warn(self, key: str, text: str) -> None:
         """Warn of what is wrong from now on, once; it stays on the screens until `resolved`."""
         if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
-            self._event(f"warning: {text}")
+            self.add_event(f"warning: {text}")
 
     def resolved(self, key: str, text: str = "") -> None:
         """Take a warning back, if it was given; `text` says what holds now, where it is not just the contrary."""
         warned = self.problems.end(key)
         if warned:
-            self._event(f"resolved: {text or warned}")
+            self.add_event(f"resolved: {text or warned}")
 
-    def _event(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
+        """Tell people of what has happened: log, status and live view show it."""
         text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
         self.events.append(text)
         self.events_total += 1
