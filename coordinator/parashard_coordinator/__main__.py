@@ -236,8 +236,8 @@ def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop:
     saved = run_store.load_saved()
     if saved is not None:
         job.resume(saved)
-        if resume:
-            job.started_anew()
+    if resume:
+        job.started_anew()
     retry_while_disk_fails(lambda: run_store.save(job.saved()), "the coordinator's records", stop.event)
     return Core(job)
 

@@ -121,7 +121,7 @@ def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJ
     run.wait_for_nobody()
     ledger.let_end()
     again = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
-    assert_balanced(again)
+    assert assert_balanced(again)["coordinator_restarts"] == 0, "a resume is no restart"
     assert "restored p1/s0/i1/c" in restored(again, 0)[1]
 
 

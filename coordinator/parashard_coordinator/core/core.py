@@ -67,13 +67,12 @@ class Core:
         earlier = job.last_incarnation(shard)
         is_new = job.shards.register(shard, says.life)
         self._shard_seen_s[shard] = now_s
-        job.silent_shards.discard(shard)
-        job.resolved(_silence_of(shard))
         held = job.leases.trusted(says.applied, says.held, says.skipped)
         standing = Standing(says.applied, held, says.returnable, says.life.incarnation, says.skipped)
         job.rounds.stands(shard, standing)
         job.leases.reach(held_stop - 1)
         if is_new:
+            self.shard_answered(shard)
             # The same process has a new life where it was told to return to a round: that is no restart.
             process = says.first_incarnation or says.life.incarnation
             job.shard_restarts += 0 < earlier < process
@@ -110,8 +109,13 @@ class Core:
                 job.add_event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
+    def shard_answered(self, shard: int) -> None:
+        """Take note of a shard that answers; an announcement of its own says nothing about whether it does."""
+        self.job.silent_shards.discard(shard)
+        self.job.resolved(_silence_of(shard), f"shard-{shard} answers again")
+
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
-        """Take note of a shard that does not answer."""
+        """Take note of a shard whose present incarnation does not answer."""
         job = self.job
         if silent_s > SHARD_SILENCE_SHOWN_S and shard not in job.silent_shards:
             job.silent_shards.add(shard)

@@ -111,6 +111,7 @@ class JobRecord:
         self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
         self.shard_restarts = 0
+        self.resumes = 0  # how often its user has started the run again
         self.earlier_incarnations = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
@@ -174,6 +175,11 @@ class JobRecord:
     def partly_skipped(self) -> int:
         """Steps given up that some shards have as a gradient, and others as an empty push (P24)."""
         return len(self.skipped.partly())
+
+    @property
+    def coordinator_restarts(self) -> int:
+        """How often the coordinator was started again by something else than a resume of the run."""
+        return self.options.incarnation - 1 - self.resumes
 
     @property
     def shards_live(self) -> int:
@@ -252,6 +258,7 @@ class JobRecord:
             shard_restarts=self.shard_restarts,
             shard_lives=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
+            resumes=self.resumes,
             workers_wanted=self.workers_wanted,
             scale_requests=self.scale_requests,
             examples=self.progress.examples,
@@ -275,13 +282,14 @@ class JobRecord:
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
             self.earlier_incarnations = list(saved.shard_lives)
-        self.rounds.rollbacks = saved.rollbacks
+        self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
         self.progress.resume(saved.examples, saved.training_s)
 
     def started_anew(self) -> None:
-        """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
+        """Forget the incarnations and scalings that an earlier coordinator knew of: its user has resumed the run."""
+        self.resumes += 1
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
         self.earlier_incarnations = [0] * self.options.shards
 

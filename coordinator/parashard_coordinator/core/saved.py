@@ -32,6 +32,7 @@ class Saved(Record):
     shard_restarts: int = 0
     shard_lives: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
+    resumes: int = 0  # how often its user has started the run again
     workers_wanted: int = 0
     scale_requests: int = 0  # how often somebody asked for a number of workers; 0: the manifests' number
     examples: int = 0

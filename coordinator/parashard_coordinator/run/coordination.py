@@ -267,8 +267,12 @@ class Coordination:
             core.job.staleness_p95 = p95
             for key, text, over in changed:
                 core.job.resolved(key, text) if over else core.job.warn(key, text)
-            for shard, silence in silent.items():
-                core.shard_silent(shard, silence.silent_s, str(silence.error))
+            for shard, incarnation in enumerate(core.job.shards.incarnations()):
+                silence = silent.get(shard)
+                if silence is None:
+                    core.shard_answered(shard)
+                elif silence.incarnation == incarnation:  # else another one has registered since
+                    core.shard_silent(shard, silence.silent_s, str(silence.error))
 
         self._core.run_exclusive(note)
         return not silent

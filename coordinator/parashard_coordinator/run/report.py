@@ -94,7 +94,7 @@ def report(
         "bytes": {**asdict(moved), "saved_share": _rounded(moved.saved_share)},
         "worker_restarts": job.supervision.worker_restarts,
         "shard_restarts": job.shard_restarts,
-        "coordinator_restarts": job.options.incarnation - 1,
+        "coordinator_restarts": job.coordinator_restarts,
         "rollbacks": job.rounds.rollbacks,
         "checkpoints": {
             "stored": sum(f.checkpoints for f in figures),

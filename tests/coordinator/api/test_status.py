@@ -75,7 +75,7 @@ def test_what_is_wrong_now_is_listed() -> None:
         "shard-0: push log failed: read-only",
     ]
     assert [shard.live for shard in status.shards] == [True, False]
-    announce(core, 1)
+    core.shard_answered(1)
     seen.saw(0, record_of(0, 1))
     assert list(seen.message(core.job, 0.0).problems) == []
 

@@ -273,6 +273,17 @@ def test_a_scaling_is_stored_before_it_acts_and_a_run_started_anew_has_the_user_
     assert (core.job.workers_wanted, core.job.scale_requests) == (core.job.options.workers, 0)
 
 
+def test_a_resume_is_no_restart_of_the_coordinator() -> None:
+    first = core_of()
+    resumed = core_after(first)
+    resumed.job.started_anew()
+    restarted = core_after(resumed)
+    resumed_again = core_after(restarted)
+    resumed_again.job.started_anew()
+    restarts = [core.job.coordinator_restarts for core in (first, resumed, restarted, resumed_again)]
+    assert restarts == [0, 0, 1, 1]
+
+
 def test_the_first_worker_s_arithmetic_binds_over_coordinators() -> None:  # P13
     earlier = core_of(Sync(4), same_arithmetic=True)
     before = earlier.job.decisions

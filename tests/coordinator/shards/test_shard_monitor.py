@@ -70,6 +70,13 @@ def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
     assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
 
 
+def test_silence_is_of_an_incarnation() -> None:
+    watch = ShardMonitor("run-1", ShardChannels())
+    watch.look([ShardLife(1, "127.0.0.1:1", "")], pytest.fail, 5.0)
+    silence = watch.look([ShardLife(2, "127.0.0.1:1", "")], pytest.fail, 9.0)[0]
+    assert (silence.incarnation, silence.silent_s) == (2, 0.0), "it has just begun"
+
+
 def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
     lives = [start(0), start(1)]
     silent = ShardMonitor("run-2", ShardChannels()).look(lives, pytest.fail, 0.0)
