@@ -145,7 +145,7 @@ def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, mon
     shards.refusal = MalformedFrame("shard 1: no checkpoint has such a name")
     coordination._save_what_is_due()
     assert core.job.state is JobState.RUNNING
-    monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "INVALID_ANSWERS_S_MAX", -1.0)
     coordination._save_what_is_due()
     assert core.job.state is JobState.FAILED
     assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.job.reason

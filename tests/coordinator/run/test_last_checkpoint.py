@@ -119,7 +119,7 @@ def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path) -> 
 def test_a_shard_that_refuses_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
-    monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "INVALID_ANSWERS_S_MAX", -1.0)
     case.coordination._save_what_is_due()
     assert case.core.job.state is JobState.FAILED
     assert "another process has claimed incarnation 2 of shard-0" in case.core.job.reason
