@@ -37,7 +37,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     checkpointer : Checkpointer
         Saves the state.
     lifecycle : ShardLifecycle
-        Gives the shard another life for a rollback, and has the log.
+        Gives the shard another incarnation for a rollback, and has the log.
     rooms : ReceiveBuffers
         Where pushes of several messages are received.
     """
@@ -134,7 +134,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
 
     def _check_command(self, request: shard_pb2.TakeCheckpointRequest | shard_pb2.RollbackRequest) -> None:
-        """Refuse a command of another run, to another life or shard, or from a coordinator with a successor (P3)."""
+        """Refuse a command of another run, to another shard or incarnation, or of a superseded coordinator (P3)."""
         self._check_run(request.run_id)
         if request.coordinator_incarnation < self.coordinator_incarnation:
             raise Superseded(

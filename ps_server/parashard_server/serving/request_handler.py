@@ -63,7 +63,7 @@ class RequestHandler:
         NotReady
             If the shard is stopping.
         WrongRun, StalePlan, StaleIncarnation
-            If another run, plan or life is meant (P2, P3).
+            If another run, plan or incarnation is meant (P2, P3).
         """
         self._check_open()
         self._host.shard.check_target(target)
@@ -102,7 +102,7 @@ class RequestHandler:
             receipt, position = self._host.run_request(take, timeout_s)
         except FoldedStep as folded:
             self._lifecycle.begin_round_again(push.target.incarnation, push.step)
-            raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
+            raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
         self._lifecycle.log.wait_durable(position, max(0.0, deadline_s - self._clock()))
         if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
             failpoints.hit("shard.push.applied")

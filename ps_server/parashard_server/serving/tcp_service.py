@@ -47,7 +47,7 @@ class TcpService:
         MalformedFrame, LimitExceeded
             If it does not.
         WrongRun, StalePlan, StaleIncarnation, NotReady
-            If it says HELLO to another life, or at a bad moment.
+            If it says HELLO to another incarnation, or at a bad moment.
         Unreachable
             If it is gone, or stopped in the middle.
         """
