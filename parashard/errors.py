@@ -9,7 +9,7 @@
     │   └── NonFiniteGradient       a gradient with NaN or infinity in it
     ├── Redo                    refresh the view of the job, then do the whole operation again
     │   ├── StalePlan               the request names another plan version
-    │   ├── StaleIncarnation        the request names a shard's earlier (or later) life
+    │   ├── StaleIncarnation        the request names a shard's earlier (or later) incarnation
     │   ├── StaleRound              a synchronous request names a round that is not the current one
     │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
@@ -143,7 +143,7 @@ class StalePlan(Redo, code="stale-plan"):
 
 
 class StaleIncarnation(Redo, code="stale-incarnation"):
-    """The request names another life of this shard."""
+    """The request names another incarnation of this shard."""
 
 
 class StaleRound(Redo, code="stale-round"):

@@ -36,7 +36,7 @@ PULLED_COPIES_MAX = 64
 
 
 class ShardBuilder:
-    """Builds the lives of one shard of a job.
+    """Builds the incarnations of one shard of a job.
 
     Parameters
     ----------
@@ -59,7 +59,7 @@ class ShardBuilder:
     Attributes
     ----------
     push_memory : PushMemory
-        What pushes to all lives of the shard may hold.
+        What pushes to all incarnations of the shard may hold.
     """
 
     def __init__(

@@ -68,7 +68,7 @@ def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothin
     job.up_again()
     report = job.report()
     assert report["coordinator_restarts"] == 1, job.log("coordinator_1")
-    assert job.log("shard-1_1").count("event=restored") == 2  # one for each of its lives
+    assert job.log("shard-1_1").count("event=restored") == 2  # one for each of its incarnations
     assert report["ledger_wrong"] == 0
     assert report["steps_applied"] == [report["steps_total"]] * 2
 

@@ -45,8 +45,8 @@ def record_with(leases: type[StepLeases]) -> type[JobRecord]:
     return Variant
 
 
-class AnyLife(Shards):
-    """P3 off: receipts count, whichever life of the shard gave them."""
+class AnyIncarnation(Shards):
+    """P3 off: receipts count, whichever incarnation of the shard gave them."""
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         return list(range(len(incarnations)))
@@ -59,11 +59,11 @@ class CreditingRecord(JobRecord):
         self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: RoundBook
     ) -> None:
         super().__init__(options, policy, evaluations, launcher, rounds)
-        self.shards = AnyLife(options.shards, first_view=options.incarnation - 1 << 32)
+        self.shards = AnyIncarnation(options.shards, first_view=options.incarnation - 1 << 32)
 
 
 class MergingLeases(StepLeases):
-    """P3 off: what a shard's new life says is added to what was believed of the one before."""
+    """P3 off: what a shard's new incarnation says is added to what was believed of the one before."""
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
         both = applied.copy()
@@ -140,7 +140,7 @@ class BlindRounds(Rounds):
 
 
 class KeptEvaluations(Core):
-    """P25 off: a result counts, whichever lives' weights it judged."""
+    """P25 off: a result counts, whichever incarnations' weights it judged."""
 
     def _evaluated(self, result: EvaluationResult) -> None:
         super()._evaluated(replace(result, incarnations=self.job.shards.incarnations()))

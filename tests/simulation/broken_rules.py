@@ -158,7 +158,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "stray: wrong-run",
         {"strays": True},
     ),
-    "P3-any-life's-receipt": BrokenRule(
+    "P3-any-incarnation's-receipt": BrokenRule(
         replace(REAL, job_record=CreditingRecord), "ledger", "async", "progress", (14, 3), "shard_crash", RETURNS
     ),
     "P3-merged-registration": BrokenRule(

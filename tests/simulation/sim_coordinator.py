@@ -31,7 +31,7 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.job_record import DueCheckpoint
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 TICK_S = 0.05
@@ -42,15 +42,15 @@ DECISION_TRIES = 10
 
 @dataclass
 class Ending:
-    """What became known of the job's end, whichever life of the coordinator told it."""
+    """What became known of the job's end, whichever incarnation of the coordinator told it."""
 
     stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
-    lives: dict[str, list[ShardLife]] = field(default_factory=dict)  # of the shards, by last checkpoint
+    registrations: dict[str, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by last checkpoint
     by: CoordinatorProcess | None = None  # who has ended it
 
 
 class CoordinatorProcess(Process):
-    """One life of the coordinator.
+    """One incarnation of the coordinator.
 
     Parameters
     ----------
@@ -106,7 +106,7 @@ class CoordinatorProcess(Process):
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)
         self.final: dict[str, Float32s] | None = None
         self.metrics: Mapping[str, float] | None = None  # what the report says of them
-        self.lives: list[ShardLife] = []  # of the shards, when the end was decided
+        self.registrations: list[ShardRegistration] = []  # of the shards, when the end was decided
         self._held = HeldCalls(world, self.exclusive, self.core, self._watch)
         self._events = 0
         world.note(f"coordinator {self.incarnation} starts")
@@ -196,14 +196,14 @@ class CoordinatorProcess(Process):
         core = self.core
         if not core.job.shards.all_registered:
             return
-        lives = core.job.shards.lives()
+        registrations = core.job.shards.registrations()
         await self._command(
             [
                 (
-                    lives[shard],
+                    registrations[shard],
                     shard_pb2.RollbackRequest(
                         run_id=RUN_ID,
-                        incarnation=lives[shard].incarnation,
+                        incarnation=registrations[shard].incarnation,
                         coordinator_incarnation=self.incarnation,
                         round=round_,
                         shard=shard,
@@ -216,12 +216,15 @@ class CoordinatorProcess(Process):
             lambda core, now_s: core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s)
         )
         if round_ is not None:
-            await self._command(self._saves(round_, core.job.shards.lives(), ahead=True))
+            await self._command(self._saves(round_, core.job.shards.registrations(), ahead=True))
             self.exclusive.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
-    async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
+    async def _command(self, commands: Sequence[tuple[ShardRegistration, Any]]) -> list[Any]:
         """Send commands at once; return the answers, or the errors in their place."""
-        calls = [self._network.call(self, life.address, request, COMMAND_DEADLINE_S) for life, request in commands]
+        calls = [
+            self._network.call(self, registration.address, request, COMMAND_DEADLINE_S)
+            for registration, request in commands
+        ]
         answers: list[Any] = []
         for call in calls:
             try:
@@ -232,22 +235,22 @@ class CoordinatorProcess(Process):
         return answers
 
     def _saves(
-        self, round_: int | None, lives: Sequence[ShardLife], *, ahead: bool
-    ) -> list[tuple[ShardLife, shard_pb2.TakeCheckpointRequest]]:
+        self, round_: int | None, registrations: Sequence[ShardRegistration], *, ahead: bool
+    ) -> list[tuple[ShardRegistration, shard_pb2.TakeCheckpointRequest]]:
         """Return the order to save for every shard."""
         return [
             (
-                life,
+                registration,
                 shard_pb2.TakeCheckpointRequest(
                     run_id=RUN_ID,
-                    incarnation=life.incarnation,
+                    incarnation=registration.incarnation,
                     coordinator_incarnation=self.incarnation,
                     round=round_,
                     ahead=ahead,
                     shard=shard,
                 ),
             )
-            for shard, life in enumerate(lives)
+            for shard, registration in enumerate(registrations)
         ]
 
     async def _save_drained(self, due: DueCheckpoint) -> None:
@@ -272,7 +275,7 @@ class CoordinatorProcess(Process):
 
     async def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         steps = due.steps
-        parts = await self._command(self._saves(due.round, due.lives, ahead=False))
+        parts = await self._command(self._saves(due.round, due.registrations, ahead=False))
         for part in parts:
             if isinstance(part, ParashardError):
                 raise part
@@ -302,7 +305,7 @@ class CoordinatorProcess(Process):
                     due = replace(due, stored=await self._checkpoint_of_all(due))
                     if not due.stored:
                         return
-                    self._ending.lives[due.stored] = list(due.lives)
+                    self._ending.registrations[due.stored] = list(due.registrations)
                     self.exclusive.run_exclusive(lambda core, _: core.job.ends_with(due))
                     await self.moment()
                 self.final = self._run_store.model(due.stored).variables
@@ -312,7 +315,7 @@ class CoordinatorProcess(Process):
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
             return
-        self.metrics, self.lives = due.metrics, self._ending.lives.get(due.stored, [])
+        self.metrics, self.registrations = due.metrics, self._ending.registrations.get(due.stored, [])
         self.exclusive.run_exclusive(lambda core, _: core.job.done())
 
     def _save_decision(self, core: Core) -> None:

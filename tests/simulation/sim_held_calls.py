@@ -23,7 +23,7 @@ class _Waiter:
 
 
 class HeldCalls:
-    """The calls that wait at one life of the coordinator.
+    """The calls that wait at one incarnation of the coordinator.
 
     Parameters
     ----------

@@ -74,8 +74,8 @@ def violations(
     found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
-        lives = {newest_claim(store, process.name), coordinator.lives[shard.identity.shard].incarnation}
-        if not process.alive or lives != {shard.identity.incarnation}:
+        incarnations = {newest_claim(store, process.name), coordinator.registrations[shard.identity.shard].incarnation}
+        if not process.alive or incarnations != {shard.identity.incarnation}:
             continue  # it is dead, superseded, or began after the end was decided
         applied = list(shard.updates.applied.intervals())
         if core.job.early_stop:  # an earlier coordinator's lease may still reach past the stop

@@ -88,7 +88,7 @@ class _JobFile:
 
 
 class Builder:
-    """Builds a shard's lives, as `parashard_server.build.ShardBuilder` does from a job file."""
+    """Builds a shard's incarnations, as `parashard_server.build.ShardBuilder` does from a job file."""
 
     job = _JobFile()
 

@@ -140,13 +140,13 @@ class _Run:
     def _start_shard(self, index: int) -> Process:
         self._world.acting = None
         builder = Builder(self._job, self._plan, index, self._queue_bytes, self._parts)
-        life = "" if self._setting.same_address else f":{len(self._shards)}"
+        incarnation = "" if self._setting.same_address else f":{len(self._shards)}"
         try:
             shard = ShardProcess(
                 self._world,
                 builder,
                 self._network,
-                f"shard-{index}{life}",
+                f"shard-{index}{incarnation}",
                 self._store,
                 self._logs,
                 self._options,

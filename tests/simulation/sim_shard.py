@@ -25,7 +25,7 @@ from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
@@ -50,7 +50,7 @@ class ShardProcess(Process):
     Parameters
     ----------
     builder : Builder
-        Makes its lives.
+        Makes its incarnations.
     network : Network
         Carries its calls.
     address : str
@@ -101,7 +101,7 @@ class ShardProcess(Process):
             opened=logs.opened,  # type: ignore[arg-type]
             replayed=logs.replayed,  # type: ignore[arg-type]
         )
-        first = begin_first_life(builder, restorer, claims, self.log)  # type: ignore[arg-type]
+        first = begin_first_incarnation(builder, restorer, claims, self.log)  # type: ignore[arg-type]
         self.host = first.host
         self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
@@ -146,7 +146,7 @@ class ShardProcess(Process):
 
     @property
     def shard(self) -> Shard:
-        """The life that is served."""
+        """The incarnation that is served."""
         return self.host.shard
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class ShardProcess(Process):
     # --- what it does by itself ---
 
     async def _announce(self) -> None:
-        """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
+        """Announce itself once a second, and a new incarnation at once; end if a newer one has its place (P3)."""
         next_s = self.world.now_s
         while not self._stopping:
             if self.lifecycle.claims.superseded is not None and "P23-superseded-goes-on" not in self._habits:

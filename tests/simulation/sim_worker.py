@@ -61,7 +61,7 @@ class Habits:
 
 
 class WorkerProcess(Process):
-    """One life of one worker.
+    """One incarnation of one worker.
 
     Parameters
     ----------
@@ -261,7 +261,7 @@ class WorkerProcess(Process):
     # --- waiting ---
 
     async def _retry_across_restarts(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again."""
+        """Run an operation; retry it after a new view while a shard is away or has another incarnation."""
         since_s = self.world.now_s
         while True:
             try:

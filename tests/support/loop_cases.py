@@ -31,7 +31,7 @@ EXAMPLES, HELD_OUT, BATCH_SIZE = 20, 7, 4
 
 
 def evaluation(after_step: int, incarnations: Sequence[int] = (1, 1), **more: Any) -> pb.EvaluationGrant:
-    """Return the lease of an evaluation of the weights that these lives of the shards have."""
+    """Return the lease of an evaluation of the weights that these incarnations of the shards have."""
     return pb.EvaluationGrant(evaluation=after_step, incarnations=incarnations, **more)
 
 

@@ -4,14 +4,14 @@ A file in `scenarios/` holds blocks divided by empty lines; a block is a command
 comments. Commands:
 
     job POLICY key=value ...              a new core with two shards that have registered; keys of `Options`
-    worker-1 joins                        a new life under this name; "before-worker-1" makes calls of the last one
-    worker-1 lease N [completes STEPS] [, reply lost]
+    worker-1 joins                        a new incarnation under this name; "before-worker-1" makes calls of the last
+    one worker-1 lease N [completes STEPS] [, reply lost]
                                           one call: reports, lists what it holds, asks for N steps
     worker-1 fails STEP REASON            reports a step that it could not compute
     worker-1 judges NUMBER key=value ...  reports an evaluation
     worker-1 dies                         the launcher sees its process end
     tick SECONDS                          time passes, and the coordinator looks for silent workers
-    shard-1 returns with STEPS            a new life of a shard, and what it has applied ("nothing": no step)
+    shard-1 returns with STEPS            a new incarnation of a shard, and what it has applied ("nothing": no step)
     status                                how the job stands and who holds what
 
 `python tests/support/scenario_script.py FILE` prints the file with the answers that the code gives today.
@@ -43,7 +43,7 @@ class Scenario:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.callers: dict[str, Caller] = {}
-        self.lives = [1] * SHARDS
+        self.incarnations = [1] * SHARDS
         self.exits = 0
         self.core: Core
 
@@ -94,9 +94,9 @@ class Scenario:
         ]
 
     def _shard_returns(self, shard: int, words: list[str]) -> list[str]:
-        self.lives[shard] += 1
+        self.incarnations[shard] += 1
         applied = [(step, step + 1) for step in _numbers(words[2:])]
-        announce(self.core, shard, self.lives[shard], applied, restored="restored")
+        announce(self.core, shard, self.incarnations[shard], applied, restored="restored")
         return []
 
     def _worker_joins(self, name: str, words: list[str]) -> list[str]:
@@ -110,7 +110,7 @@ class Scenario:
         words = words[:-3] if lost else words
         completed = _numbers(words[2:]) if "completes" in words else []
         skips = self.core.job.leases.skips
-        receipts = [step for s in completed for step in done(s, incarnations=self.lives, skipped=s in skips)]
+        receipts = [step for s in completed for step in done(s, incarnations=self.incarnations, skipped=s in skips)]
         answer = self.callers[name].call(self.now_s, want=int(words[0]), completed=receipts, lost=lost)
         return ["the reply is lost", *_told(answer)] if lost else _told(answer)
 
@@ -120,7 +120,7 @@ class Scenario:
 
     def _worker_judges(self, name: str, words: list[str]) -> list[str]:
         metrics = {key: float(value) for key, _, value in (word.partition("=") for word in words[1:])}
-        self.callers[name].call(self.now_s, evaluated=judged(int(words[0]), self.lives, **metrics))
+        self.callers[name].call(self.now_s, evaluated=judged(int(words[0]), self.incarnations, **metrics))
         return []
 
     def _worker_dies(self, name: str, words: list[str]) -> list[str]:

@@ -96,7 +96,9 @@ def test_an_answer_renews_the_patience() -> None:
     assert worker.work.failure is None
 
 
-@pytest.mark.parametrize("error", [Superseded("a later life"), WrongRun("another"), PeerFailed("bug"), JobFailed("no")])
+@pytest.mark.parametrize(
+    "error", [Superseded("a later incarnation"), WrongRun("another"), PeerFailed("bug"), JobFailed("no")]
+)
 def test_a_refusal_is_the_workers_end(error: Exception) -> None:  # P3
     worker = Worker().granted(0, 1)
     worker.call()
@@ -238,5 +240,5 @@ def test_whoever_leaves_still_learns_that_it_was_replaced() -> None:
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()
-    worker.work.lost(Superseded("a later life"), worker.now_s)
+    worker.work.lost(Superseded("a later incarnation"), worker.now_s)
     assert isinstance(worker.work.failure, Superseded)

@@ -24,7 +24,7 @@ Work = pb.Grant | pb.EvaluationGrant
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker's membership: its name, its life, and the time it may be silent."""
+    """A worker's membership: its name, its incarnation, and the time it may be silent."""
 
     run_id: str
     name: str

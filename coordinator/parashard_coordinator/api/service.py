@@ -141,12 +141,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             core.job.check_run(request.run_id)
             shards = [
                 pb.ShardAddress(
-                    address=life.address,
-                    incarnation=life.incarnation,
-                    data_address=life.data_address,
-                    local_path=life.local_path,
+                    address=registration.address,
+                    incarnation=registration.incarnation,
+                    data_address=registration.data_address,
+                    local_path=registration.local_path,
                 )
-                for life in core.job.shards.lives()
+                for registration in core.job.shards.registrations()
             ]
             return pb.GetViewReply(view=core.job.shards.view, shards=shards)
 

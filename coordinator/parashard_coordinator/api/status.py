@@ -101,14 +101,14 @@ class StatusView:
         )
 
     def _shard(self, job: JobRecord, shard: int, record: ShardRecord | None) -> pb.ShardStatus:
-        life = job.shards.life(shard)
+        registration = job.shards.registration(shard)
         return pb.ShardStatus(
             shard=shard,
-            address=life.address if life else "",
-            registered=life is not None,
+            address=registration.address if registration else "",
+            registered=registration is not None,
             record=record.figures if record else None,
             steps_applied=record.steps_applied if record else 0,
-            http_address=life.http_address if life else "",
+            http_address=registration.http_address if registration else "",
             live=job.shard_live(shard),
         )
 

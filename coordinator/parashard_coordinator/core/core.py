@@ -58,32 +58,32 @@ class Core:
     # --- shards ---
 
     def announced(self, shard: int, says: Announcement, now_s: float) -> None:
-        """Take in a shard's life, and what it says of itself; a new life replaces all that was believed of it (P3)."""
+        """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard (P3)."""
         job = self.job
         held_stop = says.held.stop()
         furthest = max(held_stop, says.applied.stop())
         if furthest > job.options.steps_total:
             raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {job.options.steps_total}")
         earlier = job.last_incarnation(shard)
-        is_new = job.shards.register(shard, says.life)
+        is_new = job.shards.register(shard, says.registration)
         self._shard_seen_s[shard] = now_s
         held = job.leases.trusted(says.applied, says.held, says.skipped)
-        standing = Standing(says.applied, held, says.returnable, says.life.incarnation, says.skipped)
+        standing = Standing(says.applied, held, says.returnable, says.registration.incarnation, says.skipped)
         job.rounds.stands(shard, standing)
         job.leases.reach(held_stop - 1)
         if is_new:
             self.shard_answered(shard)
-            # The same process has a new life where it was told to return to a round: that is no restart.
-            process = says.first_incarnation or says.life.incarnation
+            # A process that was told to return to a round has a new incarnation: that is no restart.
+            process = says.first_incarnation or says.registration.incarnation
             job.shard_restarts += 0 < earlier < process
             begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
             lost = job.leases.shard_registered(shard, held)
-            what = f"shard-{shard} {begun} ({says.life.address}): {says.restored or 'initial values'}"
+            what = f"shard-{shard} {begun} ({says.registration.address}): {says.restored or 'initial values'}"
             job.add_event(what + _recomputed(lost))
         else:
             for step in job.leases.confirm(shard, held):
                 job.add_event(f"every shard has step {step} already; it is not tried again")
-        self._has_skipped(shard, says.applied, says.skipped, new_life=is_new)
+        self._has_skipped(shard, says.applied, says.skipped, new_incarnation=is_new)
         begins = job.state is JobState.STARTING and job.shards.all_registered
         if begins:
             job.change_state(JobState.RUNNING, "every shard is up")
@@ -126,11 +126,11 @@ class Core:
     def register_worker(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> Worker:
-        """Take in a worker; an earlier life under its name loses its leases."""
+        """Take in a worker; an earlier incarnation under its name loses its leases."""
         job = self.job
         if job.state is JobState.FAILED:
             raise JobFailed(f"the job has failed: {job.reason}")
-        before = job.workers.life_of(token)
+        before = job.workers.worker_of(token)
         known = job.workers.by_name
         if before is None and len(known) >= WORKERS_MAX and job.workers.name_for(name) not in known:
             # A name is never forgotten, or its incarnations would begin again (P3). Who comes next can do nothing about
@@ -183,8 +183,8 @@ class Core:
             return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
         if job.rounds.returning_to is None:
-            lives = job.shards.incarnations()
-            evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, lives, now_s)
+            incarnations = job.shards.incarnations()
+            evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
             return self._answer([], evaluations, revoked, "")
         granted = job.leases.grant(
@@ -349,9 +349,11 @@ class Core:
         job = self.job
         return len(job.leases.complete) > sum(step in job.leases.complete for step in job.leases.skips)
 
-    def _has_skipped(self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_life: bool = False) -> None:
+    def _has_skipped(
+        self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
+    ) -> None:
         job = self.job
-        for step in job.skipped.says(shard, applied, skipped, new_life=new_life):
+        for step in job.skipped.says(shard, applied, skipped, new_incarnation=new_incarnation):
             job.add_event(
                 f"warning: step {step} was given up when some shards had applied it: those keep its gradient, the "
                 "others have none (partly_skipped)"
@@ -367,7 +369,7 @@ class Core:
         after_step, metrics = result.after_step, result.metrics
         if tuple(result.incarnations) != job.shards.incarnations():  # P25
             job.add_event(
-                f"a result of the evaluation after step {after_step} is void: a shard has another life by now"
+                f"a result of the evaluation after step {after_step} is void: a shard has another incarnation by now"
             )
         elif result.error:
             if not job.over:

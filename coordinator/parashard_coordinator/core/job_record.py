@@ -19,7 +19,7 @@ from parashard_coordinator.core.failures import Failures
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.leases import StepLeases
-from parashard_coordinator.core.membership import ShardLife, Shards, Workers
+from parashard_coordinator.core.membership import ShardRegistration, Shards, Workers
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import RoundBook
@@ -35,7 +35,7 @@ DATA_WARNINGS_SHOWN = 8
 
 @dataclass(frozen=True)
 class DueCheckpoint:
-    """A checkpoint of all shards that can be taken: of these lives, which have exactly the first `steps` steps.
+    """A checkpoint of all shards that can be taken: of these registrations, which have exactly the first `steps` steps.
 
     `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.
     `stored` is its id once it is taken and is the final one: the job ends with it, whatever becomes of the shards.
@@ -43,7 +43,7 @@ class DueCheckpoint:
 
     steps: int
     round: int | None
-    lives: tuple[ShardLife, ...]
+    registrations: tuple[ShardRegistration, ...]
     final: bool
     metrics: Mapping[str, float] | None
     stored: str = ""
@@ -164,7 +164,7 @@ class JobRecord:
             return None
         steps = self.leases.target if target is None else target
         metrics = self.evaluations.results().get(steps) if final else None  # P25
-        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.lives()), final, metrics)
+        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.registrations()), final, metrics)
 
     @property
     def skipped_steps(self) -> int:
@@ -188,7 +188,7 @@ class JobRecord:
 
     def shard_live(self, shard: int) -> bool:
         """Tell whether a shard has registered and is not known to be silent."""
-        return self.shards.life(shard) is not None and shard not in self.silent_shards
+        return self.shards.registration(shard) is not None and shard not in self.silent_shards
 
     def ends_with(self, last: DueCheckpoint) -> None:
         """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
@@ -256,7 +256,7 @@ class JobRecord:
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
-            shard_lives=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
+            shard_incarnations=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
             resumes=self.resumes,
             workers_wanted=self.workers_wanted,
@@ -280,8 +280,8 @@ class JobRecord:
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
-        if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
-            self.earlier_incarnations = list(saved.shard_lives)
+        if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
+            self.earlier_incarnations = list(saved.shard_incarnations)
         self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
@@ -299,8 +299,8 @@ class JobRecord:
         """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
         if shard not in range(self.options.shards):
             return 0
-        life = self.shards.life(shard)
-        return self.earlier_incarnations[shard] if life is None else life.incarnation
+        registration = self.shards.registration(shard)
+        return self.earlier_incarnations[shard] if registration is None else registration.incarnation
 
     def change_state(self, state: JobState, reason: str) -> None:
         """Enter a state, and tell why."""

@@ -45,7 +45,7 @@ from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.draining import Answer, LastReads
 from parashard_coordinator.core.job_record import DueCheckpoint
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.staleness import quantile
 from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
@@ -95,17 +95,17 @@ def _not_ready(core: Core, now_s: float) -> str:
 class _Commands:
     """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
-    lives: list[ShardLife]
-    returns: dict[int, tuple[ShardLife, int]]
+    registrations: list[ShardRegistration]
+    returns: dict[int, tuple[ShardRegistration, int]]
     cut_round: int | None
 
 
 def _commands(core: Core, now_s: float) -> _Commands | None:
     if not core.job.shards.all_registered:
         return None
-    lives = core.job.shards.lives()
-    returns = {shard: (lives[shard], round_) for shard, round_ in core.job.rounds.out_of_round()}
-    return _Commands(lives, returns, core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s))
+    registrations = core.job.shards.registrations()
+    returns = {shard: (registrations[shard], round_) for shard, round_ in core.job.rounds.out_of_round()}
+    return _Commands(registrations, returns, core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s))
 
 
 class Coordination:
@@ -243,8 +243,8 @@ class Coordination:
 
     def _look(self) -> bool:
         """Poll every shard's record; return whether all of them answered."""
-        lives = self._core.run_exclusive(lambda core, _: core.job.shards.lives())
-        silent = self._watch.look(lives, self._status.saw, time.monotonic())
+        registrations = self._core.run_exclusive(lambda core, _: core.job.shards.registrations())
+        silent = self._watch.look(registrations, self._status.saw, time.monotonic())
         changed = [
             change
             for shard, record in self._status.records().items()
@@ -283,7 +283,7 @@ class Coordination:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
                 self._core.run_exclusive(lambda core, _: core.job.fail(reason))
         if commands.cut_round is not None:
-            for shard, error in self._commands.name_round(commands.lives, commands.cut_round).items():
+            for shard, error in self._commands.name_round(commands.registrations, commands.cut_round).items():
                 log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
             self._core.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
@@ -319,7 +319,7 @@ class Coordination:
     def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         """Have all shards save the same steps, and store the manifest; return its id, or "" to retry."""
         steps = due.steps
-        saved = self._commands.save(due.lives, due.round, self._last_reads.damaged)
+        saved = self._commands.save(due.registrations, due.round, self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
         self._core.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
         whole = IntervalSet([(0, steps)])

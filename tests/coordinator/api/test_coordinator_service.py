@@ -107,7 +107,7 @@ def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  #
     assert stored == [{"1": {"accuracy": 0.5}}], "by the steps before it"
 
 
-def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3
+def test_an_older_incarnation_of_a_shard_is_fenced(it: Served) -> None:  # P3
     it.client.register_shard(shard_request(0, 2))
     with pytest.raises(Superseded, match="incarnation 2 is registered, 1 is older"):
         it.client.register_shard(shard_request(0, 1))
@@ -125,7 +125,7 @@ def test_bytes_that_are_no_message_are_refused_and_change_nothing(it: Served, me
     assert it.core.job.events_total == 0
 
 
-def test_a_process_with_another_life_was_not_started_again(it: Served) -> None:
+def test_a_process_with_another_incarnation_was_not_started_again(it: Served) -> None:
     for incarnation, first, restarts in ((1, 1, 0), (2, 1, 0), (3, 3, 1)):
         it.client.register_shard(shard_request(0, incarnation, first_incarnation=first))
         assert it.core.job.shard_restarts == restarts
@@ -134,17 +134,17 @@ def test_a_process_with_another_life_was_not_started_again(it: Served) -> None:
 def test_intervals_that_are_none_are_refused(it: Served) -> None:
     with pytest.raises(MalformedFrame):
         it.client.register_shard(shard_request(0, applied=[shard_pb2.Interval(start=5, stop=2)]))
-    assert it.core.job.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
 @pytest.mark.parametrize("says", [{"applied": BEYOND}, {"held": BEYOND}, {"applied": BEYOND, "held": WITHIN}])
 def test_steps_that_the_job_does_not_have_are_refused_before_they_are_counted(it: Served, says: Any) -> None:
     with pytest.raises(MalformedFrame, match="this job has 40"):
         it.client.register_shard(shard_request(0, **says))
-    assert it.core.job.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
-def test_a_worker_joins_and_learns_its_name_life_and_lease_time(it: Served) -> None:
+def test_a_worker_joins_and_learns_its_name_incarnation_and_lease_time(it: Served) -> None:
     first = it.client.register_worker(worker_request("", token=7, http_address="host:9"))
     assert (first.name, first.incarnation, first.lease_ttl_s) == ("guest-0", 1, 10.0)
     assert it.client.register_worker(worker_request("", token=7)) == first, "its first answer was lost"

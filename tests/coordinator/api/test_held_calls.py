@@ -180,7 +180,7 @@ def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) 
         assert steps(later) == [0]
 
 
-def test_a_newer_life_ends_the_wait_of_an_older_one(it: Served) -> None:
+def test_a_newer_incarnation_ends_the_wait_of_an_older_one(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()

@@ -65,7 +65,7 @@ def test_a_name_that_would_begin_a_line_is_refused(it: Served) -> None:
 def test_a_shard_s_texts_are_refused(it: Served, field: str, text: str, error: type[ParashardError]) -> None:
     with pytest.raises(error, match=field):
         it.client.register_shard(shard_request(0, **{field: text}))
-    assert it.core.job.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
 @pytest.mark.parametrize("text", [LONG, EVIL], ids=["long", "evil"])
@@ -123,7 +123,7 @@ def test_more_intervals_or_rounds_than_a_shard_may_tell_of_are_refused() -> None
                 it.client.register_shard(shard_request(1, **{field: [*intervals, intervals[0]]}))
         with pytest.raises(LimitExceeded, match=f"allowed are {ROUNDS_MAX}"):
             it.client.register_shard(shard_request(1, checkpoint_rounds=range(ROUNDS_MAX + 1)))
-        assert it.core.job.shards.life(1) is None
+        assert it.core.job.shards.registration(1) is None
 
 
 @pytest.mark.parametrize(

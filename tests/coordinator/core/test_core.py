@@ -70,7 +70,7 @@ def test_no_call_gets_more_than_the_lease_batch() -> None:
     assert len(Caller(core_of(steps_total=1000, lease_batch=3)).lease(100)) == 3
 
 
-def test_receipts_of_a_shard_s_other_life_do_not_count() -> None:  # P3
+def test_receipts_of_a_shard_s_other_incarnation_do_not_count() -> None:  # P3
     core = core_of()
     caller = Caller(core)
     caller.lease(1)
@@ -109,7 +109,7 @@ def test_a_restart_that_was_seen_twice_counts_once() -> None:
     Caller(core, "worker-0")
     assert core.job.supervision.worker_restarts == 1
     Caller(core, "worker-0")
-    assert core.job.supervision.worker_restarts == 2, "nobody saw the earlier life end"
+    assert core.job.supervision.worker_restarts == 2, "nobody saw the earlier incarnation end"
 
 
 def test_a_worker_that_is_not_wanted_any_more_is_no_restart() -> None:
@@ -144,7 +144,7 @@ def test_a_silent_worker_that_returns_keeps_what_it_computes() -> None:
     assert other.lease(1, 20.0) == [2]
 
 
-def test_a_new_life_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
+def test_a_new_incarnation_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
     core = core_of()
     old = Caller(core, "worker-0")
     old.lease(1)
@@ -155,7 +155,7 @@ def test_a_new_life_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
     assert new.lease(1) == [0]
 
 
-def test_a_new_life_s_registration_frees_what_the_old_one_held() -> None:  # P5
+def test_a_new_incarnation_s_registration_frees_what_the_old_one_held() -> None:  # P5
     core = core_of(evaluate_after=[1, 40])
     old, other = Caller(core, "worker-0"), Caller(core, "worker-1")
     old.lease(1)

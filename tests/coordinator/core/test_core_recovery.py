@@ -80,12 +80,12 @@ def test_a_shard_is_told_of_by_what_became_of_its_process() -> None:
     core = core_after(core_of())
     announce(core, 0, 1, process=1)
     announce(core, 0, 2, process=2)
-    announce(core, 0, 3, process=2)  # it was told to return to a round, and has another life
+    announce(core, 0, 3, process=2)  # it was told to return to a round, and has another incarnation
     told = [event.partition(" (")[0] for event in core.job.events if event.startswith("shard-0")]
     assert told == ["shard-0 reconnected", "shard-0 restarted", "shard-0 reconnected"]
 
 
-def test_lives_of_another_placement_are_other_shards() -> None:
+def test_incarnations_of_another_placement_are_other_shards() -> None:
     core = core_after(core_of(), shards=3)
     announce_all(core, [], [], [], incarnation=2)
     assert core.job.shard_restarts == 0
@@ -173,9 +173,9 @@ def test_a_worker_that_it_does_not_know_joins_again_and_keeps_what_it_holds() ->
     caller.core = core
     with pytest.raises(Unacquainted):
         caller.call(want=1)
-    life = caller.worker.incarnation
+    before = caller.worker.incarnation
     caller.join(core, "worker-0")
-    assert caller.worker.incarnation > life, "incarnations rise over coordinators (P3)"
+    assert caller.worker.incarnation > before, "incarnations rise over coordinators (P3)"
     assert caller.lease(1, completed=done(0)) == [2], "steps 0 and 1 are its own"
     assert core.job.leases.held_by("worker-0") == {1, 2}
     assert core.job.leases.lowest_incomplete == 1
@@ -204,7 +204,7 @@ def test_who_comes_too_late_computes_a_step_twice_and_it_counts_once() -> None: 
     assert (core.job.progress.steps, core.job.leases.leased) == (1, 0)
 
 
-def test_the_same_process_keeps_its_life_however_often_it_joins() -> None:  # P3: its answer was lost
+def test_the_same_process_keeps_its_incarnation_however_often_it_joins() -> None:  # P3: its answer was lost
     core = core_of()
     first = Caller(core, "worker-0", token=7)
     assert first.lease(1) == [0]
@@ -215,7 +215,7 @@ def test_the_same_process_keeps_its_life_however_often_it_joins() -> None:  # P3
     assert (list(core.job.events), core.job.supervision.worker_restarts) == (events, 0)
 
 
-def test_a_guest_keeps_its_life_too() -> None:  # it has no name to join under before it is answered
+def test_a_guest_keeps_its_incarnation_too() -> None:  # it has no name to join under before it is answered
     core = core_of()
     guest = Caller(core, token=7)
     guest.lease(1)
@@ -402,7 +402,9 @@ def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_told() -
     announce(core, 0, 2, [(0, 1)])
     caller.call(evaluated=judged(4, accuracy=0.95))
     assert (core.job.state, core.job.early_stop, core.job.evaluations.results()) == (JobState.RUNNING, "", {})
-    assert core.job.events[-1] == "a result of the evaluation after step 4 is void: a shard has another life by now"
+    assert (
+        core.job.events[-1] == "a result of the evaluation after step 4 is void: a shard has another incarnation by now"
+    )
 
 
 def test_a_late_result_is_void_where_the_steps_have_come_again_too() -> None:  # P25
@@ -434,7 +436,7 @@ def test_the_metrics_told_at_the_end_are_those_of_the_final_weights() -> None:  
     assert core.job.evaluations.results() == {40: {"accuracy": 0.5}}
 
 
-def test_a_result_that_reaches_the_next_coordinator_is_of_the_lives_that_it_names() -> None:  # P25
+def test_a_result_that_reaches_the_next_coordinator_is_of_the_incarnations_that_it_names() -> None:  # P25
     late = at_its_evaluation(core_of(evaluate_after=[4, 40], target_accuracy=0.9), 4)
     core = core_after(late.core, evaluate_after=[4, 40], target_accuracy=0.9)
     announce(core, 0, 2, [(0, 1)])
@@ -453,7 +455,9 @@ def test_that_a_result_is_void_is_stored_before_it_acts() -> None:  # P7, P25: o
     assert (core.job.decisions, core.job.saved().evaluations) == (before + 1, {})
 
 
-def test_the_final_weights_are_judged_again_where_a_shard_has_a_life_that_the_record_does_not_know() -> None:  # P25
+def test_the_final_weights_are_judged_again_where_a_shard_has_an_incarnation_that_the_record_does_not_know() -> (
+    None
+):  # P25
     """The record may be from before a shard's return, where the store failed then (P21)."""
     earlier = core_of(evaluate_after=[20, 40])
     for after_step in (20, 40):

@@ -157,10 +157,10 @@ def test_a_step_is_skipped_where_all_say_so_and_partly_where_all_have_it_and_som
     assert (book.everywhere(), book.partly()) == (steps(1, 3), steps(2))
 
 
-def test_a_message_that_was_overtaken_takes_nothing_back_and_a_new_life_does() -> None:
+def test_a_message_that_was_overtaken_takes_nothing_back_and_a_new_incarnation_does() -> None:
     book = SkippedSteps(1)
     book.says(0, steps(1, 2), steps(2))
     book.says(0, steps(1), steps())
     assert book.everywhere() == steps(2)
-    book.says(0, steps(1), steps(), new_life=True)
+    book.says(0, steps(1), steps(), new_incarnation=True)
     assert book.everywhere() == steps()

@@ -25,11 +25,11 @@ shards = st.integers(0, SHARDS - 1)
 
 
 class Pushing(Caller):
-    """A worker's life that keeps its receipts until a reply to their report has come."""
+    """A worker's incarnation that keeps its receipts until a reply to their report has come."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.receipts: dict[int, list[int]] = {}  # step -> by shard the life that acknowledged it; 0: none yet
+        self.receipts: dict[int, list[int]] = {}  # step -> by shard the incarnation that acknowledged it; 0: none yet
         self.skipping: set[int] = set()  # steps that it was told to push empty
         self.unreported: list[CompletedStep] = []
         self.failed: list[tuple[int, str]] = []
@@ -51,7 +51,7 @@ class Interleavings(RuleBasedStateMachine):
         )
         self.now_s = 0.0
         self.applied: list[set[int]] = [set() for _ in range(SHARDS)]
-        self.lives = [1] * SHARDS
+        self.incarnations = [1] * SHARDS
         self.registered = [1] * SHARDS
         self.believed: list[set[int]] = [set() for _ in range(SHARDS)]
         self.failures: dict[int, int] = {}
@@ -129,7 +129,7 @@ class Interleavings(RuleBasedStateMachine):
         if skipped:
             self.skipped[shard].add(step)  # in place of what it holds
         receipts = caller.receipts[step]
-        receipts[shard] = self.lives[shard]
+        receipts[shard] = self.incarnations[shard]
         if all(receipts):
             caller.unreported.append(CompletedStep(step, list(receipts), 0.5, 8, skipped))
             del caller.receipts[step]
@@ -159,7 +159,7 @@ class Interleavings(RuleBasedStateMachine):
             zombie.call(self.now_s, want=4, completed=zombie.unreported)
         except Superseded:
             return
-        raise AssertionError("a newer life has its name")
+        raise AssertionError("a newer incarnation has its name")
 
     @rule(elapsed_s=st.sampled_from((0.3, 3.0, TTL_S + 1.0)))
     def wait(self, elapsed_s: float) -> None:
@@ -172,19 +172,19 @@ class Interleavings(RuleBasedStateMachine):
     def restart_shard(self, shard: int, kept: set[int]) -> None:
         if not isinstance(self.core.job.policy, Sync):  # a round that is lost takes all shards back (P12): test_rounds
             self.applied[shard] &= kept
-        self.lives[shard] += 1
+        self.incarnations[shard] += 1
 
     @rule(shard=shards)
     def register_shard(self, shard: int) -> None:
         held, empty = [(step, step + 1) for step in self.applied[shard]], self.skipped[shard] & self.applied[shard]
         failed = set(self.core.job.leases._paused)
-        announce(self.core, shard, self.lives[shard], held=held, skipped=empty)
-        if self.registered[shard] == self.lives[shard]:
+        announce(self.core, shard, self.incarnations[shard], held=held, skipped=empty)
+        if self.registered[shard] == self.incarnations[shard]:
             self.believed[shard] |= failed & self.applied[shard]  # P24: one that failed may be in
             for step in self.complete():
                 self.failures.pop(step, None)
             return  # it says that once a second, and receipts have told more
-        self.registered[shard] = self.lives[shard]
+        self.registered[shard] = self.incarnations[shard]
         self.believed[shard] = self.applied[shard] - (self.given_up - empty)
         for step in self.complete():
             self.failures.pop(step, None)
@@ -199,7 +199,7 @@ class Interleavings(RuleBasedStateMachine):
     # --- what always holds ---
 
     @invariant()
-    def complete_is_what_every_registered_life_has(self) -> None:
+    def complete_is_what_every_registered_incarnation_has(self) -> None:
         leases = self.core.job.leases
         assert {s for start, stop in leases.complete.intervals() for s in range(start, stop)} == self.complete()
         assert leases.lowest_incomplete == self.lowest_incomplete()
@@ -209,7 +209,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def shards_have_what_is_believed_of_them(self) -> None:
         for shard in range(SHARDS):
-            if self.registered[shard] == self.lives[shard]:
+            if self.registered[shard] == self.incarnations[shard]:
                 assert self.believed[shard] <= self.applied[shard]
 
     def teardown(self) -> None:

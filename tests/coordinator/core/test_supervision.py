@@ -85,7 +85,7 @@ def test_a_worker_that_only_renews_its_leases_is_not_silent() -> None:  # P5: it
     assert "worker-0 lives and has given no sign of it for 10 s: it is killed" in core.job.events
 
 
-def test_an_earlier_life_s_signs_are_not_a_later_one_s() -> None:
+def test_an_earlier_incarnation_s_signs_are_not_a_later_one_s() -> None:
     core = local_core()
     Caller(core, "worker-0", now_s=0.0)
     core.supervise([Exit(WORKER_0, -9, "killed by SIGKILL", 1)], [SHARD_1], 10.0)

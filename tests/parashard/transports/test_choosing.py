@@ -1,4 +1,4 @@
-"""Which transport is used: the first that works, found out at the first request, once for each life of a shard."""
+"""Which transport is used: the first that works, found out once for each incarnation of a shard."""
 
 from __future__ import annotations
 

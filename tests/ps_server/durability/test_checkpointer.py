@@ -1,4 +1,4 @@
-"""Checkpoints beside running pushes: what they hold, and what a store that fails or another life costs."""
+"""Checkpoints beside running pushes: what they hold, and what a store that fails or another incarnation costs."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_what_the_saving_thread_has_copied_is_no_push_s_stall(store: MemoryStore
     assert shard.checkpointer.record.stall_s == stalled_s
 
 
-def test_a_life_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12
+def test_an_incarnation_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12
     shard = process(store, consistency="sync:2", every_steps=2)
     for step in range(2):
         shard.push(step)
@@ -246,10 +246,10 @@ def test_files_that_cannot_be_removed_either_are_no_checkpoint(store: MemoryStor
     assert shard.numbers() == []
 
 
-# --- lives ---
+# --- incarnations ---
 
 
-def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P3
+def test_an_older_incarnation_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P3
     older, newer = process(store), process(store)
     older.push(0)
     before = dict(store.contents)
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_is_dropped_for_a_newer_claim_is_counted_as_failed(sto
     assert "another process has claimed incarnation 2 of shard-0" in record.error
 
 
-def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
+def test_an_incarnation_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
     shard = process(store)
     shard.push(0)
     create = store.create

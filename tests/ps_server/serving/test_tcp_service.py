@@ -160,9 +160,9 @@ class TestErrorsOfTheShard:
 
 
 class TestHello:
-    """Nothing is said before it, and it names the life that is meant."""
+    """Nothing is said before it, and it names the incarnation that is meant."""
 
-    def test_to_another_life_is_refused(self, served):  # P3
+    def test_to_another_incarnation_is_refused(self, served):  # P3
         stream = served.connect()
         with pytest.raises(StaleIncarnation, match="names incarnation 8; this is 7"):
             greet(stream, Greeting(Target("run", "digest", 1, 0, 8), "w"), deadline_s=soon())
