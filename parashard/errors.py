@@ -19,7 +19,7 @@
     │   ├── QueueFull               a bounded queue or memory budget has no room now
     │   ├── NotReady                the process is starting or draining
     │   ├── Unreachable             no answer from the peer before the deadline
-    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a card, a certificate in its time
+    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a GPU, a certificate in its time
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
     │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
@@ -183,7 +183,7 @@ class Unreachable(RetryLater, code="unreachable"):
 
 
 class Unavailable(RetryLater, code="unavailable"):
-    """This machine lacks it now: a port, bytes of a disk, a card, a certificate in its time; another may have it."""
+    """This machine lacks it now: a port, bytes of a disk, a GPU, a certificate in its time; another may have it."""
 
 
 class ConfigurationError(ParashardError, code="configuration"):

@@ -234,7 +234,7 @@ CHECKPOINTS = Dashboard(
 GPU = Dashboard(
     "parashard-gpu",
     "parashard / GPU",
-    "What do the cards do? From NVIDIA's dcgm-exporter, which is not part of parashard.",
+    "What do the GPUs do? From NVIDIA's dcgm-exporter, which is not part of parashard.",
     (
         panel("Utilisation", "Share of the time in which a kernel ran.", "percent",
               highest("DCGM_FI_DEV_GPU_UTIL", "Hostname, gpu")),
@@ -244,7 +244,7 @@ GPU = Dashboard(
               highest("DCGM_FI_DEV_POWER_USAGE", "Hostname, gpu")),
         panel("Temperature", "Of the chip.", "celsius",
               highest("DCGM_FI_DEV_GPU_TEMP", "Hostname, gpu")),
-        panel("Clock", "Of the streaming multiprocessors. It falls when the card is hot or short of power.", "hertz",
+        panel("Clock", "Of the streaming multiprocessors. It falls when the GPU is hot or short of power.", "hertz",
               ("max by (Hostname, gpu) (DCGM_FI_DEV_SM_CLOCK) * 1e6", LEGENDS["Hostname, gpu"])),
         panel("Xid errors", "The last error's number; 0 is none.", "short",
               highest("DCGM_FI_DEV_XID_ERRORS", "Hostname, gpu")),
