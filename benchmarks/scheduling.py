@@ -75,7 +75,7 @@ def work(address: str, batch: int) -> None:
         return Joined(RUN_ID, joined.name, joined.incarnation, joined.lease_ttl_s)
 
     leasing = Leasing(
-        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, patience_s=TTL_S
+        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, retry_budget_s=TTL_S
     )
     leasing.start()
     while not leasing.over:

@@ -28,7 +28,7 @@ from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 
-UNHEARD_MAX = 4096
+UNACKNOWLEDGED_MAX = 4096
 
 log = structlog.get_logger("worker")
 
@@ -118,7 +118,7 @@ class ShardClient:
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
         self._encoder = GradientEncoder(plan)
-        self._unheard: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
+        self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
         self._sets = PullBuffers(plan)
         self.view = View(0, ())
 
@@ -242,14 +242,14 @@ class ShardClient:
         def settle(shard: int, receipt: Receipt) -> None:
             # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
             # whose receipt was lost is that push: giving its residue back would send it twice.
-            lost = (step, shard) in self._unheard
-            self._unheard.discard((step, shard))
+            lost = (step, shard) in self._unacknowledged
+            self._unacknowledged.discard((step, shard))
             ours = receipt.result is not PushResult.DUPLICATE or lost
             self._encoder.settle(unsettled.pop(shard), applied=ours)
 
         def unacknowledged(shard: int) -> None:
-            if unsettled[shard] and len(self._unheard) < UNHEARD_MAX:
-                self._unheard.add((step, shard))
+            if unsettled[shard] and len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
+                self._unacknowledged.add((step, shard))
 
         try:
             prepared = [

@@ -109,7 +109,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     first = begin_first_incarnation(builder, restorer, claims, push_log, stop.event)
     host = first.host
     limit_threads(1)
-    cadence = CheckpointSchedule(
+    schedule = CheckpointSchedule(
         every_s=options.every_s,
         every_steps=options.every_steps,
         round_steps=builder.round_steps,
@@ -117,7 +117,15 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         now_s=time.monotonic(),
     )
     checkpointer = Checkpointer(
-        host, catalogue, cadence, options, first.known, first.returns, claims=claims, log_=push_log, last=first.restored
+        host,
+        catalogue,
+        schedule,
+        options,
+        first.known,
+        first.returns,
+        claims=claims,
+        log_=push_log,
+        last=first.restored,
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
     plane = RequestHandler(host, lifecycle, _observer_of(tracer))

@@ -1,6 +1,6 @@
 """A shard's process around the real service, lives and checkpointer, in virtual time.
 
-Does what `parashard_server.__main__` does: restores, announces itself, saves by its cadence, obeys the coordinator.
+Does what `parashard_server.__main__` does: restores, announces itself, saves by its schedule, obeys the coordinator.
 Knows no fault, but for what a crash does to its disk.
 """
 
@@ -106,7 +106,7 @@ class ShardProcess(Process):
         self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
         builder.push_memory.clock = clock
-        cadence = CheckpointSchedule(
+        schedule = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
             round_steps=rounds,
@@ -116,7 +116,7 @@ class ShardProcess(Process):
         self.checkpointer = Checkpointer(
             self.host,
             catalogue,
-            cadence,
+            schedule,
             options,
             first.known,
             first.returns,

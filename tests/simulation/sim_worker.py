@@ -42,7 +42,7 @@ COMPUTE_S = (0.002, 0.02)
 EVALUATE_S = (0.002, 2.0)  # over in no time, or long enough for a shard to die and come back meanwhile
 STEP_TIMEOUT_S = 120.0
 RIDING_PAUSE_S = (0.01, 0.3)
-PATIENCE_S = 60.0
+RETRY_BUDGET_S = 60.0
 
 _Result = TypeVar("_Result")
 
@@ -122,7 +122,7 @@ class WorkerProcess(Process):
             ahead=self._habits.depth,
             step_timeout_s=STEP_TIMEOUT_S,
             now_s=self.world.now_s,
-            patience_s=PATIENCE_S,
+            retry_budget_s=RETRY_BUDGET_S,
         )
         self.spawn(self._begin)
         while True:
@@ -267,7 +267,7 @@ class WorkerProcess(Process):
             try:
                 return await operation()
             except (Unreachable, NotReady, StaleIncarnation):
-                if self.world.now_s - since_s > PATIENCE_S:
+                if self.world.now_s - since_s > RETRY_BUDGET_S:
                     raise
                 self.world.fired["operation done again"] += 1
             await self._refresh()

@@ -105,7 +105,7 @@ class ShardProcess:
         first = begin_first_incarnation(builder, restorer, claims, self.log)
         self.host = first.host
         self.host.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
-        cadence = CheckpointSchedule(
+        schedule = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
             round_steps=builder.round_steps,
@@ -115,7 +115,7 @@ class ShardProcess:
         self.checkpointer = Checkpointer(
             self.host,
             self.catalogue,
-            cadence,
+            schedule,
             options,
             first.known,
             first.returns,

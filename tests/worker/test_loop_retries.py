@@ -157,7 +157,7 @@ def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error:
         if address == "shard-1" and pushes_step(1)(request):
             raise error
 
-    job = Job(*range(3), patience_s=20.0)
+    job = Job(*range(3), retry_budget_s=20.0)
     job.cluster.before = before
     job.run()
     assert (job.leasing.drops, job.completed) == ([1], [0, 2])

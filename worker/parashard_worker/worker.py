@@ -216,7 +216,7 @@ class Worker:
             ahead=cluster.pipeline_depth,
             step_timeout_s=cluster.step_timeout_s,
             join=join,
-            patience_s=cluster.retry_budget_s,
+            retry_budget_s=cluster.retry_budget_s,
             on_hung=end_process if self._settings.own_process else _tell_hung,
             observer=self._observer,
         )

@@ -230,7 +230,7 @@ class Core:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
         job = self.job
         self._act(now_s)
-        for exit_ in job.supervision.unheard(exits):
+        for exit_ in job.supervision.new_exits(exits):
             if not job.over:
                 self._exited(exit_, now_s)
         if job.over:

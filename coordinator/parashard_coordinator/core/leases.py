@@ -329,9 +329,9 @@ class StepLeases:
         oldest_s = next(iter(self._granted_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
-        patience_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
+        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
         for (step, _), granted_s in self._granted_s.items():
-            if now_s - granted_s <= patience_s:
+            if now_s - granted_s <= straggles_after_s:
                 break
             holders = self._steps[step].holders
             if step < limit and worker not in holders and len(holders) < HOLDERS_MAX:

@@ -42,7 +42,7 @@ class Supervision:
         self._heard = 0
         self._expected: set[str] = set()  # workers whose end was seen: their next incarnation is no surprise
 
-    def unheard(self, exits: Iterable[Exit]) -> list[Exit]:
+    def new_exits(self, exits: Iterable[Exit]) -> list[Exit]:
         """Return the exits that are new: each is told until it is heard, and counts once."""
         new = [exit_ for exit_ in exits if exit_.number > self._heard]
         self._heard = max((self._heard, *(exit_.number for exit_ in new)))

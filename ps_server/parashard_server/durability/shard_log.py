@@ -133,7 +133,7 @@ class ShardLog:
             self.current.covered(max(held.log_position or 0 for held in kept))
             self.current.delete_below(min(held.log_position or 0 for held in kept))
 
-    def make_room(self, position: int | None) -> None:
+    def give_up_below(self, position: int | None) -> None:
         """Give up a log that has failed up to a position, for a checkpoint that is to have all of it (P21).
 
         Until that is stored, a killed shard has more steps recomputed than it would have had; with a log that fills the

@@ -50,7 +50,7 @@ def test_pushes_that_come_while_it_is_being_saved_are_not_in_it(store: MemorySto
     assert bits_in(shard.state_in(stored.id), shard.shard) == before
 
 
-def test_the_cadence_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
+def test_the_schedule_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
     shard = process(store, every_steps=2)
     shard.push(0, 1)
     before = bits_of(shard.shard)
@@ -65,7 +65,7 @@ def test_the_cadence_cuts_at_its_step_and_saves_beside_what_follows(store: Memor
 
 def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(store: MemoryStore) -> None:  # P1
     shard = process(store, every_steps=2)
-    shard.push(0, 1)  # the cadence cuts
+    shard.push(0, 1)  # the schedule cuts
     before = bits_of(shard.shard)
     shard.push(2)
     taken = shard.checkpointer.take()
@@ -224,7 +224,7 @@ def test_a_failure_is_counted_and_never_acknowledged_and_leaves_nothing_behind(
     assert (record.stored, record.failed, record.error) == (1, 1, "")
 
 
-def test_a_failure_by_the_cadence_costs_that_checkpoint_and_no_push(store: MemoryStore) -> None:
+def test_a_failure_by_the_schedule_costs_that_checkpoint_and_no_push(store: MemoryStore) -> None:
     shard = process(store, every_steps=2)
     fault = store.fail("create", "manifest")
     shard.push(0, 1)
