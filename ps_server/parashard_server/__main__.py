@@ -130,7 +130,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
     plane = RequestHandler(host, lifecycle, _observer_of(tracer))
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, host, checkpointer, lifecycle, ports.rooms)
+    service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)

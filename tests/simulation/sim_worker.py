@@ -133,7 +133,7 @@ class WorkerProcess(Process):
                 break
             deadline_s = CALL_DEADLINE_S + request.wait_s
             try:
-                if self._work.stranger:
+                if self._work.must_rejoin:
                     self._work.joined_again(await self._join(self.name))
                     self.world.fired["worker joined again"] += 1
                     continue

@@ -77,10 +77,10 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
             `StaleIncarnation` where the round had to begin again (P24).
         """
-        asked_s = self._clock()
-        with self._observer.push(push, asked_s) as seen:
+        arrived_s = self._clock()
+        with self._observer.push(push, arrived_s) as seen:
             self._check_open()
-            receipt = self._push(push, asked_s + timeout_s, timeout_s, seen)
+            receipt = self._push(push, arrived_s + timeout_s, timeout_s, seen)
             seen.answered(receipt)
             return receipt
 
