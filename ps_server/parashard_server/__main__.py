@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 ANNOUNCE_S = 1.0
-ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
+ANNOUNCE_AGAIN_S = 0.1  # without an answer
 LOOK_S = 0.05
 
 log = structlog.get_logger("shard")

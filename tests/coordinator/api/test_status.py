@@ -66,11 +66,11 @@ def test_workers_are_in_the_order_of_their_numbers() -> None:
 
 def test_what_is_wrong_now_is_listed() -> None:
     core, seen = core_of(), view()
-    core.shard_silent(1, 4.0, "nobody answers")
+    core.shard_silent(1, 4.0, "no answer")
     seen.saw(0, record_of(0, 1, checkpoint_error="no space left on device", log_error="read-only"))
     status = seen.message(core.job, 0.0)
     assert list(status.problems) == [
-        "shard-1 does not answer; the job stands still until it does (nobody answers)",
+        "shard-1 does not answer; the job stands still until it does (no answer)",
         "shard-0: checkpoint failed: no space left on device",
         "shard-0: push log failed: read-only",
     ]

@@ -350,10 +350,10 @@ def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
 
 def test_a_silent_shard_is_told_of_once_until_it_answers() -> None:
     core = core_of()
-    core.shard_silent(0, 2.0, "nobody answers")
+    core.shard_silent(0, 2.0, "no answer")
     assert not [event for event in core.job.events if "does not answer" in event]
-    core.shard_silent(0, 4.0, "nobody answers")
-    core.shard_silent(0, 5.0, "nobody answers")
+    core.shard_silent(0, 4.0, "no answer")
+    core.shard_silent(0, 5.0, "no answer")
     assert len([event for event in core.job.events if event.startswith("warning: shard-0 does not answer")]) == 1
     assert len(core.job.problems.texts) == 1
     assert core.job.state is JobState.RUNNING
@@ -365,14 +365,14 @@ def test_a_silent_shard_is_told_of_once_until_it_answers() -> None:
     assert (core.job.problems.texts, core.job.events[-1]) == ([], "resolved: shard-0 answers again")
     core.shard_silent(0, 4.0, "no answer")
     assert len([event for event in core.job.events if event.startswith("warning: shard-0 does not answer")]) == 2
-    core.shard_silent(0, 3600.0, "nobody answers")
+    core.shard_silent(0, 3600.0, "no answer")
     assert core.job.state is JobState.RUNNING, "it is started again, or comes back"
 
 
 def test_each_silent_shard_is_a_problem_of_its_own() -> None:
     core = core_of()
     for shard in (0, 1):
-        core.shard_silent(shard, 4.0, "nobody answers")
+        core.shard_silent(shard, 4.0, "no answer")
     assert [core.job.shard_live(0), core.job.shard_live(1)] == [False, False]
     core.shard_answered(0)
     assert [text.partition(" ")[0] for text in core.job.problems.texts] == ["shard-1"]

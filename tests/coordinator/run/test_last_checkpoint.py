@@ -138,7 +138,7 @@ def test_a_coordinator_that_shards_obey_no_more_ends_if_another_has_claimed_the_
         case.coordination._save_what_is_due()
 
 
-@pytest.mark.parametrize("refusal", [Unreachable("nobody answers"), Superseded("another process has claimed it")])
+@pytest.mark.parametrize("refusal", [Unreachable("no answer"), Superseded("another process has claimed it")])
 def test_a_drained_checkpoint_that_no_try_brings_about_is_given_up(tmp_path: Path, refusal: ParashardError) -> None:
     case = Case(tmp_path)
     case.core.create_checkpoint(request=7)

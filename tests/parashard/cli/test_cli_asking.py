@@ -96,7 +96,7 @@ def test_a_run_whose_launcher_is_gone_says_how_to_continue(parashard, command):
     os.close(lock)
     gone = parashard(*command, "small-1")
     assert (gone.exit_code, gone.err.count("\n")) == (here.exit_code, 1)
-    assert gone.err.startswith("parashard: nobody answers")
+    assert gone.err.startswith("parashard: no answer")
     assert gone.err.endswith("; its `parashard run` is gone. Continue: parashard resume runs/small-1\n")
 
 
