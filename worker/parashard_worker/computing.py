@@ -72,7 +72,7 @@ class Task:
         WrongResult
             If the model returns no loss, or not one gradient of each variable.
         NonFiniteGradient
-            If the loss's gradient has a value that is not finite, though the examples have none (P6).
+            If the loss's gradient has a value that is not finite, though the examples have none.
         BadExample
             If it has one since an example does.
         """

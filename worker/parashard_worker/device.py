@@ -46,7 +46,7 @@ class Device(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """Describe all that decides the bits of a gradient here (P13)."""
+        """Describe all that decides the bits of a gradient here."""
 
 
 class Cpu:

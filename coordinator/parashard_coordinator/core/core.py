@@ -95,9 +95,7 @@ class Core:
             if round_ is None:
                 job.add_event("every shard stands at the same round again")
             else:
-                job.add_event(
-                    f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)"
-                )
+                job.add_event(f"warning: a shard lost steps that others have applied; all return to round {round_}")
         job.leases.committed(job.rounds.committed())
         if is_new and job.state is not JobState.STARTING and job.ending is None:
             complete = job.leases.lowest_incomplete
