@@ -1,11 +1,11 @@
-"""What a card gains, and what the way to it costs: `python -m benchmarks.gpu [--write]`.
+"""What a GPU gains, and what the way to it costs: `python -m benchmarks.gpu [--write]`.
 
 Three tables, each a ratio in one run:
 
-- a worker's step on the card, pulls and pushes overlapped, with the shard's arrays on the host and on the card, against
+- a worker's step on the GPU, pulls and pushes overlapped, with the shard's arrays on the host and on the GPU, against
   the same training by CuPy with no server;
-- copies to and from the card by page-locked against ordinary memory;
-- a push and the pull after it, inside of one shard: arrays on the host against arrays on the card.
+- copies to and from the GPU by page-locked against ordinary memory;
+- a push and the pull after it, inside of one shard: arrays on the host against arrays on the GPU.
 
 Where there is no CUDA device every row says "not measured", and why.
 """
@@ -37,11 +37,11 @@ from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Variable, initial_rows
 from parashard.process import cuda
 from parashard_server.state.cuda_device import CudaDevice
-from parashard_server.state.cuda_storage import Card, CudaStorage, warm_up
+from parashard_server.state.cuda_storage import CudaStorage, ShardDevice, warm_up
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
-from parashard_worker.device import Device, Gpu
+from parashard_worker.device import Gpu
 
 Row = dict[str, Any]
 """`table`, `case`, `peer`, and `ours_ms`, `peer_ms`, `ratio`: None where they were not measured."""
@@ -76,7 +76,7 @@ class NoServer:
         The update rules for that device.
     """
 
-    def __init__(self, job: Job, device: Device, kernels: Any) -> None:
+    def __init__(self, job: Job, device: ShardDevice, kernels: Any) -> None:
         self.batch = job.job.batch_size
         self._device = device
         self._source = open_source(job.data)
@@ -120,7 +120,7 @@ class NoServer:
 
 
 def worker_step_rows(settings: Sequence[str], no_server: NoServer, *, turns: int) -> list[Row]:
-    """Return a row for a job's step with shards on the host, and one with shards on the card.
+    """Return a row for a job's step with shards on the host, and one with shards on the GPU.
 
     Parameters
     ----------
@@ -142,18 +142,18 @@ def worker_step_rows(settings: Sequence[str], no_server: NoServer, *, turns: int
     return [row(STEP, case, times[case], NO_SERVER, times[NO_SERVER]) for case in devices]
 
 
-def copy_rows(card: Card, sizes_mib: Sequence[float], *, turns: int) -> list[Row]:
+def copy_rows(device: ShardDevice, sizes_mib: Sequence[float], *, turns: int) -> list[Row]:
     """Return a row for each size and direction: page-locked memory against ordinary memory."""
     found = []
     for size_mib in sizes_mib:
         elements = int(size_mib * 2**18)
-        resident = card.full(elements, 1.0)
-        memory = {"locked": card.staging(elements), "ordinary": np.zeros(elements, np.float32)}
+        resident = device.full(elements, 1.0)
+        memory = {"locked": device.staging(elements), "ordinary": np.zeros(elements, np.float32)}
         memory["locked"][:] = 0.0
         calls: dict[str, Callable[[], None]] = {}
         for kind, host in memory.items():
-            calls[f"in, {kind}"] = partial(card.copy_in, resident, host)
-            calls[f"out, {kind}"] = partial(card.copy_out, host, resident)
+            calls[f"in, {kind}"] = partial(device.copy_in, resident, host)
+            calls[f"out, {kind}"] = partial(device.copy_out, host, resident)
         times = timed(calls, turns)
         found += [
             row(COPY, case, times[f"{way}, locked"], PAGEABLE, times[f"{way}, ordinary"])
@@ -162,21 +162,21 @@ def copy_rows(card: Card, sizes_mib: Sequence[float], *, turns: int) -> list[Row
     return found
 
 
-def shard_rows(card: Card, sizes_mib: Sequence[float], *, turns: int) -> list[Row]:
-    """Return a row for each size and rule: a storage on the card against one on the host, which must agree."""
+def shard_rows(device: ShardDevice, sizes_mib: Sequence[float], *, turns: int) -> list[Row]:
+    """Return a row for each size and rule: a storage on the GPU against one on the host, which must agree."""
     found = []
     for size_mib in sizes_mib:
         plan = one_variable(int(size_mib * 2**18))
         for case, spec in zip(shard_cases([size_mib]), RULES.values(), strict=True):
-            on_card = Optimizer(spec, card.kernels)
-            warm_up(card, on_card)
+            on_device = Optimizer(spec, device.kernels)
+            warm_up(device, on_device)
             storages = {
-                "card": CudaStorage(plan, 0, on_card, drawn_from(0), card=card),
+                "GPU": CudaStorage(plan, 0, on_device, drawn_from(0), device=device),
                 "host": Storage(plan, 0, Optimizer(spec, fused), drawn_from(0)),
             }
             times = timed({name: moves(storage) for name, storage in storages.items()}, turns)
-            assert np.array_equal(storages["card"].weights, storages["host"].weights), f"{case}: other weights"
-            found.append(row(SHARD, case, times["card"], ON_HOST, times["host"]))
+            assert np.array_equal(storages["GPU"].weights, storages["host"].weights), f"{case}: other weights"
+            found.append(row(SHARD, case, times["GPU"], ON_HOST, times["host"]))
     return found
 
 
@@ -221,12 +221,12 @@ def row(of: str, case: str, ours_ms: Sequence[float], peer: str, peer_ms: Sequen
 
 def step_cases() -> list[str]:
     """Return what is measured of a worker's step."""
-    return ["shards on the host", "shards on the card"]
+    return ["shards on the host", "shards on the GPU"]
 
 
 def copy_cases(sizes_mib: Sequence[float]) -> list[str]:
     """Return what is measured of copies."""
-    return [f"{size} MiB {way} the card" for size in sizes_mib for way in ("to", "from")]
+    return [f"{size} MiB {way} the GPU" for size in sizes_mib for way in ("to", "from")]
 
 
 def shard_cases(sizes_mib: Sequence[float]) -> list[str]:
@@ -235,7 +235,7 @@ def shard_cases(sizes_mib: Sequence[float]) -> list[str]:
 
 
 def not_measured() -> list[Row]:
-    """Return every row that a card would fill."""
+    """Return every row that a GPU would fill."""
     nothing = {"ours_ms": None, "peer_ms": None, "ratio": None}
     cases = (
         (STEP, NO_SERVER, step_cases()),
@@ -245,9 +245,9 @@ def not_measured() -> list[Row]:
     return [{"table": of, "case": case, "peer": peer, **nothing} for of, peer, found in cases for case in found]
 
 
-def sections(rows: Sequence[Row], card: str) -> dict[str, str]:
-    """Return the tables as Markdown by heading; the first text names the card, or says why there is none."""
-    found = {"Card": card}
+def sections(rows: Sequence[Row], device: str) -> dict[str, str]:
+    """Return the tables as Markdown by heading; the first text names the GPU, or says why there is none."""
+    found = {"GPU": device}
     for of in dict.fromkeys(row["table"] for row in rows):
         lines = [
             [r["case"], shown(r["ours_ms"]), r["peer"], shown(r["peer_ms"]), shown(r["ratio"], " x")]
@@ -264,16 +264,16 @@ def shown(figure: float | None, unit: str = "") -> str:
 
 
 def measured(turns: int) -> tuple[list[Row], str]:
-    """Return every row, and the card's name; without a card, rows without figures, and why."""
+    """Return every row, and the GPU's name; without a GPU, rows without figures, and why."""
     try:
-        card = CudaDevice(0)
+        device = CudaDevice(0)
     except ConfigurationError as error:
         return not_measured(), str(error)
     settings = [*SETTINGS, "cluster.device=cuda:0"]
     job = load_job(JOB, [parse_set(setting) for setting in settings], {}).job
-    rows = worker_step_rows(settings, NoServer(job, Gpu(0), card.kernels), turns=turns)
-    rows += copy_rows(card, SIZES_MIB, turns=turns)
-    return rows + shard_rows(card, SIZES_MIB, turns=turns), cuda.card_name(0)
+    rows = worker_step_rows(settings, NoServer(job, Gpu(0), device.kernels), turns=turns)
+    rows += copy_rows(device, SIZES_MIB, turns=turns)
+    return rows + shard_rows(device, SIZES_MIB, turns=turns), cuda.device_name(0)
 
 
 def main() -> None:
@@ -283,12 +283,12 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help=f"write gpu.json and gpu.md under {RESULTS.name}")
     arguments = parser.parse_args()
     clean_up_when_ended()
-    rows, card = measured(arguments.turns)
-    tables = sections(rows, card)
+    rows, device = measured(arguments.turns)
+    tables = sections(rows, device)
     for heading, text in tables.items():
         print(f"{heading}\n\n{text}\n")
     if arguments.write:
-        write("gpu", tables, {"card": card, "turns": arguments.turns, "rows": rows})
+        write("gpu", tables, {"device": device, "turns": arguments.turns, "rows": rows})
 
 
 if __name__ == "__main__":

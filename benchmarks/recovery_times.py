@@ -59,7 +59,7 @@ def steady(watch: Watch) -> pb.GetStatusReply:
 
 
 def shard_dies(watch: Watch, index: int) -> Since:
-    """Kill a shard; the end is the first push that its next life applies."""
+    """Kill a shard; the end is the first push that its next incarnation applies."""
     view = watch.eventually(watch.view, "where the shards are")
     old, name = view.shards[index].incarnation, f"shard-{index}"
     killed_s = watch.kill(name)
@@ -68,7 +68,7 @@ def shard_dies(watch: Watch, index: int) -> Since:
         now = watch.view()
         return now.shards[index] if now is not None and now.shards[index].incarnation > old else None
 
-    address = watch.eventually(registered, f"{name}'s next life").address
+    address = watch.eventually(registered, f"{name}'s next incarnation").address
     registered_s = time.monotonic()
 
     def applied() -> bool:
@@ -86,7 +86,7 @@ def shard_dies(watch: Watch, index: int) -> Since:
 
 
 def worker_dies(watch: Watch, index: int) -> Since:
-    """Kill a worker; the end is the first step that its next life reports complete."""
+    """Kill a worker; the end is the first step that its next incarnation reports complete."""
     name = f"worker-{index}"
 
     def member() -> pb.WorkerStatus | None:
@@ -100,7 +100,7 @@ def worker_dies(watch: Watch, index: int) -> Since:
         now = member()
         return now if now is not None and now.incarnation > old else None
 
-    complete = watch.eventually(joined, f"{name}'s next life").steps_complete
+    complete = watch.eventually(joined, f"{name}'s next incarnation").steps_complete
     joined_s = time.monotonic()
 
     def completed() -> bool:
@@ -117,14 +117,14 @@ def worker_dies(watch: Watch, index: int) -> Since:
 
 
 def coordinator_dies(watch: Watch, _: int) -> Since:
-    """Kill the coordinator; the end is the first lease of its next life.
+    """Kill the coordinator; the end is the first lease of its next incarnation.
 
     Workers go on with what they hold. That this is used up is checked, so that a lease that is seen later is a new one.
     """
     shards = watch.eventually(watch.view, "where the shards are").shards
     killed_s = watch.kill("coordinator")
     used_up(watch, [shard.address for shard in shards])
-    watch.eventually(watch.status, "the coordinator's next life")
+    watch.eventually(watch.status, "the coordinator's next incarnation")
     serving_s = time.monotonic()
 
     def running() -> bool:

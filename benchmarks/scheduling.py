@@ -26,6 +26,7 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
@@ -41,7 +42,8 @@ DEADLINE_S = 120.0
 def measure(workers: int, batch: int, steps: int) -> float:
     """Return empty steps per second, from the first lease to the last completion."""
     options = Options(RUN_ID, "", steps, shards=0, workers=workers, lease_batch=batch, lease_ttl_s=TTL_S)
-    core = ExclusiveCore(Core(options, Async(), Evaluations([], Async(), steps), ExternalLauncher(), NoRounds()))
+    job = JobRecord(options, Async(), Evaluations([], Async(), steps), ExternalLauncher(), NoRounds())
+    core = ExclusiveCore(Core(job))
     service = CoordinatorService(core, pb.GetJobReply(run_id=RUN_ID), StatusView("scheduling", "async", 0))
     server = Server("127.0.0.1:0")
     service.add_to(server)
@@ -50,11 +52,11 @@ def measure(workers: int, batch: int, steps: int) -> float:
     processes = [subprocess.Popen(command) for _ in range(workers)]
     try:
         complete = core.run_until(
-            lambda core, _: len(core.leases.complete), lambda complete: complete == steps, DEADLINE_S
+            lambda core, _: len(core.job.leases.complete), lambda complete: complete == steps, DEADLINE_S
         )
         assert complete == steps, f"only {complete} of {steps} steps are complete"
-        rate = steps / core.run_exclusive(lambda core, _: core.progress.training_s())
-        core.run_exclusive(lambda core, _: core.done())
+        rate = steps / core.run_exclusive(lambda core, _: core.job.progress.training_s())
+        core.run_exclusive(lambda core, _: core.job.done())
         for process in processes:
             assert process.wait(timeout=TTL_S) == 0
     finally:
@@ -73,7 +75,7 @@ def work(address: str, batch: int) -> None:
         return Joined(RUN_ID, joined.name, joined.incarnation, joined.lease_ttl_s)
 
     leasing = Leasing(
-        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, patience_s=TTL_S
+        client, join(), batch=batch, ahead=batch // 2, step_timeout_s=DEADLINE_S, join=join, retry_budget_s=TTL_S
     )
     leasing.start()
     while not leasing.over:

@@ -78,12 +78,12 @@ class Watch:
         self._last_view: pb.GetViewReply | None = None
 
     def status(self) -> pb.GetStatusReply | None:
-        """Return how the job goes; None where nobody answers."""
+        """Return how the job goes; None without an answer."""
         coordinator = self._reach()
         return None if coordinator is None else _answered(coordinator.get_status)
 
     def view(self) -> pb.GetViewReply | None:
-        """Return where the shards are; None where nobody answers, or not every shard has registered."""
+        """Return where the shards are; None without an answer, or not every shard has registered."""
         coordinator = self._reach()
         view = None if coordinator is None else _answered(lambda: coordinator.get_view(run_id_in(str(self._run_dir))))
         self._last_view = view or self._last_view
@@ -94,7 +94,7 @@ class Watch:
         return self.view() or self._last_view
 
     def inspect(self, address: str) -> shard_pb2.InspectReply | None:
-        """Return a shard's record; None where nobody answers."""
+        """Return a shard's record; None without an answer."""
         if address not in self._channels:
             self._channels[address] = rpc.connect(address)
         stub = shard_pb2_grpc.ShardStub(self._channels[address])  # type: ignore[no-untyped-call]

@@ -9,7 +9,7 @@
     │   └── NonFiniteGradient       a gradient with NaN or infinity in it
     ├── Redo                    refresh the view of the job, then do the whole operation again
     │   ├── StalePlan               the request names another plan version
-    │   ├── StaleIncarnation        the request names a shard's earlier (or later) life
+    │   ├── StaleIncarnation        the request names a shard's earlier (or later) incarnation
     │   ├── StaleRound              a synchronous request names a round that is not the current one
     │   └── Unacquainted            a coordinator that was started again does not know this worker: join again
     ├── Fenced                  a newer process has this identity, or this is another run: stop
@@ -19,7 +19,7 @@
     │   ├── QueueFull               a bounded queue or memory budget has no room now
     │   ├── NotReady                the process is starting or draining
     │   ├── Unreachable             no answer from the peer before the deadline
-    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a card, a certificate in its time
+    │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a GPU, a certificate in its time
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
     │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
@@ -143,7 +143,7 @@ class StalePlan(Redo, code="stale-plan"):
 
 
 class StaleIncarnation(Redo, code="stale-incarnation"):
-    """The request names another life of this shard."""
+    """The request names another incarnation of this shard."""
 
 
 class StaleRound(Redo, code="stale-round"):
@@ -183,7 +183,7 @@ class Unreachable(RetryLater, code="unreachable"):
 
 
 class Unavailable(RetryLater, code="unavailable"):
-    """This machine lacks it now: a port, bytes of a disk, a card, a certificate in its time; another may have it."""
+    """This machine lacks it now: a port, bytes of a disk, a GPU, a certificate in its time; another may have it."""
 
 
 class ConfigurationError(ParashardError, code="configuration"):

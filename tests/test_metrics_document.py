@@ -20,6 +20,7 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
@@ -59,7 +60,7 @@ def exported() -> Iterator[Told]:
 
 def _coordinator() -> CollectorRegistry:
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
-    core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds())
+    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds()))
     view = StatusView("job", "async", 1)
     registry = new_registry("coordinator", CREDENTIALS)
     registry.register(CoordinatorCollector(ExclusiveCore(core), view))

@@ -14,7 +14,7 @@ import pytest
 
 RARELY = {
     "cryptography": "reads certificates: only with --tls-dir",
-    "cupy": "a card",
+    "cupy": "a GPU",
     "fsspec": "an object store, not a folder",
     "kubernetes": 'only with cluster.launcher = "kubernetes"',
     "matplotlib": "plots of benchmarks",

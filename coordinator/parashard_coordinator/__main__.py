@@ -44,6 +44,7 @@ from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations, evaluation_steps
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, LocalLauncher
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.restarts import Restarts
@@ -146,7 +147,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     finally:
         server.stop(grace_s=0.2)
         http.stop()
-    exit_code = core.run_exclusive(lambda core, _: core.exit_code)
+    exit_code = core.run_exclusive(lambda core, _: core.job.exit_code)
     return ExitCode(exit_code) if state is JobState.FAILED else ExitCode.DONE
 
 
@@ -212,7 +213,7 @@ def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
     return PodWatch(
         cluster,
         on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
-        wanted=lambda: core.run_exclusive(lambda core, _: Wanted(core.workers_wanted, core.scale_requests)),
+        wanted=lambda: core.run_exclusive(lambda core, _: Wanted(core.job.workers_wanted, core.job.scale_requests)),
         on_scaled=lambda what: core.run_exclusive(lambda core, _: core.scaled(what)),
         on_error=lambda: core.run_exclusive(lambda core, _: core.pods_unwatched()),
         workers=workers,
@@ -230,19 +231,19 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
 
 def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
     """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it (P23)."""
-    core = build_core(resolved, run_id, run_store.incarnation)
-    core.opened(resolved.summary(), resolved.spec.warnings)
+    job = new_job_record(resolved, run_id, run_store.incarnation)
+    job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
-        core.resume(saved)
-        if resume:
-            core.started_anew()
-    retry_while_disk_fails(lambda: run_store.save(core.saved()), "the coordinator's records", stop.event)
-    return core
+        job.resume(saved)
+    if resume:
+        job.started_anew()
+    retry_while_disk_fails(lambda: run_store.save(job.saved()), "the coordinator's records", stop.event)
+    return Core(job)
 
 
-def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
-    """Return the core of a job, at its start."""
+def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int) -> JobRecord:
+    """Return the state of a job at its start."""
     job, steps = resolved.job, resolved.steps
     policy = leasing_policy(job.consistency.policy)
     after = evaluation_steps(steps.total, steps.steps_per_epoch, job.evaluation.every_epochs)
@@ -273,7 +274,7 @@ def build_core(resolved: ResolvedJob, run_id: str, incarnation: int) -> Core:
         examples_of=steps.examples_in_words,
         against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
     )
-    return Core(options, policy, evaluations, launcher, round_book(job, steps.total))
+    return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))
 
 
 def round_book(job: Job, steps_total: int) -> RoundBook:

@@ -69,7 +69,7 @@ def follow(run_dir: Path, path: Path, credentials: Credentials | None = None) ->
             try:
                 status = client.get_status()
             except RetryLater:
-                pass  # between two lives; the file stays as it is
+                pass  # between two incarnations; the file stays as it is
             else:
                 answered_s, state = time.monotonic(), status.state
                 if (content := targets(status)) != written:

@@ -19,7 +19,7 @@ from parashard.chaos.schedule import DISK_KINDS, LINK_KINDS, PROCESS_KINDS, Stri
 
 DELAY_S = 0.1  # of bytes, each way, while a "delay" lasts
 RETRY_S = 0.1
-PATIENCE_S = 10.0  # wait for a target process that is being restarted
+RESTART_S_MAX = 10.0  # wait for a target process that is being restarted
 
 
 class Injector(Protocol):
@@ -98,7 +98,7 @@ class Campaign:
             if self._strike(self._next, now_s):
                 self.faults[self._next.kind] += 1
                 self._tell(self._next)
-            elif now_s < self._began_s + self._next.at_s + PATIENCE_S:
+            elif now_s < self._began_s + self._next.at_s + RESTART_S_MAX:
                 self._waiting = True
                 return RETRY_S
             if self._waiting:  # shift later strikes, so that they do not all hit a process that is just starting

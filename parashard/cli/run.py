@@ -32,6 +32,7 @@ from parashard.cli.options import (
     told_job,
 )
 from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.display.paths import short_path
 from parashard.display.summary import print_summary
 from parashard.errors import ConfigurationError
 from parashard.job.differences import NAMED_MAX
@@ -39,7 +40,6 @@ from parashard.job.keys import shown
 from parashard.job.load import LoadedJob, describe
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_folders import new_run_dir, resumed_job, resumed_run_dir, unfinished_run
-from parashard.launch.stopping import short_path
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import why_failed
 

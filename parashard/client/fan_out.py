@@ -1,4 +1,4 @@
-"""Fan a request out to all shards, and retry those that are busy, away or in another life.
+"""Fan a request out to all shards, and retry those that are busy, away or in another incarnation.
 
 The only place where a pull or a push is sent again. Owns the order of beginning, waiting and retrying, and for how
 long. Knows neither pushes nor pulls. Called by `parashard.client.shard_client`, from many threads.
@@ -33,8 +33,8 @@ class FanOut:
         Once set, nothing is retried any more.
     refresh : callable, optional
         Learns where the shards are now; called before a shard is asked again that is away or stopping, or whose answer
-        is another life's or another run's: of a shard that was killed, another run's may have the port. Without it,
-        those of another life or run are not asked again.
+        is another incarnation's or another run's: of a shard that was killed, another run's may have the port. Without
+        it, those of another incarnation or run are not asked again.
     """
 
     def __init__(

@@ -34,7 +34,7 @@ class PullBuffer:
     versions : tuple of (int or None)
         For each shard: what moved after this version is not in the arrays; None: nothing is.
     incarnations : tuple of int
-        For each shard: the life that the version is of (P16).
+        For each shard: the incarnation that the version is of (P16).
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -67,7 +67,7 @@ class PullBuffers:
         self._free: list[PullBuffer] = []
 
     def take(self, incarnations: tuple[int, ...]) -> PullBuffer:
-        """Return a set for these lives of the shards: the one given back last, else a new one."""
+        """Return a set for these incarnations of the shards: the one given back last, else a new one."""
         with self._lock:
             weights = self._free.pop() if self._free else PullBuffer(self._plan)
         known = zip(weights.incarnations or incarnations, incarnations, weights.versions, strict=True)

@@ -28,7 +28,7 @@ from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, Transport, View
 from parashard.transports.grpc import GrpcTransport
 
-UNHEARD_MAX = 4096
+UNACKNOWLEDGED_MAX = 4096
 
 log = structlog.get_logger("worker")
 
@@ -44,7 +44,7 @@ class Pulled:
     versions : tuple of int
         By shard: the lowest version among what was pulled from it.
     incarnations : tuple of int
-        By shard: the life that answered.
+        By shard: the incarnation that answered.
     """
 
     def __init__(self, weights: PullBuffer, sets: PullBuffers) -> None:
@@ -63,7 +63,7 @@ class Pulled:
 
 @dataclass(frozen=True)
 class Pushed:
-    """What became of a push: by shard its receipt, and the life that gave it."""
+    """What became of a push: by shard its receipt, and the incarnation that gave it."""
 
     receipts: tuple[Receipt, ...]
     incarnations: tuple[int, ...]
@@ -81,11 +81,12 @@ class ShardClient:
     worker : str
         Who asks; for the shards' logs.
     retry_budget_s : float
-        How long a request to one shard may be sent again, while it is busy, away, or begins another life.
+        How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
     giving_up : Event, optional
         Once set, nothing is retried any more.
     look : callable, optional
-        Returns the shards' present view, or raises RetryLater; without it a shard that has another life is not found.
+        Returns the shards' present view, or raises RetryLater; without it a shard that has another incarnation is not
+        found.
     connect : Connect
         Makes transports; a test's fake comes in here.
     observer : StepObserver
@@ -117,7 +118,7 @@ class ShardClient:
         self._transports: dict[ShardAddress, Transport] = {}
         self._closed = False
         self._encoder = GradientEncoder(plan)
-        self._unheard: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
+        self._unacknowledged: set[tuple[int, int]] = set()  # (step, shard) of encoded pushes whose receipt never came
         self._sets = PullBuffers(plan)
         self.view = View(0, ())
 
@@ -225,21 +226,21 @@ class ShardClient:
             if shard:
                 failpoints.hit("worker.push.between_shards")
             view, mine = self.view, prepared[shard]
-            if view.shards[shard].incarnation != mine.target.incarnation:  # its versions are another life's (P16)
+            if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one (P16)
                 mine = prepared[shard] = replace(mine, target=self._target(shard, view), pulled_version=None)
             return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, receipt: Receipt) -> None:
             # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
             # whose receipt was lost is that push: giving its residue back would send it twice.
-            lost = (step, shard) in self._unheard
-            self._unheard.discard((step, shard))
+            lost = (step, shard) in self._unacknowledged
+            self._unacknowledged.discard((step, shard))
             ours = receipt.result is not PushResult.DUPLICATE or lost
             self._encoder.settle(unsettled.pop(shard), applied=ours)
 
         def unacknowledged(shard: int) -> None:
-            if unsettled[shard] and len(self._unheard) < UNHEARD_MAX:
-                self._unheard.add((step, shard))
+            if unsettled[shard] and len(self._unacknowledged) < UNACKNOWLEDGED_MAX:
+                self._unacknowledged.add((step, shard))
 
         with self._observer.phase("push", step) as seen:
             try:

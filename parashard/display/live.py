@@ -10,11 +10,11 @@ from rich.live import Live
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.screen import StatusScreen, plain_line
+from parashard.display.screen import WARNING, StatusScreen, plain_line, shown_warnings
 from parashard.process.side_effects import lossy
 
 PLAIN_EVERY_S = 2.0
-STAYING_EVENTS = ("warning: ", "resolved: ", "data: ")
+STAYING_EVENTS = (WARNING, "resolved: ", "data: ")
 
 
 class NewEvents:
@@ -44,27 +44,37 @@ class JobView(Protocol):
 
 
 class TerminalView:
-    """A view that redraws itself in place."""
+    """A view that redraws itself in place; warnings, their ends and the description of the data stay above it.
+
+    The view shows what is wrong at present. A warning of that is printed above it only when the view shows it no more.
+    """
 
     def __init__(self, console: Console) -> None:
         self._live = Live(Text("starting"), console=console, refresh_per_second=4, transient=True)
         self._live.start()
         self._events = NewEvents()
+        self._staying: list[str] = []
 
     def show(self, status: pb.GetStatusReply) -> None:
-        """Redraw; warnings, their ends and the description of the data stay on the screen after the view is closed."""
-        for event in self._events.of(status):
-            if event.startswith(STAYING_EVENTS):
-                self.say(event)
-        self._live.update(StatusScreen(status, fits_height=True))
+        """Print the events that stay and are not in view, and redraw."""
+        self._staying += [event for event in self._events.of(status) if event.startswith(STAYING_EVENTS)]
+        in_view = shown_warnings(status)
+        self._print_staying([event for event in self._staying if event not in in_view])
+        self._live.update(StatusScreen(status, fits_height=True, elsewhere=STAYING_EVENTS))
 
     def say(self, text: str) -> None:
         """Print above the view."""
         self._live.console.print(Text(text))
 
     def close(self) -> None:
-        """Clear the view."""
+        """Clear the view; what it showed as wrong is printed."""
+        self._print_staying(list(self._staying))
         self._live.stop()
+
+    def _print_staying(self, events: list[str]) -> None:
+        for event in events:
+            self._staying.remove(event)
+            self.say(event)
 
 
 class PlainView:

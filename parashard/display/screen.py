@@ -24,6 +24,7 @@ EVENTS_SHOWN = 6
 EVENT_LINES = 3  # of one event
 EVENT_LINES_MIN = 2  # of all events, where the tables do not fit
 PROBLEMS_SHOWN = 3
+WARNING = "warning: "  # how the event begins that tells of a problem
 PROBLEM_LINES = 2  # of one problem
 REASON_LINES = 2
 TABLE_LINES_MIN = 3  # titles, one row, and the count of the others
@@ -40,29 +41,42 @@ class StatusScreen:
         The status.
     fits_height : bool
         True: no more lines than the terminal has.
+    elsewhere : tuple of str
+        How events begin that are printed elsewhere, and so are left out here.
     """
 
-    def __init__(self, status: pb.GetStatusReply, *, fits_height: bool) -> None:
+    def __init__(self, status: pb.GetStatusReply, *, fits_height: bool, elsewhere: tuple[str, ...] = ()) -> None:
         self._status = status
         self._fits_height = fits_height
+        self._elsewhere = elsewhere
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Yield the lines."""
         height = max(HEIGHT_MIN, console.size.height - 1) if self._fits_height else None  # 1: the cursor's own line
-        for line in screen_lines(self._status, options.max_width, height, ascii_only=options.ascii_only):
+        lines = screen_lines(
+            self._status, options.max_width, height, ascii_only=options.ascii_only, elsewhere=self._elsewhere
+        )
+        for line in lines:
             line.no_wrap, line.overflow = True, "crop"
             yield line
 
 
 def screen_lines(
-    status: pb.GetStatusReply, width: int, height: int | None = None, *, ascii_only: bool = False
+    status: pb.GetStatusReply,
+    width: int,
+    height: int | None = None,
+    *,
+    ascii_only: bool = False,
+    elsewhere: tuple[str, ...] = (),
 ) -> list[Text]:
     """Return the lines of a status: at most `width` cells each and, unless it is None, at most `height` of them."""
     items = [ITEM.format(*figure) for figure in figures_of(status)]
     lines = [*_head(status, width), _bar(status, width, ascii_only), *map(Text, item_lines(items, width))]
     lines += _problems(status, width)
     workers, shards = _workers(status), _shards(status)
-    all_events = _events(status, width, EVENTS_SHOWN * EVENT_LINES)
+    told = shown_warnings(status)
+    events = [event for event in status.events if event not in told and not event.startswith(elsewhere)]
+    all_events = _events(events, width, EVENTS_SHOWN * EVENT_LINES)
     if height is None:
         return [*lines, *workers.lines(width, workers.height), *shards.lines(width, shards.height), *all_events]
     room = max(0, height - len(lines))
@@ -71,7 +85,12 @@ def screen_lines(
     room -= for_events
     for_shards = min(shards.height, max(room // 2, room - workers.height))
     lines += [*workers.lines(width, room - for_shards), *shards.lines(width, for_shards)]
-    return [*lines, *_events(status, width, for_events)][:height]
+    return [*lines, *_events(events, width, for_events)][:height]
+
+
+def shown_warnings(status: pb.GetStatusReply) -> frozenset[str]:
+    """Return the events that the lines of a status show as problems: an event says when one begins."""
+    return frozenset(f"{WARNING}{problem}" for problem in _shown_problems(status))
 
 
 def plain_line(status: pb.GetStatusReply) -> str:
@@ -161,17 +180,23 @@ def _bar(status: pb.GetStatusReply, width: int, ascii_only: bool) -> Text:
 
 
 def _problems(status: pb.GetStatusReply, width: int) -> list[Text]:
-    shown = list(status.problems[:PROBLEMS_SHOWN])
+    shown = _shown_problems(status)
     if len(status.problems) > len(shown):
-        shown[-1] = f"{count(len(status.problems) - len(shown) + 1)} more problems, see the status page"
+        shown.append(f"{count(len(status.problems) - len(shown))} more problems, see the status page")
     lines = [line for text in shown for line in text_lines(f"! {text}", width, PROBLEM_LINES)]
     return [Text(line, style="bold red") for line in lines]
 
 
-def _events(status: pb.GetStatusReply, width: int, most: int) -> list[Text]:
+def _shown_problems(status: pb.GetStatusReply) -> list[str]:
+    """Return the problems that are shown in full; of more than PROBLEMS_SHOWN the rest is one line."""
+    fit = len(status.problems) <= PROBLEMS_SHOWN
+    return list(status.problems[: PROBLEMS_SHOWN if fit else PROBLEMS_SHOWN - 1])
+
+
+def _events(events: Sequence[str], width: int, most: int) -> list[Text]:
     """Return the newest events that fit into so many lines, oldest first; an event is truncated only at its end."""
     lines: list[str] = []
-    for event in reversed(status.events[-EVENTS_SHOWN:]):
+    for event in reversed(events[-EVENTS_SHOWN:]):
         room = most - len(lines)
         new = text_lines(event, width, EVENT_LINES)
         if len(new) > room and (lines or not room):

@@ -13,9 +13,9 @@ from rich.console import Console
 from rich.text import Text
 
 from parashard.display.figures import count, counted, duration, mebibytes, metric, percent, rate
+from parashard.display.paths import short_path
 from parashard.display.status_tables import OVERLAPPED, REPEATED, SAVED, TRAINING_LOSS, held_out_figures
 from parashard.launch.run_files import WEIGHTS_FILE
-from parashard.launch.stopping import short_path
 
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
 

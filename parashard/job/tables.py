@@ -193,11 +193,11 @@ class ClusterOptions(Table):
     workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
     device: Annotated[str, BeforeValidator(_checked_device)] = Field(
         default="auto",
-        description="Where workers compute: cpu; cuda:N, one card; cuda, the cards in turn; auto, cuda if it can be.",
+        description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if it can be.",
     )
     shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
         default="cpu",
-        description="Where shards keep variables and move them: cpu; cuda:N, one card; or cuda, the cards in turn.",
+        description="Where shards keep variables and move them: cpu; cuda:N, one GPU; or cuda, the GPUs in turn.",
     )
     launcher: Literal["local", "external", "kubernetes"] = Field(
         default="local",

@@ -108,7 +108,7 @@ class Running:
 
     def until_over(self) -> tuple[pb.JobState, str]:
         """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
-        unheard: list[Ended] = []
+        ended: list[Ended] = []
         next_show_s = 0.0
         self._silence.heard(time.monotonic())
         while True:
@@ -116,10 +116,10 @@ class Running:
                 if child.name == "coordinator":
                     self._coordinator_ended(child)
                 else:
-                    unheard.append(child)
+                    ended.append(child)
             self._start_coordinator_again([])
             try:
-                orders = self._supervise(unheard)
+                orders = self._supervise(ended)
             except RetryLater as error:
                 if isinstance(error, NotReady):  # it answers: our certificate has expired
                     self._silence.heard(time.monotonic())
@@ -128,10 +128,10 @@ class Running:
                 continue
             self._silence.heard(time.monotonic())
             misconfigured = orders.exit_code == ExitCode.CONFIGURATION
-            misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in unheard)
+            misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in ended)
             if orders.state == pb.JOB_STATE_FAILED and misconfigured:
                 self.failure_code = ExitCode.CONFIGURATION
-            unheard = []
+            ended = []
             if time.monotonic() >= next_show_s:
                 next_show_s = time.monotonic() + SHOW_S
                 self._show()

@@ -16,6 +16,7 @@ from typing import Any
 from parashard.checkpoints.catalogue import Catalogue, by_age, parse_job_id
 from parashard.checkpoints.manifest import ShardManifest
 from parashard.display.figures import count, counted
+from parashard.display.paths import short_path
 from parashard.errors import DamagedCheckpoint, NotStored, ParashardError
 from parashard.launch.run_folders import write_report
 from parashard.plan.intervals import IntervalSet
@@ -73,14 +74,6 @@ def report_of_saved(run_dir: Path, report: dict[str, Any], saved: Saved) -> dict
 def resume_command(run_dir: Path) -> str:
     """Return the command that resumes a run."""
     return f"parashard resume {shlex.quote(short_path(run_dir))}"
-
-
-def short_path(path: Path) -> str:
-    """Return a path for messages: relative if it is below the working directory."""
-    try:
-        return str(path.relative_to(Path.cwd()))
-    except ValueError:
-        return str(path)
 
 
 def steps_in_all(saved: Sequence[IntervalSet]) -> int:

@@ -15,6 +15,7 @@ from types import CodeType
 from typing import Any
 
 import parashard
+from parashard.display.paths import short_path
 from parashard.errors import ParashardError
 
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
@@ -49,7 +50,7 @@ def place_of(method: Any) -> str:
     code = getattr(inspect.unwrap(getattr(method, "__func__", method)), "__code__", None)
     if not isinstance(code, CodeType) or not _is_the_users(code.co_filename):
         return ""
-    return f"{shown(code.co_filename)}:{code.co_firstlineno}: "
+    return f"{short_path(code.co_filename)}:{code.co_firstlineno}: "
 
 
 def _named(error: BaseException) -> str:
@@ -64,14 +65,8 @@ def _first_line(error: BaseException) -> str:
 
 def _line_of(error: BaseException) -> str:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_the_users(frame.filename)]
-    return f"{shown(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    return f"{short_path(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
 
 
 def _is_the_users(file: str) -> bool:
     return not file.startswith("<") and not os.path.abspath(file).startswith(_NOT_THE_USERS)
-
-
-def shown(file: str) -> str:
-    """Return a path as the user would type it: relative where it lies below the working directory."""
-    path, here = os.path.abspath(file), os.getcwd()
-    return os.path.relpath(path, here) if path.startswith(f"{here}{os.sep}") else path

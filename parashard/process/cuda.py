@@ -38,7 +38,7 @@ def namespace() -> Any:
     return cupy
 
 
-def card(index: int) -> Any:
+def device(index: int) -> Any:
     """Return a CUDA device, a `cupy.cuda.Device`, and make it current in the calling thread.
 
     Raises
@@ -48,13 +48,13 @@ def card(index: int) -> Any:
     Unavailable
         If the driver or the device fails.
     """
-    cupy, count = namespace(), cards()
+    cupy, count = namespace(), device_count()
     if index >= count:
         raise ConfigurationError(f"device cuda:{index} is not there: this machine has {count} CUDA devices")
-    device = cupy.cuda.Device(index)
+    found = cupy.cuda.Device(index)
     with _driver(cupy):
-        device.use()
-    return device
+        found.use()
+    return found
 
 
 def check(asked: str) -> None:
@@ -69,18 +69,18 @@ def check(asked: str) -> None:
     """
     if asked != "cuda" and not asked.startswith("cuda:"):
         return
-    count, index = cards(), index_of(asked, "")
+    count, index = device_count(), index_of(asked, "")
     if index is None or index >= count:
         raise ConfigurationError(f"device {asked} is not there: this machine has {count} CUDA devices")
 
 
-def card_name(index: int) -> str:
+def device_name(index: int) -> str:
     """Return a device's number and model, such as "cuda:0 NVIDIA L4"."""
     model = namespace().cuda.runtime.getDeviceProperties(index)["name"]
     return f"cuda:{index} {model.decode() if isinstance(model, bytes) else model}"
 
 
-def cards() -> int:
+def device_count() -> int:
     """Return the number of CUDA devices of this machine.
 
     Raises
@@ -129,7 +129,7 @@ def index_of(asked: str, process: str) -> int | None:
         If the devices must be counted and cannot be.
     """
     if asked == "cuda":
-        return spread(process, cards())
+        return spread(process, device_count())
     kind, _, index = asked.partition(":")
     return int(index) if kind == "cuda" and index.isascii() and index.isdigit() else None
 

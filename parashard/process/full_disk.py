@@ -19,7 +19,7 @@ _Result = TypeVar("_Result")
 
 log = structlog.get_logger(__name__)
 
-DISK_PATIENCE_S = 60.0  # then the process ends with the reason, and is restarted without a bound
+DISK_RETRY_S_MAX = 60.0  # then the process ends with the reason, and is restarted without a bound
 
 
 def disk_failed(error: BaseException) -> bool:
@@ -35,7 +35,7 @@ def disk_is_full(error: BaseException) -> bool:
 
 
 def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: threading.Event) -> _Result:
-    """Retry a write with back-off while the disk fails, for at most DISK_PATIENCE_S; return its result.
+    """Retry a write with back-off while the disk fails, for at most DISK_RETRY_S_MAX; return its result.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
     NotReady
         If `stopping` was set meanwhile.
     StoreFailed, OSError
-        If it fails for another reason, or has failed for DISK_PATIENCE_S.
+        If it fails for another reason, or has failed for DISK_RETRY_S_MAX.
     """
     waiting = SideEffect(what, lambda text, over: log.info(text) if over else log.warning(text))
     waited_s = 0.0
@@ -59,7 +59,7 @@ def retry_while_disk_fails(write: Callable[[], _Result], what: str, stopping: th
         try:
             result = write()
         except (StoreFailed, OSError) as error:
-            if not disk_failed(error) or waited_s >= DISK_PATIENCE_S:
+            if not disk_failed(error) or waited_s >= DISK_RETRY_S_MAX:
                 raise
             waiting.failed(why_failed(error))
         else:

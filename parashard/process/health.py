@@ -47,7 +47,7 @@ def ask(address: str, *, live: bool, timeout_s: float) -> None:
         raise WrongRun(f"HTTP status {error.code}: no HTTP port of a parashard service", peer=address) from None
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
-        raise Unreachable(f"nobody answers: {reason}", peer=address) from None
+        raise Unreachable(f"no answer: {reason}", peer=address) from None
     if said != b"ok\n":
         raise WrongRun(f"it says {_text(said)!r}: no HTTP port of a parashard service", peer=address)
 

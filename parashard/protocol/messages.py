@@ -39,7 +39,7 @@ class PushResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which life of which shard, in which run and by which plan, a request is meant for (P2, P3)."""
+    """Which incarnation of which shard, in which run and by which plan, a request is meant for (P2, P3)."""
 
     run_id: str
     job_digest: str
@@ -108,7 +108,7 @@ class PullRun:
     step: int | None  # the step that the weights are for; None: an evaluation or an export
     offset_bytes: int
     length_bytes: int
-    known_version: int | None = None  # the asker has this version's weights; None: nothing, or of another life (P16)
+    known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation (P16)
     traceparent: str = ""  # as in a push
 
 

@@ -306,6 +306,6 @@ def _foreign_message(status: grpc.StatusCode, details: str) -> str:
         if TLS_MARK in details:
             return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
         if "Socket closed" in details:
-            return "nobody answers: Socket closed (so ends a certificate that the other side does not take, too)"
-        return f"nobody answers: {details.rpartition(': ')[2] or 'unavailable'}"
+            return "no answer: Socket closed (so ends a certificate that the other side does not take, too)"
+        return f"no answer: {details.rpartition(': ')[2] or 'unavailable'}"
     return f"{status.name}: {details}" if details else status.name

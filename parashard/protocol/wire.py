@@ -234,7 +234,7 @@ def check_answered(asked: PullRun, answered_bytes: int, *, peer: str | None = No
 
 
 def target_message(value: Target) -> tensor_pb2.Target:
-    """Return the message that names a life of a shard."""
+    """Return the message that names an incarnation of a shard."""
     return tensor_pb2.Target(
         run_id=value.run_id,
         job_digest=value.job_digest,
@@ -245,7 +245,7 @@ def target_message(value: Target) -> tensor_pb2.Target:
 
 
 def target(message: tensor_pb2.Target) -> Target:
-    """Return the life of a shard that a message names."""
+    """Return the incarnation of a shard that a message names."""
     return Target(message.run_id, message.job_digest, message.plan_version, message.shard, message.incarnation)
 
 

@@ -54,7 +54,7 @@ def check_runnable(loaded: LoadedJob, where: str, volume: str) -> None:
         )
     device, source = job.cluster.shard_device, job.data.source
     if device != "cpu":
-        raise _refused(loaded, "cluster.shard_device", f"{device}, and shards have no card", where, "cpu")
+        raise _refused(loaded, "cluster.shard_device", f"{device}, and shards have no GPU", where, "cpu")
     if source in SOURCES_MISSING:
         found = f"{source}, which needs {SOURCES_MISSING[source]}, and the images do not have it"
         raise _refused(loaded, "data.source", found, where, "another source, such as csv or npz")

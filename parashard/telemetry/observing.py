@@ -79,11 +79,11 @@ class StepObserver:
 class RequestObserver:
     """Sees a shard's requests; called from several threads."""
 
-    def push(self, push: Push, asked_s: float) -> ObservedRequest:
+    def push(self, push: Push, arrived_s: float) -> ObservedRequest:
         """Return what is entered around a push."""
         return _UNSEEN_REQUEST
 
-    def pull(self, run: PullRun, asked_s: float) -> ObservedRequest:
+    def pull(self, run: PullRun, arrived_s: float) -> ObservedRequest:
         """Return what is entered around a pull."""
         return _UNSEEN_REQUEST
 

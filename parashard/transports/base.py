@@ -25,7 +25,7 @@ def allows(kind: TransportKind, way: Literal["shm", "tcp"]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ShardAddress:
-    """Where one life of a shard is."""
+    """Where one incarnation of a shard is."""
 
     address: str  # host:port of its gRPC server
     incarnation: int
@@ -35,7 +35,7 @@ class ShardAddress:
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Where every shard is now, by index, and which life it leads; `number` rises with every change."""
+    """Where every shard is now, by index, and which incarnation it is; `number` rises with every change."""
 
     number: int
     shards: tuple[ShardAddress, ...]
@@ -43,7 +43,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who connects to which life of a shard."""
+    """Who connects to which incarnation of a shard."""
 
     target: Target
     worker: str
@@ -67,7 +67,7 @@ class Pending(Protocol[_Answer_co]):
 
 
 class Transport(Protocol):
-    """A way to one life of one shard. Calls may be made from several threads, and overlap."""
+    """A way to one incarnation of one shard. Calls may be made from several threads, and overlap."""
 
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Send a push, whole; its payload is only read, and must not change before the answer is there."""
@@ -94,4 +94,4 @@ class Connect(Protocol):
     """Makes transports; sends nothing before the first request."""
 
     def __call__(self, where: ShardAddress, greeting: Greeting) -> Transport:
-        """Return a transport to one life of a shard."""
+        """Return a transport to one incarnation of a shard."""

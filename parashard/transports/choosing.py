@@ -1,7 +1,7 @@
 """Which transport carries tensors to a shard: what the job says, or the fastest that works.
 
-Owns the order of preference and when it is decided: at the first request, for one life of a shard, once. Knows nothing
-of how any of them works. Its `connect_by` is what `parashard.client.shard_client` makes transports with.
+Owns the order of preference and when it is decided: at the first request, for one incarnation of a shard, once. Knows
+nothing of how any of them works. Its `connect_by` is what `parashard.client.shard_client` makes transports with.
 """
 
 from __future__ import annotations

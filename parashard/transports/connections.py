@@ -17,7 +17,7 @@ from parashard.transports.stream import Refused
 
 CONNECTIONS_MAX = 8
 FULL_PAUSE_S = 5.0  # before a shard that has refused one more connection is asked for one again
-OPEN_S = 5.0  # for connecting and HELLO; a shard that hangs may have another life elsewhere by then
+OPEN_S = 5.0  # for connecting and HELLO; a shard that hangs may have another incarnation elsewhere by then
 
 
 class Connection(Protocol):

@@ -283,7 +283,7 @@ def greet(
     Raises
     ------
     Unreachable
-        If nobody answers, or whoever does is no shard: something else has its port now, and the next view will say so.
+        If nothing answers, or what answers is no shard: something else has its port now, and the next view will say so.
     ParashardError
         As the shard says, when it refuses.
     """

@@ -37,7 +37,7 @@ class StreamTransport(Generic[_Connection]):
         Raises
         ------
         ParashardError
-            What stands against it: `Unreachable` if nobody answers there, else as the shard says.
+            What stands against it: `Unreachable` without an answer, else as the shard says.
         """
         self._connections.give_back(self._connections.take(time.monotonic() + deadline_s))
 

@@ -72,7 +72,7 @@ class TcpTransport(StreamTransport[Stream]):
         try:
             connection = dial(host, int(port), deadline_s)
         except OSError as error:
-            raise Unreachable(f"nobody answers: {error}", peer=self._address) from None
+            raise Unreachable(f"no answer: {error}", peer=self._address) from None
         try:
             tune(connection)
             if self._tls is not None:

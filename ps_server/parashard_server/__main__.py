@@ -2,7 +2,7 @@
 
 The announcement is also how a coordinator that was started again learns of the shard, and its answer how the shard
 learns that the job is done; with `--linger-s` it ends then. SIGTERM: accept nothing more, save, exit 0. What its next
-life lacks, in sync mode the part of a round that was only held, is computed again.
+incarnation lacks, in sync mode the part of a round that was only held, is computed again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 ANNOUNCE_S = 1.0
-ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
+ANNOUNCE_AGAIN_S = 0.1  # without an answer
 LOOK_S = 0.05
 
 log = structlog.get_logger("shard")
@@ -108,10 +108,10 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     )
     claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
     push_log = ShardLog(store, options, builder.plan.version, arguments.index)
-    first = begin_first_life(builder, restorer, claims, push_log, stop.event)
+    first = begin_first_incarnation(builder, restorer, claims, push_log, stop.event)
     host = first.host
     limit_threads(1)
-    cadence = CheckpointSchedule(
+    schedule = CheckpointSchedule(
         every_s=options.every_s,
         every_steps=options.every_steps,
         round_steps=builder.round_steps,
@@ -119,12 +119,20 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         now_s=time.monotonic(),
     )
     checkpointer = Checkpointer(
-        host, catalogue, cadence, options, first.known, first.returns, claims=claims, log_=push_log, last=first.restored
+        host,
+        catalogue,
+        schedule,
+        options,
+        first.known,
+        first.returns,
+        claims=claims,
+        log_=push_log,
+        last=first.restored,
     )
     lifecycle = ShardLifecycle(host, builder, restorer, claims, push_log, checkpointer)
     plane = RequestHandler(host, lifecycle, _observer_of(tracer))
     ports = Listeners(plane, host, builder.job, builder.push_memory, arguments.host, arguments.data_port, credentials)
-    service = ShardService(plane, host, checkpointer, lifecycle, ports.rooms)
+    service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
     registry = new_registry("shard", credentials)
@@ -250,13 +258,13 @@ class _Announcer:
             self._ends_s = min(self._ends_s, time.monotonic() + self._linger_s)
 
     def run(self, stop: Stop) -> None:
-        """Announce once a second, and a new life at once, until a stop is asked for or the job is done.
+        """Announce once a second, and a new incarnation at once, until a stop is asked for or the job is done.
 
         Raises
         ------
         Fenced
-            If a newer life of the shard, or another run, has this one's place; or another process has claimed the
-            shard, so that this one can save nothing any more (P23).
+            If a newer incarnation of the shard, or another run, has this one's place; or another process has claimed
+            the shard, so that this one can save nothing any more (P23).
         PeerFailed
             If the coordinator has had nothing but internal errors for this shard for the retry budget.
         """

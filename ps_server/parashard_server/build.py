@@ -24,8 +24,8 @@ from parashard_server.core.shard import Shard
 from parashard_server.core.update_policies import ImmediateUpdates, RoundUpdates, UpdatePolicy
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.state import cuda_storage
-from parashard_server.state.cuda_device import open_card
-from parashard_server.state.cuda_storage import Card, CudaStorage
+from parashard_server.state.cuda_device import open_device
+from parashard_server.state.cuda_storage import CudaStorage, ShardDevice
 from parashard_server.state.kernels import fused
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.pulled_weights import PulledWeights
@@ -36,7 +36,7 @@ PULLED_COPIES_MAX = 64
 
 
 class ShardBuilder:
-    """Builds the lives of one shard of a job.
+    """Builds the incarnations of one shard of a job.
 
     Parameters
     ----------
@@ -48,18 +48,18 @@ class ShardBuilder:
         The run's, with the first values that are not drawn from the seed; without it there are none.
     device : str
         Where its arrays are to lie: "cpu", "cuda" or "cuda:N"; "": as the job says.
-    open_card : callable
-        Opens the card of such a name for a shard; None for "cpu".
+    open_device : callable
+        Opens the GPU of such a name for a shard; None for "cpu".
 
     Raises
     ------
     ConfigurationError
-        If the plan has no such shard, or the machine no such card.
+        If the plan has no such shard, or the machine no such GPU.
 
     Attributes
     ----------
     push_memory : PushMemory
-        What pushes to all lives of the shard may hold.
+        What pushes to all incarnations of the shard may hold.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class ShardBuilder:
         store: Store | None = None,
         *,
         device: str = "",
-        open_card: Callable[[str, int], Card | None] = open_card,
+        open_device: Callable[[str, int], ShardDevice | None] = open_device,
     ) -> None:
         self.job = job_from_toml(reply.job_toml, [("cluster.shard_device", device, "--device")] if device else [])
         self.plan = plan_from(reply.plan)
@@ -79,16 +79,16 @@ class ShardBuilder:
         if not 0 <= index < len(self.plan.shards):
             last = len(self.plan.shards) - 1
             raise ConfigurationError(f"the job has shards 0..{last}; this process was started as {index}")
-        self._card = open_card(self.job.cluster.shard_device, index)
+        self._device = open_device(self.job.cluster.shard_device, index)
         self.optimizer = Optimizer(
             self.job.optimizer.resolved(_updates(self.job, reply.steps_total)),
-            fused if self._card is None else self._card.kernels,
+            fused if self._device is None else self._device.kernels,
         )
         cluster = self.job.cluster
         self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
         fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
-        if self._card is not None:
-            cuda_storage.warm_up(self._card, self.optimizer)
+        if self._device is not None:
+            cuda_storage.warm_up(self._device, self.optimizer)
         beside = ThreadPoolExecutor(1, "kernels")
         self._kernels = beside.submit(self._load_kernels)
         beside.shutdown(wait=False)
@@ -97,7 +97,7 @@ class ShardBuilder:
         """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
         fused.warm_up(rounds=self.round_steps is not None, compensated=self.job.optimizer.delay_compensation > 0)
         encodings.warm_up(self.plan.variables.values())
-        if self._card is None:
+        if self._device is None:
             self.optimizer.warm_up()
 
     @property
@@ -175,9 +175,9 @@ class ShardBuilder:
         return rows
 
     def _storage(self, initial: InitialRows, memory: WeightMemory) -> Storage:
-        if self._card is None:
+        if self._device is None:
             return Storage(self.plan, self.index, self.optimizer, initial, memory=memory)
-        return CudaStorage(self.plan, self.index, self.optimizer, initial, card=self._card, memory=memory)
+        return CudaStorage(self.plan, self.index, self.optimizer, initial, device=self._device, memory=memory)
 
     def _updates(self, storage: Storage, state: ShardState | None) -> UpdatePolicy:
         if self.round_steps is None:

@@ -68,7 +68,7 @@ class ShardCollector(Collector):
         yield self._gauge("queue_bytes", "Memory that pushes on their way hold.", self._memory.held_bytes)
         yield self._gauge("queue_budget_bytes", "The most that they may hold.", self._memory.total_bytes)
         yield self._counter("queue_refusals", "Pushes and slots refused for want of it.", self._memory.refused)
-        yield self._gauge("incarnation", "The life that is served.", shard.identity.incarnation)
+        yield self._gauge("incarnation", "The incarnation that is served.", shard.identity.incarnation)
         yield self._counter("checkpoints", "Checkpoints stored.", saved.stored)
         yield self._counter("failed_checkpoints", "Checkpoints that could not be stored.", saved.failed)
         yield self._gauge("checkpoint_bytes", "Bytes of the last checkpoint.", saved.bytes)

@@ -1,4 +1,4 @@
-"""The benchmark of a GPU, on a card of NumPy: what it runs, what it compares, and what it says without a card."""
+"""The benchmark of a GPU, on a GPU of NumPy: what it runs, what it compares, and what it says without a GPU."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from parashard_server.state.kernels import fused, reference
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import drawn_from
 from parashard_worker.device import Cpu
-from support.late_card import LateCard
+from support.late_device import LateDevice
 
 SMALL = ("model.hidden=[8]", "job.batch_size=64", 'optimizer.kind="sgd"', "optimizer.learning_rate=0.5")
 
@@ -69,11 +69,11 @@ def test_steps_are_compared_with_those_without_a_server(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(gpu, "trained", trained)
     no_server = Untimed()
-    host, card = gpu.worker_step_rows(["cluster.device=cuda:0"], no_server, turns=2)
+    host, device = gpu.worker_step_rows(["cluster.device=cuda:0"], no_server, turns=2)
     assert runs == ["cluster.shard_device=cpu", "cluster.shard_device=cuda"] * 2
     assert no_server.asked == [8, 8]
     assert (host["case"], host["ours_ms"], host["peer_ms"], host["ratio"]) == ("shards on the host", 10.0, 4.0, 0.4)
-    assert (card["case"], card["ours_ms"], card["ratio"]) == ("shards on the card", 8.0, 0.5)
+    assert (device["case"], device["ours_ms"], device["ratio"]) == ("shards on the GPU", 8.0, 0.5)
 
 
 def test_a_run_that_lost_a_step_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,32 +84,34 @@ def test_a_run_that_lost_a_step_is_no_figure(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_copies_of_both_kinds_of_memory_are_compared() -> None:
-    card = LateCard()
-    rows = gpu.copy_rows(card, [0.001], turns=2)
-    assert [row["case"] for row in rows] == ["0.001 MiB to the card", "0.001 MiB from the card"]
-    assert len(card.copied_in) == len(card.copied_out) == 2 * 3
-    for copied in (card.copied_in, card.copied_out):
-        assert [host is card.staged[0] for host in copied] == [True, False] * 3
+    device = LateDevice()
+    rows = gpu.copy_rows(device, [0.001], turns=2)
+    assert [row["case"] for row in rows] == ["0.001 MiB to the GPU", "0.001 MiB from the GPU"]
+    assert len(device.copied_in) == len(device.copied_out) == 2 * 3
+    for copied in (device.copied_in, device.copied_out):
+        assert [host is device.staged[0] for host in copied] == [True, False] * 3
 
 
 def test_shards_are_compared_rule_by_rule_with_pulls() -> None:
-    card = LateCard()
-    rows = gpu.shard_rows(card, [0.001], turns=2)
+    device = LateDevice()
+    rows = gpu.shard_rows(device, [0.001], turns=2)
     assert [row["case"] for row in rows] == ["sgd, 0.001 MiB", "adam, 0.001 MiB"]
     assert all(row["ratio"] == row["peer_ms"] / row["ours_ms"] for row in rows)
-    assert len(card.copied_out) == 2 * 3  # a pull after every push
+    assert len(device.copied_out) == 2 * 3  # a pull after every push
 
 
 def test_shards_that_disagree_are_no_figure() -> None:
-    card = LateCard()
-    card.kernels.sgd = card.kernels.momentum = lambda *vectors, **settings: None  # type: ignore[attr-defined]
+    device = LateDevice()
+    device.kernels.sgd = device.kernels.momentum = lambda *vectors, **settings: None  # type: ignore[attr-defined]
     with pytest.raises(AssertionError, match="other weights"):
-        gpu.shard_rows(card, [0.001], turns=1)
+        gpu.shard_rows(device, [0.001], turns=1)
 
 
 def test_a_move_pushes_and_pulls_all_that_moved() -> None:
-    card = LateCard()
-    storage = CudaStorage(gpu.one_variable(6), 0, Optimizer(gpu.RULES["sgd"], card.kernels), drawn_from(0), card=card)
+    device = LateDevice()
+    storage = CudaStorage(
+        gpu.one_variable(6), 0, Optimizer(gpu.RULES["sgd"], device.kernels), drawn_from(0), device=device
+    )
     move, moved = gpu.moves(storage), storage.moved
     found: list[int] = []
 
@@ -132,11 +134,11 @@ def test_calls_take_turns_and_the_first_turn_does_not_count() -> None:
     assert {name: len(found) for name, found in times.items()} == {"a": 2, "b": 2}
 
 
-def test_without_a_card_every_row_says_so_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_gpu_every_row_says_so_and_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     rows, why = gpu.measured(turns=1)
     tables = gpu.sections(rows, why)
-    assert "needs CuPy" in tables.pop("Card")
+    assert "needs CuPy" in tables.pop("GPU")
     assert list(tables) == [gpu.STEP, gpu.COPY, gpu.SHARD]
     lines = [line for text in tables.values() for line in text.splitlines()[2:]]
     assert len(lines) == len(rows) == 2 + 6 + 6
@@ -144,13 +146,13 @@ def test_without_a_card_every_row_says_so_and_why(monkeypatch: pytest.MonkeyPatc
 
 
 def test_figures_come_in_the_order_of_the_rows_without_figures() -> None:
-    card = LateCard()
+    device = LateDevice()
     expected = [row["case"] for row in gpu.not_measured()]
-    copies = [case.replace("0.001", "1") for case in (row["case"] for row in gpu.copy_rows(card, [0.001], turns=1))]
+    copies = [case.replace("0.001", "1") for case in (row["case"] for row in gpu.copy_rows(device, [0.001], turns=1))]
     assert expected[2:4] == copies
 
 
 def test_a_figure_is_shown_with_its_ratio() -> None:
-    row = gpu.row(gpu.COPY, "1 MiB to the card", [2.0, 1.0, 9.0], gpu.PAGEABLE, [6.0])
-    text = gpu.sections([row], "Some Card")[gpu.COPY]
-    assert text.splitlines()[-1] == "| 1 MiB to the card | 2.000 | ordinary memory | 6.000 | 3.000 x |"
+    row = gpu.row(gpu.COPY, "1 MiB to the GPU", [2.0, 1.0, 9.0], gpu.PAGEABLE, [6.0])
+    text = gpu.sections([row], "Some GPU")[gpu.COPY]
+    assert text.splitlines()[-1] == "| 1 MiB to the GPU | 2.000 | ordinary memory | 6.000 | 3.000 x |"

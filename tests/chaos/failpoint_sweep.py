@@ -70,7 +70,7 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
 
 def spec(sweep: Sweep, times: int) -> str:
     """Return what arms a sweep's failpoints."""
-    # With a single firing nobody else may be there to end a life that survives what it passes once.
+    # With a single firing nobody else may be there to end an incarnation that survives what it passes once.
     last = {name: 1 if often == ONCE and times == 1 else often for name, often in sweep.failpoints.items()}
     kills = [f"{name}=kill@1..{often}*{times}" for name, often in last.items()]
     return ";".join(kills + [f"{name}=kill@1..{often}*{FUEL_TIMES * times}" for name, often in sweep.fuel.items()])

@@ -1,9 +1,9 @@
 """Sweeps: which job passes which failpoints, how often, and what makes it pass those that no job passes by itself.
 
-A failpoint `NAME: K` kills at a hit of each life that is drawn from 1 to K. A life passes the points of a boot and of
-the job's end once, so with K = 2 half of the lives survive them: they train, and die elsewhere. A job of S steps is
-long enough for N firings each if S is well over N times the sum of the K of what each step passes. Called by
-`failpoint_sweep`.
+A failpoint `NAME: K` kills at a hit of each incarnation that is drawn from 1 to K. An incarnation passes the points of
+a boot and of the job's end once, so with K = 2 half of the incarnations survive them: they train, and die elsewhere. A
+job of S steps is long enough for N firings each if S is well over N times the sum of the K of what each step passes.
+Called by `failpoint_sweep`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from job_run import JobRun
 
 from support.command_run import ROOT
 
-ONCE = 2  # of what a life passes once: half of the lives die of it
+ONCE = 2  # of what an incarnation passes once: half of the incarnations die of it
 STOP_EVERY_S = 0.5
 
 Provoke = Callable[[JobRun, Counter[str], int], None]
@@ -41,7 +41,7 @@ class Sweep:
     epochs : int
         For 20 firings.
     failpoints : mapping of str to int
-        How late in a life each may fire at most; each must fire as often as asked for.
+        How late in an incarnation each may fire at most; each must fire as often as asked for.
     values : mapping
         Other keys of the job.
     provoke : type of Provoke, optional
@@ -79,7 +79,7 @@ class CreateCheckpoints:
 
 
 class StopShards:
-    """Asks one shard after the other to stop, each life once."""
+    """Asks one shard after the other to stop, each incarnation once."""
 
     def __init__(self) -> None:
         self._asked: Counter[str] = Counter()
@@ -90,9 +90,9 @@ class StopShards:
         if fired["shard.stop.saving"] >= firings or time.monotonic() < self._next_s:
             return
         for index in ("0", "1"):
-            lives = run.lines(f"shard-{index}", "serving")
-            if lives > self._asked[index]:
-                self._asked[index] = lives
+            incarnations = run.lines(f"shard-{index}", "serving")
+            if incarnations > self._asked[index]:
+                self._asked[index] = incarnations
                 self._next_s = time.monotonic() + STOP_EVERY_S
                 run.signal("shard", index, signal.SIGTERM)
                 return
@@ -177,7 +177,7 @@ SWEEPS = (
             "coordinator.state.saved": ONCE,
             "coordinator.checkpoint.parts": ONCE,
             "coordinator.checkpoint.manifest": ONCE,
-            # A life that passes both of these has finished the job.
+            # An incarnation that passes both of these has finished the job.
             "coordinator.finish.weights": 1,
             "coordinator.finish.report": 1,
         },

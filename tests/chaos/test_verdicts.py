@@ -63,4 +63,4 @@ def test_each_failpoint_kills_as_often_as_asked_and_what_brings_a_job_there_more
         ("shard.boot.claimed", "kill", 1, 2, 20),
         ("shard.push.received", "kill", 1, 60, 60),
     }
-    assert parse(spec(sweep, times=1))[0].last == 1  # a life that survived it might never pass it again
+    assert parse(spec(sweep, times=1))[0].last == 1  # an incarnation that survived it might never pass it again

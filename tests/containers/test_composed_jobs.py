@@ -68,7 +68,7 @@ def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothin
     job.up_again()
     report = job.report()
     assert report["coordinator_restarts"] == 1, job.log("coordinator_1")
-    assert job.log("shard-1_1").count("event=restored") == 2  # one for each of its lives
+    assert job.log("shard-1_1").count("event=restored") == 2  # one for each of its incarnations
     assert report["ledger_wrong"] == 0
     assert report["steps_applied"] == [report["steps_total"]] * 2
 
@@ -80,7 +80,7 @@ def test_health_checks_are_the_products_own_and_a_stopped_shard_has_saved(compos
         asked = job.ask(name, "parashard", "health", address)
         assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
     nobody = job.ask("worker_1", "parashard", "health", "shard-0:9")
-    assert (nobody.returncode, "nobody answers" in nobody.stderr) == (75, True)
+    assert (nobody.returncode, "no answer" in nobody.stderr) == (75, True)
     job.stop("shard-0_1")
     stopped = job.container("shard-0_1")["State"]
     assert (stopped["Running"], stopped["ExitCode"]) == (False, 0)

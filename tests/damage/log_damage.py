@@ -1,8 +1,8 @@
-"""Random bit flips over a push log of three lives: `python tests/damage/log_damage.py --flips 10000`.
+"""Random bit flips over a push log of three incarnations: `python tests/damage/log_damage.py --flips 10000`.
 
 After each flip a replay must give the records that were written, bit for bit: all of them where the flipped bit does
-not matter any more (another life or the checkpoint has taken over), else those before the damage, which it must name
-(P18).
+not matter any more (another incarnation or the checkpoint has taken over), else those before the damage, which it must
+name (P18).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def main() -> int:
 def flip_log_bits(folder: Path, flips: int, seed: int) -> tuple[Counter[str], list[str]]:
     """Flip bits one at a time and replay; return how often each outcome came, and what should not have been."""
     draw = random.Random(seed)
-    write_three_lives(folder, draw)
+    write_three_incarnations(folder, draw)
     sound = [contents(record) for record in replay(folder, IDENTITY, 0, RECORD_BYTES_MAX)]
     segments = find_segments(folder)
     before = {segment.path: segment.path.read_bytes() for segment in segments}
@@ -100,8 +100,8 @@ def contents(record: LogRecord) -> Content:
     return record.position, record.step, gradient, record.skipped, record.staleness
 
 
-def write_three_lives(folder: Path, draw: random.Random) -> None:
-    """Write a life of two segments that goes on after a second one took over, and a third."""
+def write_three_incarnations(folder: Path, draw: random.Random) -> None:
+    """Write an incarnation of two segments that goes on after a second one took over, and a third."""
     zombie = open_log(folder, IDENTITY, 1, 0, fsync=False)
     write_records(zombie, 12, draw)
     zombie.roll()

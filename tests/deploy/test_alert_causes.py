@@ -51,7 +51,7 @@ def test_what_a_shard_loses_again_and_again_reaches_the_other_one_twice(tmp_path
 
         def kill_once_more() -> bool:
             nonlocal killed
-            present = watched.life(0)
+            present = watched.incarnation(0)
             if present > killed and watched.prometheus.query(
                 f'parashard_shard_steps_applied{{shard="0"}} > {LOST_STEPS}'
             ):

@@ -1,6 +1,6 @@
-"""The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a card.
+"""The GPU dashboard against what NVIDIA's dcgm-exporter exports: names, labels and units, without a GPU.
 
-parashard exports nothing of cards itself. The sample is written after dcgm-exporter's own sources: names, types and
+parashard exports nothing of GPUs itself. The sample is written after dcgm-exporter's own sources: names, types and
 units are in `etc/default-counters.csv`, labels in `internal/pkg/rendermetrics`.
 """
 
@@ -15,7 +15,7 @@ from deploy.grafana.contents import GPU
 from support.prometheus_server import expressions_show, named, needs_promtool
 
 MIB = 2**20
-CARDS = (("node-a", "0"), ("node-a", "1"), ("node-b", "0"))
+DEVICES = (("node-a", "0"), ("node-a", "1"), ("node-b", "0"))
 EXPORTED = {
     "DCGM_FI_DEV_SM_CLOCK": ("SM clock frequency (in MHz).", (1980, 345, 1755)),
     "DCGM_FI_DEV_GPU_TEMP": ("GPU temperature (in C).", (61, 30, 58)),
@@ -32,7 +32,7 @@ SHOWN = {
     "Clock": ("hertz", (1.98e9, 3.45e8, 1.755e9)),
     "Xid errors": ("short", (0, 0, 79)),
 }
-"""Of each panel: its unit, and what it shows of each card."""
+"""Of each panel: its unit, and what it shows of each GPU."""
 
 
 def exposition() -> Iterator[str]:
@@ -40,7 +40,7 @@ def exposition() -> Iterator[str]:
     for name, (text, values) in EXPORTED.items():
         yield f"# HELP {name} {text}"
         yield f"# TYPE {name} gauge"
-        for (host, gpu), value in zip(CARDS, values, strict=True):
+        for (host, gpu), value in zip(DEVICES, values, strict=True):
             uuid = f"GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e5{gpu}"
             labels = f'gpu="{gpu}",UUID="{uuid}",pci_bus_id="00000000:0{gpu}:00.0",device="nvidia{gpu}"'
             yield f'{name}{{{labels},modelName="NVIDIA H200",Hostname="{host}",DCGM_FI_DRIVER_VERSION="570.1"}} {value}'
@@ -55,12 +55,12 @@ def scraped() -> Iterator[tuple[str, str]]:
 
 
 @needs_promtool
-def test_every_panel_shows_every_card_in_its_unit(tmp_path: Path) -> None:
+def test_every_panel_shows_every_gpu_in_its_unit(tmp_path: Path) -> None:
     shown: list[tuple[str, list[tuple[dict[str, str], float]]]] = []
     for panel in GPU.panels:
         unit, values = SHOWN[panel.title]
         assert panel.unit == unit
         assert [query.legend for query in panel.queries] == ["{{Hostname}} {{gpu}}"]
-        cards = [({"Hostname": host, "gpu": gpu}, value) for (host, gpu), value in zip(CARDS, values, strict=True)]
-        shown.append((panel.queries[0].expr, cards))
+        devices = [({"Hostname": host, "gpu": gpu}, value) for (host, gpu), value in zip(DEVICES, values, strict=True)]
+        shown.append((panel.queries[0].expr, devices))
     expressions_show(tmp_path, scraped(), shown)

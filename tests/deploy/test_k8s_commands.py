@@ -153,7 +153,7 @@ def test_the_pods_train_the_example_though_a_worker_leaves_and_a_shard_dies(star
     workers = [started.start("worker", index) for index in range(2)]
     started.start("coordinator")  # last: in a cluster nothing waits for another
     started.heard("joined", "worker", 0)
-    started.heard("serving", "shard", 0)  # its first life is known; the next is another
+    started.heard("serving", "shard", 0)  # its first incarnation is known; the next is another
     assert "workers" in started.run_in("coordinator", "parashard", "status", "/var/lib/parashard", "--json")
 
     shards[0].kill()  # the job cannot end without it

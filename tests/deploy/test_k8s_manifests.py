@@ -207,7 +207,7 @@ def test_a_drain_takes_one_of_coordinator_and_shards_at_a_time():
     assert budget["spec"]["minAvailable"] == 2
 
 
-def test_gpu_workers_have_a_card_and_the_image_for_it():
+def test_gpu_workers_have_a_gpu_and_the_image_for_it():
     found = pods(kustomized(K8S / "overlays/gpu"))
     (container,) = found["worker"]["containers"]
     assert container["resources"]["limits"]["nvidia.com/gpu"] == 1
@@ -217,7 +217,7 @@ def test_gpu_workers_have_a_card_and_the_image_for_it():
     assert found["shard"]["containers"][0]["image"] == "parashard:latest"
 
 
-def test_cpu_workers_take_no_card():
+def test_cpu_workers_take_no_gpu():
     (container,) = pods(kustomized(K8S / "overlays/cpu"))["worker"]["containers"]
     assert "--device=cpu" in container["args"]
     assert "nvidia.com/gpu" not in container["resources"]["limits"]

@@ -115,12 +115,12 @@ def test_a_certificate_that_ends_soon_raises_its_alert_until_it_is_renewed(
 def test_killed_workers_raise_the_alert_of_restarts(watched: Watched) -> None:
     watched.expect_quiet("ParashardWorkersRestarting")
 
-    def kill_every_new_life() -> bool:  # over two for each worker, within the time that the rule looks back
+    def kill_every_new_incarnation() -> bool:  # over two for each worker, within the time that the rule looks back
         for index in range(WORKERS):
-            kill_next_life(watched.run, "worker", f"worker-{index}")
+            kill_next_incarnation(watched.run, "worker", f"worker-{index}")
         return "ParashardWorkersRestarting" in watched.prometheus.firing()
 
-    watched.until(kill_every_new_life, "ParashardWorkersRestarting fires")
+    watched.until(kill_every_new_incarnation, "ParashardWorkersRestarting fires")
     until_all_have(watched.evaluated, {where: expr for where, expr in queries_of(DASHBOARDS) if where == OF_ALERTS})
 
 
@@ -128,14 +128,14 @@ def test_killed_shards_raise_the_alert_of_restarts(watched: Watched) -> None:
     watched.expect_quiet("ParashardShardsRestarting")
     killed = dict.fromkeys(range(SHARDS), 0)
 
-    def kill_every_new_life() -> bool:
+    def kill_every_new_incarnation() -> bool:
         for shard in killed:
-            if (present := watched.life(shard)) > killed[shard]:
+            if (present := watched.incarnation(shard)) > killed[shard]:
                 watched.run.kill("shard", str(shard))
                 killed[shard] = present
         return "ParashardShardsRestarting" in watched.prometheus.firing()
 
-    watched.until(kill_every_new_life, "ParashardShardsRestarting fires")
+    watched.until(kill_every_new_incarnation, "ParashardShardsRestarting fires")
 
 
 def test_a_shard_and_a_worker_that_hang_are_missed_and_the_job_stands_still(watched: Watched) -> None:
@@ -178,7 +178,7 @@ def file_in_the_place_of(watched: Watched, parent: Path) -> Iterator[None]:
             aside.rename(folder)
 
 
-def kill_next_life(run: ClusterRun, module: str, label: str) -> None:
+def kill_next_incarnation(run: ClusterRun, module: str, label: str) -> None:
     """Kill a process and wait until another has its place."""
     before = eventually(lambda: run.pids(module).get(label), f"{label} runs", told=run.told)
     run.kill(module, label)

@@ -15,6 +15,7 @@ from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher
 from parashard_coordinator.core.policies import Async
 from parashard_coordinator.core.rounds import NoRounds
@@ -36,7 +37,7 @@ SHOWN: dict[str, list[tuple[dict[str, str], float]]] = {
 def exported() -> Iterator[tuple[str, str]]:
     """Yield every counter of a coordinator that saw these ends, from before them on."""
     options = Options(run_id="run", job_digest="d", steps_total=1, shards=1, workers=1)
-    core = Core(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds())
+    core = Core(JobRecord(options, Async(), Evaluations([], Async(), 1), ExternalLauncher(), NoRounds()))
     for (role, reason), count in ENDS.items():
         for number in range(count):
             core.pod_ended(PodEnd(Pod(f"uid-{number}", f"digits-{role}-{number}", role, "Failed"), reason, None))

@@ -112,7 +112,7 @@ def test_a_job_trains_on_and_its_memory_stays_under_the_cap(
     with Hostile(certificates.of(Role.WORKER).client_context if secured else None) as hostile:
         for shard, target in shards:
             refused_pushes = hostile.pushes_without_payload(shard.data_address, target, HOGS)
-            assert refused_pushes > 0, "the hog may not have all rooms"
+            assert refused_pushes > 0, "the hog may not have all buffers"
             hostile.pulls_unread(shard.data_address, target, 4)
             assert hostile.lies(shard.data_address, target) == 3, "each was answered, and ended"
             assert b"larger than max" in hostile.huge_message(shard.address, PUSH, b"larger than max")

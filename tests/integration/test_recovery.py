@@ -79,7 +79,7 @@ def report_in(run: ClusterRun) -> str:
 
 
 def restored(run: ClusterRun, shard: int) -> list[str]:
-    """Return what a shard's lives began from, in order."""
+    """Return what a shard's incarnations began from, in order."""
     return re.findall(r'event=restored what="([^"]*)"', (run.dir / "logs" / f"shard-{shard}.log").read_text())
 
 
@@ -121,7 +121,7 @@ def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJ
     run.wait_for_nobody()
     ledger.let_end()
     again = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
-    assert_balanced(again)
+    assert assert_balanced(again)["coordinator_restarts"] == 0, "a resume is no restart"
     assert "restored p1/s0/i1/c" in restored(again, 0)[1]
 
 
@@ -252,7 +252,7 @@ def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start, ledge
 
 
 def replaced(status: pb.GetStatusReply, module: str) -> bool:
-    """Tell whether shard 0, or worker-0, lives its second life."""
+    """Tell whether shard 0, or worker-0, is in its second incarnation."""
     if module == "shard":
         return status.shards[0].record.incarnation > 1
     return any(worker.name == "worker-0" and worker.incarnation > 1 for worker in status.workers)

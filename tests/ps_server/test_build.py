@@ -39,7 +39,7 @@ def joined(store: Store | None = None, **more: Any) -> dict[str, np.ndarray]:
     return values
 
 
-def test_a_shard_knows_which_life_of_which_job_it_is() -> None:  # P2, P3
+def test_a_shard_knows_which_incarnation_of_which_job_it_is() -> None:  # P2, P3
     shard = built(1)
     assert shard.identity == Target(RUN, DIGEST, PLAN.version, 1, 4)
     assert shard.steps_total == 10

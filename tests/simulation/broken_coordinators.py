@@ -12,6 +12,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import EvaluationResult, Options
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Launcher
 from parashard_coordinator.core.leases import StepLeases
 from parashard_coordinator.core.membership import Shards, Worker
@@ -20,10 +21,10 @@ from parashard_coordinator.core.rounds import ANY_STEP, RoundBook, Rounds
 from parashard_coordinator.run.store import RunStore
 
 
-def core_with(leases: type[StepLeases]) -> type[Core]:
-    """Return a core that leases by another class."""
+def record_with(leases: type[StepLeases]) -> type[JobRecord]:
+    """Return the record of a job that leases by another class."""
 
-    class Variant(Core):
+    class Variant(JobRecord):
         def __init__(
             self,
             options: Options,
@@ -44,25 +45,25 @@ def core_with(leases: type[StepLeases]) -> type[Core]:
     return Variant
 
 
-class AnyLife(Shards):
-    """P3 off: receipts count, whichever life of the shard gave them."""
+class AnyIncarnation(Shards):
+    """P3 off: receipts count, whichever incarnation of the shard gave them."""
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
         return list(range(len(incarnations)))
 
 
-class CreditingCore(Core):
+class CreditingRecord(JobRecord):
     """P3 off, with `AnyLife`."""
 
     def __init__(
         self, options: Options, policy: LeasingPolicy, evaluations: Evaluations, launcher: Launcher, rounds: RoundBook
     ) -> None:
         super().__init__(options, policy, evaluations, launcher, rounds)
-        self.shards = AnyLife(options.shards, first_view=options.incarnation - 1 << 32)
+        self.shards = AnyIncarnation(options.shards, first_view=options.incarnation - 1 << 32)
 
 
 class MergingLeases(StepLeases):
-    """P3 off: what a shard's new life says is added to what was believed of the one before."""
+    """P3 off: what a shard's new incarnation says is added to what was believed of the one before."""
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
         both = applied.copy()
@@ -94,10 +95,10 @@ class PausingCore(Core):
     """P8 off: a drain leases nothing at all, not even what somebody lost."""
 
     def _lease_limit(self) -> int:
-        return super()._lease_limit() if self.draining.target is None else 0
+        return super()._lease_limit() if self.job.draining.target is None else 0
 
 
-class HastyCore(Core):
+class HastyRecord(JobRecord):
     """P8 off, with a coordinator that does not compare the sets: a drain is over as soon as it is asked for."""
 
     @property
@@ -139,10 +140,10 @@ class BlindRounds(Rounds):
 
 
 class KeptEvaluations(Core):
-    """P25 off: a result counts, whichever lives' weights it judged."""
+    """P25 off: a result counts, whichever incarnations' weights it judged."""
 
     def _evaluated(self, result: EvaluationResult) -> None:
-        super()._evaluated(replace(result, incarnations=self.shards.incarnations()))
+        super()._evaluated(replace(result, incarnations=self.job.shards.incarnations()))
 
 
 class UncheckedRunStore(RunStore):

@@ -12,8 +12,8 @@ from typing import Any
 from broken_coordinators import (
     BlindRounds,
     CountingLeases,
-    CreditingCore,
-    HastyCore,
+    CreditingRecord,
+    HastyRecord,
     KeptEvaluations,
     LosingLeases,
     MergingLeases,
@@ -23,7 +23,7 @@ from broken_coordinators import (
     UnboundedLeases,
     UncheckedRunStore,
     UncountedCore,
-    core_with,
+    record_with,
 )
 from broken_shards import (
     ArrivalOrder,
@@ -158,11 +158,17 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         "stray: wrong-run",
         {"strays": True},
     ),
-    "P3-any-life's-receipt": BrokenRule(
-        replace(REAL, core=CreditingCore), "ledger", "async", "progress", (14, 3), "shard_crash", RETURNS
+    "P3-any-incarnation's-receipt": BrokenRule(
+        replace(REAL, job_record=CreditingRecord), "ledger", "async", "progress", (14, 3), "shard_crash", RETURNS
     ),
     "P3-merged-registration": BrokenRule(
-        replace(REAL, core=core_with(MergingLeases)), "ledger", "async", "progress", (3, 5, 6), "shard_crash", RETURNS
+        replace(REAL, job_record=record_with(MergingLeases)),
+        "ledger",
+        "async",
+        "progress",
+        (3, 5, 6),
+        "shard_crash",
+        RETURNS,
     ),
     "P4-calls-mixed": BrokenRule(
         _left_out("P4-calls-mixed"),
@@ -174,10 +180,16 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {"crash": 0.01, "messages": 4},
     ),
     "P5-lost-with-its-lease": BrokenRule(
-        replace(REAL, core=core_with(LosingLeases)), "ledger", "async", "progress", (3, 0, 9), "crash", {"crash": 0.01}
+        replace(REAL, job_record=record_with(LosingLeases)),
+        "ledger",
+        "async",
+        "progress",
+        (3, 0, 9),
+        "crash",
+        {"crash": 0.01},
     ),
     "P5-done-with-its-lease": BrokenRule(
-        replace(REAL, core=core_with(TrustingLeases)),
+        replace(REAL, job_record=record_with(TrustingLeases)),
         "ledger",
         "async",
         "progress",
@@ -204,7 +216,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         replace(REAL, core=PausingCore), "ledger", "async", "progress", (5, 2), "drained checkpoint", DRAINS
     ),
     "P8-unequal-sets": BrokenRule(
-        replace(_left_out("P8-unequal-sets"), core=HastyCore),
+        replace(_left_out("P8-unequal-sets"), job_record=HastyRecord),
         "ledger",
         "async",
         "checkpoint",
@@ -213,7 +225,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         DRAINS,
     ),
     "P9-no-limit": BrokenRule(
-        replace(REAL, core=core_with(UnboundedLeases)), "ledger", "ssp:3", "ssp", (3, 0, 4), "receipt: applied"
+        replace(REAL, job_record=record_with(UnboundedLeases)), "ledger", "ssp:3", "ssp", (3, 0, 4), "receipt: applied"
     ),
     "P10-apply-at-once": BrokenRule(
         replace(REAL, rounds=EagerRounds),
@@ -279,7 +291,7 @@ BROKEN_RULES: Mapping[str, BrokenRule] = {
         {"stray_claim": 0.3, "checkpoint_every_steps": 3, "shard_crash": 0.0, "shard_stop": 0.0},
     ),
     "P24-skip-after-a-partial-push": BrokenRule(
-        replace(REAL, rounds=KeepingRounds, core=core_with(CountingLeases), book=BlindRounds),
+        replace(REAL, rounds=KeepingRounds, job_record=record_with(CountingLeases), book=BlindRounds),
         "ledger",
         "sync:4",
         "skip",

@@ -106,7 +106,7 @@ class SimulatedClient:
     async def push(
         self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
     ) -> tuple[int, ...]:
-        """Push to all shards; return the lives that gave receipts, by shard."""
+        """Push to all shards; return the incarnations that gave receipts, by shard."""
         view, under_way = self.view, UnderWay([])
         pushes = [
             _ShardPush(self, view, self._cut(shard, view, step, gradients, pulled, skipped), under_way)

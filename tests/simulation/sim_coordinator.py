@@ -29,9 +29,9 @@ from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.shard_reports import saved_shard
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.core_state import DueCheckpoint
 from parashard_coordinator.core.draining import Answer
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.job_record import DueCheckpoint
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
 TICK_S = 0.05
@@ -42,15 +42,15 @@ DECISION_TRIES = 10
 
 @dataclass
 class Ending:
-    """What became known of the job's end, whichever life of the coordinator told it."""
+    """What became known of the job's end, whichever incarnation of the coordinator told it."""
 
     stops: set[int] = field(default_factory=set)  # where workers were told that it ends early
-    lives: dict[str, list[ShardLife]] = field(default_factory=dict)  # of the shards, by last checkpoint
+    registrations: dict[str, list[ShardRegistration]] = field(default_factory=dict)  # of the shards, by last checkpoint
     by: CoordinatorProcess | None = None  # who has ended it
 
 
 class CoordinatorProcess(Process):
-    """One life of the coordinator.
+    """One incarnation of the coordinator.
 
     Parameters
     ----------
@@ -95,18 +95,18 @@ class CoordinatorProcess(Process):
         self.core = new_core(self.incarnation)
         saved = self._run_store.load_saved()
         if saved is not None:
-            self.core.resume(saved)
-            world.fired["end taken over"] += self.core.ending is not None
-        self._run_store.save(self.core.saved())  # before it serves (P23)
-        self._stored_skips = frozenset(self.core.leases.skips)
-        self._stop_stored = bool(self.core.early_stop)
+            self.core.job.resume(saved)
+            world.fired["end taken over"] += self.core.job.ending is not None
+        self._run_store.save(self.core.job.saved())  # before it serves (P23)
+        self._stored_skips = frozenset(self.core.job.leases.skips)
+        self._stop_stored = bool(self.core.job.early_stop)
         self.exclusive = ExclusiveCore(self.core, clock=lambda: world.now_s)
         self.exclusive.on_decision = self._save_decision
         status = StatusView("job", "", len(plan.shards))
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)
         self.final: dict[str, Float32s] | None = None
         self.metrics: Mapping[str, float] | None = None  # what the report says of them
-        self.lives: list[ShardLife] = []  # of the shards, when the end was decided
+        self.registrations: list[ShardRegistration] = []  # of the shards, when the end was decided
         self._held = HeldCalls(world, self.exclusive, self.core, self._watch)
         self._events = 0
         world.note(f"coordinator {self.incarnation} starts")
@@ -156,25 +156,25 @@ class CoordinatorProcess(Process):
     def _watch(self, reply: pb.LeaseReply) -> None:
         """Check what a worker is told, as it leaves (P7, P9)."""
         core, policy = self.core, self._policy
-        lag_max = max((grant.step - core.leases.lowest_incomplete for grant in reply.granted), default=0)
+        lag_max = max((grant.step - core.job.leases.lowest_incomplete for grant in reply.granted), default=0)
         if policy.kind == "ssp" and lag_max > policy.bound:
             self.world.violated(f"ssp: a step was leased at a step lag of {lag_max}")
         if self._stop_stored and reply.state == pb.JOB_STATE_DRAINING:
-            self._ending.stops.add(core.leases.target)
+            self._ending.stops.add(core.job.leases.target)
 
     # --- what it does by itself ---
 
     async def _run(self) -> None:
         core, world = self.core, self.world
         next_save_s = world.now_s + SAVE_S
-        while not core.over:
+        while not core.job.over:
             self.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
             self._note_events()
             if world.now_s >= next_save_s:
                 next_save_s = world.now_s + SAVE_S
                 self._save_if_changed()
             await self._command_shards()
-            due = core.due_checkpoint()
+            due = core.job.due_checkpoint()
             if due is not None:
                 await (self._finish(due) if due.final else self._save_drained(due))
             self.wake()
@@ -183,9 +183,9 @@ class CoordinatorProcess(Process):
         self._ending.by = self._ending.by or self
 
     def _note_events(self) -> None:
-        new = self.core.events_total - self._events
-        self._events = self.core.events_total
-        for event in list(self.core.events)[-new:] if new else ():
+        new = self.core.job.events_total - self._events
+        self._events = self.core.job.events_total
+        for event in list(self.core.job.events)[-new:] if new else ():
             self.world.note(event)
             self.world.fired["silent worker"] += " was silent " in event
             self.world.fired["void evaluation"] += " is void: " in event
@@ -194,34 +194,37 @@ class CoordinatorProcess(Process):
     async def _command_shards(self) -> None:
         """Send shards back that have to return (P12), and name the round that all save next."""
         core = self.core
-        if not core.shards.all_registered:
+        if not core.job.shards.all_registered:
             return
-        lives = core.shards.lives()
+        registrations = core.job.shards.registrations()
         await self._command(
             [
                 (
-                    lives[shard],
+                    registrations[shard],
                     shard_pb2.RollbackRequest(
                         run_id=RUN_ID,
-                        incarnation=lives[shard].incarnation,
+                        incarnation=registrations[shard].incarnation,
                         coordinator_incarnation=self.incarnation,
                         round=round_,
                         shard=shard,
                     ),
                 )
-                for shard, round_ in core.rounds.out_of_round()
+                for shard, round_ in core.job.rounds.out_of_round()
             ]
         )
         round_ = self.exclusive.run_exclusive(
-            lambda core, now_s: core.rounds.due_cut(core.leases.lowest_incomplete, now_s)
+            lambda core, now_s: core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s)
         )
         if round_ is not None:
-            await self._command(self._saves(round_, core.shards.lives(), ahead=True))
-            self.exclusive.run_exclusive(lambda core, _: core.rounds.cut_named())
+            await self._command(self._saves(round_, core.job.shards.registrations(), ahead=True))
+            self.exclusive.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
-    async def _command(self, commands: Sequence[tuple[ShardLife, Any]]) -> list[Any]:
+    async def _command(self, commands: Sequence[tuple[ShardRegistration, Any]]) -> list[Any]:
         """Send commands at once; return the answers, or the errors in their place."""
-        calls = [self._network.call(self, life.address, request, COMMAND_DEADLINE_S) for life, request in commands]
+        calls = [
+            self._network.call(self, registration.address, request, COMMAND_DEADLINE_S)
+            for registration, request in commands
+        ]
         answers: list[Any] = []
         for call in calls:
             try:
@@ -232,22 +235,22 @@ class CoordinatorProcess(Process):
         return answers
 
     def _saves(
-        self, round_: int | None, lives: Sequence[ShardLife], *, ahead: bool
-    ) -> list[tuple[ShardLife, shard_pb2.TakeCheckpointRequest]]:
+        self, round_: int | None, registrations: Sequence[ShardRegistration], *, ahead: bool
+    ) -> list[tuple[ShardRegistration, shard_pb2.TakeCheckpointRequest]]:
         """Return the order to save for every shard."""
         return [
             (
-                life,
+                registration,
                 shard_pb2.TakeCheckpointRequest(
                     run_id=RUN_ID,
-                    incarnation=life.incarnation,
+                    incarnation=registration.incarnation,
                     coordinator_incarnation=self.incarnation,
                     round=round_,
                     ahead=ahead,
                     shard=shard,
                 ),
             )
-            for shard, life in enumerate(lives)
+            for shard, registration in enumerate(registrations)
         ]
 
     async def _save_drained(self, due: DueCheckpoint) -> None:
@@ -256,7 +259,7 @@ class CoordinatorProcess(Process):
         except (RetryLater, Redo, Fenced) as error:
             why = str(error)
             given_up = self.exclusive.run_exclusive(
-                lambda core, now_s: core.draining.failed(why, core.shards.view, now_s)
+                lambda core, now_s: core.job.draining.failed(why, core.job.shards.view, now_s)
             )
             if given_up is None:
                 return  # leasing stays paused until the shard is back
@@ -272,7 +275,7 @@ class CoordinatorProcess(Process):
 
     async def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         steps = due.steps
-        parts = await self._command(self._saves(due.round, due.lives, ahead=False))
+        parts = await self._command(self._saves(due.round, due.registrations, ahead=False))
         for part in parts:
             if isinstance(part, ParashardError):
                 raise part
@@ -302,8 +305,8 @@ class CoordinatorProcess(Process):
                     due = replace(due, stored=await self._checkpoint_of_all(due))
                     if not due.stored:
                         return
-                    self._ending.lives[due.stored] = list(due.lives)
-                    self.exclusive.run_exclusive(lambda core, _: core.ends_with(due))
+                    self._ending.registrations[due.stored] = list(due.registrations)
+                    self.exclusive.run_exclusive(lambda core, _: core.job.ends_with(due))
                     await self.moment()
                 self.final = self._run_store.model(due.stored).variables
         except Superseded:
@@ -312,17 +315,17 @@ class CoordinatorProcess(Process):
         except ParashardError as error:
             self.world.note(f"end waits: {error.code}")
             return
-        self.metrics, self.lives = due.metrics, self._ending.lives.get(due.stored, [])
-        self.exclusive.run_exclusive(lambda core, _: core.done())
+        self.metrics, self.registrations = due.metrics, self._ending.registrations.get(due.stored, [])
+        self.exclusive.run_exclusive(lambda core, _: core.job.done())
 
     def _save_decision(self, core: Core) -> None:
         """Store what a successor has to know before it acts; where there is one already, this is the end (P7)."""
         if "P7-decision-not-stored" in self._habits:
-            self._stop_stored = bool(core.early_stop)
+            self._stop_stored = bool(core.job.early_stop)
             return
         try:
             for _ in range(DECISION_TRIES):
-                if self._save(core) or core.leases.skips <= self._stored_skips:
+                if self._save(core) or core.job.leases.skips <= self._stored_skips:
                     return  # what is not stored, a successor finds out again (P21)
         except Superseded:
             self.end("superseded")
@@ -335,10 +338,10 @@ class CoordinatorProcess(Process):
 
     def _save(self, core: Core) -> bool:
         try:
-            self._run_store.save(core.saved())
+            self._run_store.save(core.job.saved())
         except StoreFailed:
             return False
-        self._stored_skips, self._stop_stored = frozenset(core.leases.skips), bool(core.early_stop)
+        self._stored_skips, self._stop_stored = frozenset(core.job.leases.skips), bool(core.job.early_stop)
         return True
 
     def ended(self, why: str) -> None:

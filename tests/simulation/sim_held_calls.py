@@ -23,7 +23,7 @@ class _Waiter:
 
 
 class HeldCalls:
-    """The calls that wait at one life of the coordinator.
+    """The calls that wait at one incarnation of the coordinator.
 
     Parameters
     ----------
@@ -55,11 +55,11 @@ class HeldCalls:
             if waiter not in self._waiters:
                 return  # the process died while it answered the one before
             asked = waiter.request
-            reply = pb.LeaseReply(state=core.state.value, view=core.shards.view)  # type: ignore[arg-type]
-            waits = core.workers.waits(asked.worker, asked.incarnation, asked.sequence)
+            reply = pb.LeaseReply(state=core.job.state.value, view=core.job.shards.view)  # type: ignore[arg-type]
+            waits = core.job.workers.waits(asked.worker, asked.incarnation, asked.sequence)
             if waits:
                 reply = lease_reply(self._exclusive.run_exclusive(partial(_grant, asked=asked)))
-            nothing = not (reply.granted or reply.evaluations or core.over)
+            nothing = not (reply.granted or reply.evaluations or core.job.over)
             if not waits or not nothing or self._world.now_s >= waiter.until_s:
                 self._waiters.remove(waiter)
                 self._told(reply)
@@ -71,4 +71,4 @@ class HeldCalls:
 
 
 def _grant(core: Core, now_s: float, asked: pb.LeaseRequest) -> LeaseAnswer:
-    return core.grant(core.workers.by_name[asked.worker], asked.want, now_s)
+    return core.grant(core.job.workers.by_name[asked.worker], asked.want, now_s)

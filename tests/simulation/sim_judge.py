@@ -57,13 +57,13 @@ def violations(
 ) -> list[str]:
     """Return what is wrong with a run whose job is over; each line begins with the oracle's name."""
     core, final = coordinator.core, coordinator.final
-    if core.state is not JobState.DONE:
-        return [f"progress: the job is {core.state.name}: {core.reason}"]
+    if core.job.state is not JobState.DONE:
+        return [f"progress: the job is {core.job.state.name}: {core.job.reason}"]
     if final is None:
         return ["checkpoint: the job is done without one"]
-    target = core.leases.target
+    target = core.job.leases.target
     # A stop that was told may only move up, to what some shard has applied already.
-    forgotten = [s for s in stops if not s <= target or not core.early_stop]
+    forgotten = [s for s in stops if not s <= target or not core.job.early_stop]
     found = [f"stop: workers were told of a stop at step {s}, and it was at {target}" for s in forgotten]
     reported = coordinator.metrics["weights"] if coordinator.metrics is not None else None
     if setting.evaluate_every_epochs and reported != fingerprint(final):
@@ -74,11 +74,11 @@ def violations(
     found += _checkpoints(store, target)
     for process in shards:
         shard = process.shard
-        lives = {newest_claim(store, process.name), coordinator.lives[shard.identity.shard].incarnation}
-        if not process.alive or lives != {shard.identity.incarnation}:
+        incarnations = {newest_claim(store, process.name), coordinator.registrations[shard.identity.shard].incarnation}
+        if not process.alive or incarnations != {shard.identity.incarnation}:
             continue  # it is dead, superseded, or began after the end was decided
         applied = list(shard.updates.applied.intervals())
-        if core.early_stop:  # an earlier coordinator's lease may still reach past the stop
+        if core.job.early_stop:  # an earlier coordinator's lease may still reach past the stop
             if next(shard.updates.applied.missing(0, target), None) is not None:
                 found.append(f"exactly once: {process.name} applied the steps {applied}, and the stop is at {target}")
         elif applied != [(0, target)]:
@@ -108,7 +108,7 @@ def _pace(setting: Setting, coordinator: CoordinatorProcess, shards: Sequence[Sh
     ):
         found.append(f"ssp: a shard saw a step lag of {lag}")
     lost = coordinator.incarnation > 1 or any(process.lifecycle.first_incarnation > 1 for process in shards)
-    if coordinator.core.rounds.rollbacks and not lost:
+    if coordinator.core.job.rounds.rollbacks and not lost:
         found.append("rollback: shards returned to an earlier round, and none had lost anything")
     return found
 
@@ -145,11 +145,11 @@ def _skips(setting: Setting, coordinator: CoordinatorProcess, skipped: Sequence[
     everywhere, anywhere = set.intersection(*each), set.union(*each)
     if setting.policy.kind == "sync" and everywhere != anywhere:
         found.append(f"skip: shards have skipped {each}")
-    if not anywhere <= core.leases.skips:
-        found.append(f"skip: nobody has decided to skip {sorted(anywhere - core.leases.skips)}")
+    if not anywhere <= core.job.leases.skips:
+        found.append(f"skip: nobody has decided to skip {sorted(anywhere - core.job.leases.skips)}")
     if setting.bad_step is None and anywhere:
         found.append(f"skip: {sorted(anywhere)} were skipped, and none of them was bad")
-    told = (core.skipped_steps, core.partly_skipped)
+    told = (core.job.skipped_steps, core.job.partly_skipped)
     if told != (len(everywhere), len(anywhere - everywhere)):
         found.append(f"report: {told} steps were skipped everywhere and partly, of {each}")
     return found

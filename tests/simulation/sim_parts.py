@@ -14,6 +14,7 @@ from parashard.checkpoints.state import ShardState
 from parashard.plan.partition import Plan
 from parashard.protocol.messages import Target
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.rounds import Rounds as RoundsBook
 from parashard_coordinator.run.store import RunStore
 from parashard_server.build import stored_values
@@ -62,6 +63,7 @@ class Parts:
     rounds: type[RoundUpdates] = RoundUpdates
     logs: type[Logs] = Logs
     core: type[Core] = Core
+    job_record: type[JobRecord] = JobRecord
     book: type[RoundsBook] = RoundsBook
     run_store: type[RunStore] = RunStore
     habits: frozenset[str] = field(default_factory=frozenset)  # of processes that have no class for it, by rule
@@ -86,7 +88,7 @@ class _JobFile:
 
 
 class Builder:
-    """Builds a shard's lives, as `parashard_server.build.ShardBuilder` does from a job file."""
+    """Builds a shard's incarnations, as `parashard_server.build.ShardBuilder` does from a job file."""
 
     job = _JobFile()
 

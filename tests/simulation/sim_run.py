@@ -115,8 +115,10 @@ class _Run:
             found += violations(setting, self._job, coordinator, self._shards, store, stops, self._plan)
         world.note(weights)
         cores = [coordinator.core for coordinator in self._coordinators]
-        world.fired["speculative lease"] += sum(core.leases.speculative_leases for core in cores)
-        world.fired["worker started again"] += sum(w.restarts for core in cores for w in core.workers.by_name.values())
+        world.fired["speculative lease"] += sum(core.job.leases.speculative_leases for core in cores)
+        world.fired["worker started again"] += sum(
+            w.restarts for core in cores for w in core.job.workers.by_name.values()
+        )
         lag = max((shard.shard.record.step_lag_max for shard in self._shards), default=0)
         return Outcome(found, weights, world.trace, world.events, world.calm_events, lag, world.fired)
 
@@ -138,13 +140,13 @@ class _Run:
     def _start_shard(self, index: int) -> Process:
         self._world.acting = None
         builder = Builder(self._job, self._plan, index, self._queue_bytes, self._parts)
-        life = "" if self._setting.same_address else f":{len(self._shards)}"
+        incarnation = "" if self._setting.same_address else f":{len(self._shards)}"
         try:
             shard = ShardProcess(
                 self._world,
                 builder,
                 self._network,
-                f"shard-{index}{life}",
+                f"shard-{index}{incarnation}",
                 self._store,
                 self._logs,
                 self._options,
@@ -210,5 +212,4 @@ class _Run:
         book: RoundBook = NoRounds()
         if setting.policy.kind == "sync":
             book = parts.book(setting.shards, setting.policy.bound, steps, setting.checkpoint_every_s)
-        core = parts.core(options, policy, Evaluations(after, policy, steps), launcher, book)
-        return core
+        return parts.core(parts.job_record(options, policy, Evaluations(after, policy, steps), launcher, book))

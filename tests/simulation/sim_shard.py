@@ -1,6 +1,6 @@
 """A shard's process around the real service, lives and checkpointer, in virtual time.
 
-Does what `parashard_server.__main__` does: restores, announces itself, saves by its cadence, obeys the coordinator.
+Does what `parashard_server.__main__` does: restores, announces itself, saves by its schedule, obeys the coordinator.
 Knows no fault, but for what a crash does to its disk.
 """
 
@@ -25,7 +25,7 @@ from parashard.protocol.proto_conversion import interval_messages
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
@@ -50,7 +50,7 @@ class ShardProcess(Process):
     Parameters
     ----------
     builder : Builder
-        Makes its lives.
+        Makes its incarnations.
     network : Network
         Carries its calls.
     address : str
@@ -101,12 +101,12 @@ class ShardProcess(Process):
             opened=logs.opened,  # type: ignore[arg-type]
             replayed=logs.replayed,  # type: ignore[arg-type]
         )
-        first = begin_first_life(builder, restorer, claims, self.log)  # type: ignore[arg-type]
+        first = begin_first_incarnation(builder, restorer, claims, self.log)  # type: ignore[arg-type]
         self.host = first.host
         self.host.lock = AdmissionLock(1, broken=lambda error: None)  # it is raised, and ends the simulation
         clock: Callable[[], float] = lambda: world.now_s  # noqa: E731
         builder.push_memory.clock = clock
-        cadence = CheckpointSchedule(
+        schedule = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
             round_steps=rounds,
@@ -116,7 +116,7 @@ class ShardProcess(Process):
         self.checkpointer = Checkpointer(
             self.host,
             catalogue,
-            cadence,
+            schedule,
             options,
             first.known,
             first.returns,
@@ -146,7 +146,7 @@ class ShardProcess(Process):
 
     @property
     def shard(self) -> Shard:
-        """The life that is served."""
+        """The incarnation that is served."""
         return self.host.shard
 
     def start(self) -> None:
@@ -260,7 +260,7 @@ class ShardProcess(Process):
     # --- what it does by itself ---
 
     async def _announce(self) -> None:
-        """Announce itself once a second, and a new life at once; end if a newer one has its place (P3)."""
+        """Announce itself once a second, and a new incarnation at once; end if a newer one has its place (P3)."""
         next_s = self.world.now_s
         while not self._stopping:
             if self.lifecycle.claims.superseded is not None and "P23-superseded-goes-on" not in self._habits:

@@ -67,7 +67,7 @@ class SimulatedStore(MemoryStore):
 
 @dataclass
 class Segment:
-    """The records of one life."""
+    """The records of one incarnation."""
 
     first_position: int
     records: list[LogRecord] = field(default_factory=list)
@@ -75,7 +75,7 @@ class Segment:
 
 
 class MemoryLog:
-    """One life's log, as `parashard_server.durability.write_ahead_log.log.WriteAheadLog`."""
+    """One incarnation's log, as `parashard_server.durability.write_ahead_log.log.WriteAheadLog`."""
 
     failed = error = ""
     fsyncs = 0
@@ -170,11 +170,11 @@ class Logs:
     def opened(
         self, folder: Path, identity: LogIdentity, incarnation: int, first_position: int, *, fsync: bool
     ) -> MemoryLog:
-        """Begin a life's segment."""
+        """Begin an incarnation's segment."""
         segment = Segment(first_position)
         self._segments.setdefault(folder, []).append(segment)
         return MemoryLog(segment)
 
     def replayed(self, folder: Path, identity: LogIdentity, position: int, record_bytes_max: int) -> MemoryReplay:
-        """Read what earlier lives have written."""
+        """Read what earlier incarnations have written."""
         return self.replaying(self._segments.setdefault(folder, []), position)

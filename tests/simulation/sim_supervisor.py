@@ -112,10 +112,10 @@ class Supervisor:
             self.coordinator = self._starts.coordinator()
 
     def _probe(self, process: Process) -> None:
-        """End a process that hangs, as an engine does whose probes find no life in it."""
+        """End a process that hangs, as an engine does whose probes it does not answer."""
         assert process.hung_since_s is not None
         if self._world.now_s - process.hung_since_s > LIVENESS_S:
-            process.end("its engine found no life in it")
+            process.end("its engine's probes found it dead")
 
     def _ended(self, name: ProcessName) -> None:
         self._exit_number += 1

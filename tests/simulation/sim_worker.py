@@ -42,7 +42,7 @@ COMPUTE_S = (0.002, 0.02)
 EVALUATE_S = (0.002, 2.0)  # over in no time, or long enough for a shard to die and come back meanwhile
 STEP_TIMEOUT_S = 120.0
 RIDING_PAUSE_S = (0.01, 0.3)
-PATIENCE_S = 60.0
+RETRY_BUDGET_S = 60.0
 
 _Result = TypeVar("_Result")
 
@@ -61,7 +61,7 @@ class Habits:
 
 
 class WorkerProcess(Process):
-    """One life of one worker.
+    """One incarnation of one worker.
 
     Parameters
     ----------
@@ -122,7 +122,7 @@ class WorkerProcess(Process):
             ahead=self._habits.depth,
             step_timeout_s=STEP_TIMEOUT_S,
             now_s=self.world.now_s,
-            patience_s=PATIENCE_S,
+            retry_budget_s=RETRY_BUDGET_S,
         )
         self.spawn(self._begin)
         while True:
@@ -133,7 +133,7 @@ class WorkerProcess(Process):
                 break
             deadline_s = CALL_DEADLINE_S + request.wait_s
             try:
-                if self._work.stranger:
+                if self._work.must_rejoin:
                     self._work.joined_again(await self._join(self.name))
                     self.world.fired["worker joined again"] += 1
                     continue
@@ -261,13 +261,13 @@ class WorkerProcess(Process):
     # --- waiting ---
 
     async def _retry_across_restarts(self, operation: Callable[[], Awaitable[_Result]]) -> _Result:
-        """Run an operation; while a shard is away or has begun another life, learn where it is and run it again."""
+        """Run an operation; retry it after a new view while a shard is away or has another incarnation."""
         since_s = self.world.now_s
         while True:
             try:
                 return await operation()
             except (Unreachable, NotReady, StaleIncarnation):
-                if self.world.now_s - since_s > PATIENCE_S:
+                if self.world.now_s - since_s > RETRY_BUDGET_S:
                     raise
                 self.world.fired["operation done again"] += 1
             await self._refresh()

@@ -233,7 +233,7 @@ def test_a_job_whose_every_message_is_lost_goes_on_when_faults_stop() -> None:
 
 @pytest.mark.parametrize(("fault", "deaths"), [("crash", 20), ("shard_crash", 20), ("coordinator_crash", 10)])
 def test_a_role_that_dies_at_every_step_of_its_work_stops_nothing(fault: str, deaths: int) -> None:
-    """Crashes at each event of a role in turn: the rate is so high that little is done in one life."""
+    """Crashes at each event of a role in turn: the rate is so high that little is done in one incarnation."""
     faults = replace(Faults(until_s=20.0), **{fault: 0.05})
     setting = Setting("digest", SYNC, shards=3, workers=2, messages=3, checkpoint_every_steps=4, faults=faults)
     runs = [simulate(seed, replace(setting, supervised=bool(seed % 2))) for seed in range(4)]

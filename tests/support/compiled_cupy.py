@@ -1,6 +1,6 @@
-"""A CuPy of a few lines that compiles elementwise kernels for the CPU: their arithmetic can be seen without a card.
+"""A CuPy of a few lines that compiles elementwise kernels for the CPU: their arithmetic can be seen without a GPU.
 
-Says nothing of launches, streams and CUDA's own arithmetic; those take a card.
+Says nothing of launches, streams and CUDA's own arithmetic; those take a GPU.
 """
 
 from __future__ import annotations

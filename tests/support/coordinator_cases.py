@@ -17,8 +17,9 @@ from parashard_coordinator.core.calls import (
 )
 from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.evaluations import Evaluations
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import ExternalLauncher, Launcher
-from parashard_coordinator.core.membership import ShardLife, Worker
+from parashard_coordinator.core.membership import ShardRegistration, Worker
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
 
@@ -26,8 +27,8 @@ RUN, DIGEST = "run-1", "d" * 64
 OPTIONS = Options(run_id=RUN, job_digest=DIGEST, steps_total=40, shards=2, workers=2, retry_pause_s=0.0)
 
 
-def life(shard: int, incarnation: int = 1) -> ShardLife:
-    return ShardLife(incarnation, f"shard-{shard}:1", f"shard-{shard}:2")
+def registration(shard: int, incarnation: int = 1) -> ShardRegistration:
+    return ShardRegistration(incarnation, f"shard-{shard}:1", f"shard-{shard}:2")
 
 
 def core_of(
@@ -37,14 +38,14 @@ def core_of(
     registered: bool = True,
     **options: Any,
 ) -> Core:
-    """Return a core whose shards, with `registered`, have all announced an empty first life."""
+    """Return a core whose shards, with `registered`, have all announced an empty first incarnation."""
     policy = policy or Async()
     chosen = replace(OPTIONS, **options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
     rounds: RoundBook = NoRounds()
     if isinstance(policy, Sync):
         rounds = Rounds(chosen.shards, policy.round_steps, chosen.steps_total, every_s=0.0)
-    core = Core(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds)
+    core = Core(JobRecord(chosen, policy, evaluations, launcher or ExternalLauncher(), rounds))
     if registered:
         for shard in range(chosen.shards):
             announce(core, shard)
@@ -64,7 +65,7 @@ def announce(
     now_s: float = 0.0,
     skipped: Iterable[int] = (),
 ) -> None:
-    """Announce a life of a shard that has applied these intervals of steps and holds those beside them.
+    """Announce an incarnation of a shard that has applied these intervals of steps and holds those beside them.
 
     `process` is the first incarnation of its process.
     """
@@ -73,22 +74,24 @@ def announce(
     for start, stop in held:
         both.add_range(start, stop)
     empty = IntervalSet((step, step + 1) for step in skipped)
-    says = Announcement(life(shard, incarnation), in_weights, both, frozenset(returnable), restored, process, empty)
+    says = Announcement(
+        registration(shard, incarnation), in_weights, both, frozenset(returnable), restored, process, empty
+    )
     core.announced(shard, says, now_s)
 
 
 def done(*steps: int, incarnations: Sequence[int] = (1, 1), loss: float = 0.5, skipped: bool = False) -> Any:
-    """Return the receipts of steps that these lives of the shards acknowledged."""
+    """Return the receipts of steps that these incarnations of the shards acknowledged."""
     return [CompletedStep(step, list(incarnations), loss, 8, skipped) for step in steps]
 
 
 def judged(after_step: int, incarnations: Sequence[int] = (1, 1), error: str = "", **metrics: float) -> Any:
-    """Return the result of an evaluation of the weights that these lives of the shards had."""
+    """Return the result of an evaluation of the weights that these incarnations of the shards had."""
     return [EvaluationResult(after_step, incarnations, metrics, error)]
 
 
 class Caller:
-    """One life of a worker: numbers its calls and remembers what it holds."""
+    """One incarnation of a worker: numbers its calls and remembers what it holds."""
 
     def __init__(self, core: Core, name: str = "", now_s: float = 0.0, token: int = 0) -> None:
         self.token = token

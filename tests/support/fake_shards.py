@@ -1,7 +1,7 @@
 """FakeShards: shards as the coordinator's channels reach them, without processes: they say what a test has put there.
 
-Stands in for `parashard_coordinator.shards.channels.ShardChannels`. Each shard answers at once, whichever life of it is
-asked. Knows no core.
+Stands in for `parashard_coordinator.shards.channels.ShardChannels`. Each shard answers at once, whichever incarnation
+of it is asked. Knows no core.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from parashard._proto import shard_pb2
 from parashard.checkpoints.manifest import Part
 from parashard.errors import ParashardError
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 
 Interval = tuple[int, int]
 
@@ -47,12 +47,12 @@ class FakeShards:
         self._save = save
         self.refusal: ParashardError | None = None
 
-    def of(self, life: ShardLife) -> Any:
+    def of(self, registration: ShardRegistration) -> Any:
         """Return a stub; its shard is known by its address, which begins with `shard-INDEX:`."""
-        index = int(life.address.partition(":")[0].rpartition("-")[2])
+        index = int(registration.address.partition(":")[0].rpartition("-")[2])
 
         def inspect(request: shard_pb2.InspectRequest) -> shard_pb2.InspectReply:
-            return shard_pb2.InspectReply(shard=index, incarnation=life.incarnation)
+            return shard_pb2.InspectReply(shard=index, incarnation=registration.incarnation)
 
         def take(request: shard_pb2.TakeCheckpointRequest) -> shard_pb2.TakeCheckpointReply:
             part, applied = self._save(request)
@@ -67,7 +67,7 @@ class FakeShards:
         calls = {"Inspect": inspect, "TakeCheckpoint": take, "Rollback": roll_back}
         return SimpleNamespace(**{name: SimpleNamespace(future=self._call(call)) for name, call in calls.items()})
 
-    def keep(self, lives: Iterable[ShardLife]) -> None:
+    def keep(self, registrations: Iterable[ShardRegistration]) -> None:
         """Close nothing: there are no channels."""
 
     def _call(self, call: Callable[[Any], Any]) -> Callable[..., Answered]:

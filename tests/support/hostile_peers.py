@@ -137,7 +137,7 @@ class Hostile:
         return ended
 
     def pushes_without_payload(self, address: str, target: Target, count: int) -> int:
-        """Declare right pushes and send nothing of them, so that their rooms are held; return how many were refused."""
+        """Declare pushes and send nothing of them, so that their buffers are held; return how many were refused."""
         waiting = []
         for _ in range(count):
             stream, welcome = self.worker_stream(address, target)

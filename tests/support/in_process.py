@@ -203,8 +203,10 @@ class Cluster:
         self._turn = threading.Lock()
 
     def view(self, number: int = 1) -> View:
-        lives = [shard.identity.incarnation for shard in self.shards]
-        return View(number, tuple(ShardAddress(f"shard-{index}", life) for index, life in enumerate(lives)))
+        incarnations = [shard.identity.incarnation for shard in self.shards]
+        return View(
+            number, tuple(ShardAddress(f"shard-{index}", incarnation) for index, incarnation in enumerate(incarnations))
+        )
 
     def client(self, **more: Any) -> ShardClient:
         client = ShardClient(RUN, DIGEST, self.plan, "worker-0", connect=self.connect, **more)

@@ -92,7 +92,7 @@ class LateCuda:
 
         runtime = SimpleNamespace(
             getDeviceCount=lambda: devices,
-            getDeviceProperties=lambda index: {"name": b"Late Card"},
+            getDeviceProperties=lambda index: {"name": b"Late GPU"},
             runtimeGetVersion=lambda: 12080,
             CUDARuntimeError=CUDARuntimeError,
         )

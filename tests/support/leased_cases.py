@@ -5,7 +5,7 @@ from __future__ import annotations
 from parashard._proto import coordinator_pb2 as pb
 from parashard_worker.leased import Joined, LeasedWork
 
-TTL_S, STEP_TIMEOUT_S, PATIENCE_S = 9.0, 100.0, 45.0
+TTL_S, STEP_TIMEOUT_S, RETRY_BUDGET_S = 9.0, 100.0, 45.0
 RUNNING, DONE, FAILED = pb.JOB_STATE_RUNNING, pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED
 
 
@@ -21,7 +21,7 @@ class Worker:
             ahead=ahead,
             step_timeout_s=STEP_TIMEOUT_S,
             now_s=self.now_s,
-            patience_s=PATIENCE_S,
+            retry_budget_s=RETRY_BUDGET_S,
         )
 
     @property

@@ -31,7 +31,7 @@ EXAMPLES, HELD_OUT, BATCH_SIZE = 20, 7, 4
 
 
 def evaluation(after_step: int, incarnations: Sequence[int] = (1, 1), **more: Any) -> pb.EvaluationGrant:
-    """Return the lease of an evaluation of the weights that these lives of the shards have."""
+    """Return the lease of an evaluation of the weights that these incarnations of the shards have."""
     return pb.EvaluationGrant(evaluation=after_step, incarnations=incarnations, **more)
 
 
@@ -127,7 +127,7 @@ class Job:
         *work: int | Work,
         depth: int = 0,
         clip_norm: float | None = None,
-        patience_s: float = 60.0,
+        retry_budget_s: float = 60.0,
         giving_up: threading.Event | None = None,
         **of_shard: Any,
     ) -> None:
@@ -147,7 +147,7 @@ class Job:
                 clip_norm=clip_norm,
                 round_steps=of_shard.get("round_steps"),
             ),
-            self.cluster.client(retry_budget_s=patience_s, giving_up=giving_up, look=self.look),
+            self.cluster.client(retry_budget_s=retry_budget_s, giving_up=giving_up, look=self.look),
             self.leasing,  # type: ignore[arg-type]
             depth=depth,
         )

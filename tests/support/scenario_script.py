@@ -4,14 +4,14 @@ A file in `scenarios/` holds blocks divided by empty lines; a block is a command
 comments. Commands:
 
     job POLICY key=value ...              a new core with two shards that have registered; keys of `Options`
-    worker-1 joins                        a new life under this name; "before-worker-1" makes calls of the last one
-    worker-1 lease N [completes STEPS] [, reply lost]
+    worker-1 joins                        a new incarnation under this name; "before-worker-1" makes calls of the last
+    one worker-1 lease N [completes STEPS] [, reply lost]
                                           one call: reports, lists what it holds, asks for N steps
     worker-1 fails STEP REASON            reports a step that it could not compute
     worker-1 judges NUMBER key=value ...  reports an evaluation
     worker-1 dies                         the launcher sees its process end
     tick SECONDS                          time passes, and the coordinator looks for silent workers
-    shard-1 returns with STEPS            a new life of a shard, and what it has applied ("nothing": no step)
+    shard-1 returns with STEPS            a new incarnation of a shard, and what it has applied ("nothing": no step)
     status                                how the job stands and who holds what
 
 `python tests/support/scenario_script.py FILE` prints the file with the answers that the code gives today.
@@ -43,7 +43,7 @@ class Scenario:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.callers: dict[str, Caller] = {}
-        self.lives = [1] * SHARDS
+        self.incarnations = [1] * SHARDS
         self.exits = 0
         self.core: Core
 
@@ -64,8 +64,8 @@ class Scenario:
                 told = getattr(self, f"_worker_{words[0]}")(subject, words[1:])
         except ParashardError as error:
             told = [f"{type(error).__name__}: {error}"]
-        told += [f"* {event}" for event in self.core.new_events]
-        self.core.new_events.clear()
+        told += [f"* {event}" for event in self.core.job.new_events]
+        self.core.job.new_events.clear()
         return told or ["ok"]
 
     def _job(self, words: list[str]) -> list[str]:
@@ -75,7 +75,7 @@ class Scenario:
         policy = leasing_policy(Policy.parse(words[0]))
         launcher = LocalLauncher(SHARDS, Restarts(1.0, 5))
         self.core = core_of(policy, evaluate_after, launcher, shards=SHARDS, **options)
-        self.core.new_events.clear()
+        self.core.job.new_events.clear()
         return []
 
     def _tick(self, seconds: float) -> list[str]:
@@ -84,19 +84,19 @@ class Scenario:
         return []
 
     def _status(self) -> list[str]:
-        leases = self.core.leases
+        leases = self.core.job.leases
         held = {name: sorted(leases.held_by(name)) for name in sorted(self.callers)}
-        reason = f": {self.core.reason}" if self.core.over else ""
+        reason = f": {self.core.job.reason}" if self.core.job.over else ""
         return [
-            f"{self.core.state.name.lower()}{reason}",
+            f"{self.core.job.state.name.lower()}{reason}",
             f"complete {_steps(leases.complete)} of {leases.target}",
             *(f"{name} holds {' '.join(map(str, steps))}" for name, steps in held.items() if steps),
         ]
 
     def _shard_returns(self, shard: int, words: list[str]) -> list[str]:
-        self.lives[shard] += 1
+        self.incarnations[shard] += 1
         applied = [(step, step + 1) for step in _numbers(words[2:])]
-        announce(self.core, shard, self.lives[shard], applied, restored="restored")
+        announce(self.core, shard, self.incarnations[shard], applied, restored="restored")
         return []
 
     def _worker_joins(self, name: str, words: list[str]) -> list[str]:
@@ -109,8 +109,8 @@ class Scenario:
         lost = words[-3:] == [",", "reply", "lost"]
         words = words[:-3] if lost else words
         completed = _numbers(words[2:]) if "completes" in words else []
-        skips = self.core.leases.skips
-        receipts = [step for s in completed for step in done(s, incarnations=self.lives, skipped=s in skips)]
+        skips = self.core.job.leases.skips
+        receipts = [step for s in completed for step in done(s, incarnations=self.incarnations, skipped=s in skips)]
         answer = self.callers[name].call(self.now_s, want=int(words[0]), completed=receipts, lost=lost)
         return ["the reply is lost", *_told(answer)] if lost else _told(answer)
 
@@ -120,7 +120,7 @@ class Scenario:
 
     def _worker_judges(self, name: str, words: list[str]) -> list[str]:
         metrics = {key: float(value) for key, _, value in (word.partition("=") for word in words[1:])}
-        self.callers[name].call(self.now_s, evaluated=judged(int(words[0]), self.lives, **metrics))
+        self.callers[name].call(self.now_s, evaluated=judged(int(words[0]), self.incarnations, **metrics))
         return []
 
     def _worker_dies(self, name: str, words: list[str]) -> list[str]:

@@ -19,7 +19,7 @@ from parashard.store.claims import Claims
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
 from parashard_server.durability.checkpointer import Checkpointer
-from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_life
+from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
@@ -102,10 +102,10 @@ class ShardProcess:
         options = builder.job.checkpoint
         claims = Claims(store, f"shard-{index}", f"process-{next(_PROCESSES)}")
         self.log = ShardLog(store, options, builder.plan.version, index)
-        first = begin_first_life(builder, restorer, claims, self.log)
+        first = begin_first_incarnation(builder, restorer, claims, self.log)
         self.host = first.host
         self.host.lock = AdmissionLock(64, broken=lambda error: None)  # what breaks fails the test, not its process
-        cadence = CheckpointSchedule(
+        schedule = CheckpointSchedule(
             every_s=options.every_s,
             every_steps=options.every_steps,
             round_steps=builder.round_steps,
@@ -115,7 +115,7 @@ class ShardProcess:
         self.checkpointer = Checkpointer(
             self.host,
             self.catalogue,
-            cadence,
+            schedule,
             options,
             first.known,
             first.returns,
@@ -131,7 +131,7 @@ class ShardProcess:
 
     @property
     def shard(self) -> Shard:
-        """The life that is served."""
+        """The incarnation that is served."""
         return self.host.shard
 
     def push(self, *steps: int) -> None:
@@ -154,7 +154,7 @@ class ShardProcess:
         return [id_.number for id_ in self.catalogue.checkpoints()]
 
     def id_of(self, number: int) -> CheckpointId:
-        """Return the id of a checkpoint of the life that is served."""
+        """Return the id of a checkpoint of the incarnation that is served."""
         mine = self.shard.identity
         return CheckpointId(mine.plan_version, mine.shard, mine.incarnation, number)
 

@@ -14,9 +14,10 @@ from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
 from parashard.store import open_store
-from parashard_coordinator.__main__ import build_core
+from parashard_coordinator.__main__ import new_job_record
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.resolve import ResolvedJob
 from support.shard_process import ShardProcess
@@ -51,7 +52,7 @@ def small_cluster(
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
     )
-    core = ExclusiveCore(build_core(resolved, RUN, 1))
+    core = ExclusiveCore(Core(new_job_record(resolved, RUN, 1)))
     coordinator = Server("127.0.0.1:0")
     CoordinatorService(core, told, StatusView(resolved.job.job.name, "async", 1)).add_to(coordinator)
     shard = ShardProcess(open_store(str(folder)), reply=told)
@@ -74,7 +75,7 @@ def small_cluster(
     try:
         yield SmallCluster(core, shard, told, client)
     finally:
-        core.run_exclusive(lambda core, _: core.fail("the test is over"))
+        core.run_exclusive(lambda core, _: core.job.fail("the test is over"))
         ending.join()
         client.close()
         data.stop(grace_s=0.0)
@@ -84,5 +85,5 @@ def small_cluster(
 
 def _done_when_complete(core: ExclusiveCore) -> None:
     """Let the job be done once every step is in, as the coordination does after the last checkpoint."""
-    core.run_until(lambda core, _: core.complete or core.over, bool, DEADLINE_S)
-    core.run_exclusive(lambda core, _: core.over or core.done())
+    core.run_until(lambda core, _: core.job.complete or core.job.over, bool, DEADLINE_S)
+    core.run_exclusive(lambda core, _: core.job.over or core.job.done())

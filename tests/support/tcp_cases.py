@@ -43,13 +43,13 @@ class Served:
         self,
         server: StreamServer,
         plane: FakePlane,
-        rooms: ReceiveBuffers,
+        buffers: ReceiveBuffers,
         memory: PushMemory,
         connect: Callable[[], Stream],
     ) -> None:
         self.server = server
         self.plane = plane
-        self.rooms = rooms
+        self.buffers = buffers
         self.memory = memory
         self.connect = connect  # a bare stream
         self.transport = TcpTransport(ShardAddress("", 7, data_address=server.address), GREETING)
@@ -72,9 +72,9 @@ class Served:
 @contextmanager
 def shard(elements: int = ELEMENTS, budget_bytes: int = 1 << 20) -> Iterator[Served]:
     plane, memory = FakePlane(elements), PushMemory(budget_bytes)
-    rooms = ReceiveBuffers(memory)
-    with serving(TcpService(plane, rooms).serve) as (server, connect):
-        served = Served(server, plane, rooms, memory, connect)
+    buffers = ReceiveBuffers(memory)
+    with serving(TcpService(plane, buffers).serve) as (server, connect):
+        served = Served(server, plane, buffers, memory, connect)
         try:
             yield served
         finally:

@@ -52,7 +52,7 @@ class Watched:
         """Wait until something is so; what did not come is told with the alerts' states."""
         eventually(condition, what, told=self.prometheus.told)
 
-    def life(self, shard: int) -> int:
+    def incarnation(self, shard: int) -> int:
         """Return a shard's incarnation, as it says itself; 0 while it does not answer."""
         found = self.prometheus.query(f'parashard_shard_incarnation{{shard="{shard}"}}')
         return max((int(series["value"][1]) for series in found), default=0)

@@ -100,24 +100,22 @@ def test_a_driver_that_does_not_answer_is_told(
 
 
 def test_auto_takes_the_first_gpu_or_else_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cupy, name in ((LateCuda(2), "cuda:0 Late Card"), (LateCuda(0), "cpu"), (None, "cpu")):
+    for cupy, name in ((LateCuda(2), "cuda:0 Late GPU"), (LateCuda(0), "cpu"), (None, "cpu")):
         use_cupy(monkeypatch, cupy)
         assert open_device("auto").name == name
 
 
 @pytest.mark.parametrize("asked", ["auto", "cuda"])
-def test_workers_are_spread_over_the_cards(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+def test_workers_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     use_cupy(monkeypatch, LateCuda(3))
     names = [open_device(asked, f"worker-{i}").name for i in range(5)]
-    assert names == [f"cuda:{i} Late Card" for i in (0, 1, 2, 0, 1)]
-    assert open_device("cuda:2", "worker-1").name == "cuda:2 Late Card"
+    assert names == [f"cuda:{i} Late GPU" for i in (0, 1, 2, 0, 1)]
+    assert open_device("cuda:2", "worker-1").name == "cuda:2 Late GPU"
 
 
-def test_a_gpus_fingerprint_names_the_card_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
+def test_a_gpus_fingerprint_names_the_gpu_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
     use_cupy(monkeypatch, LateCuda(2))
-    assert {open_device(asked).fingerprint() for asked in ("cuda:0", "cuda:1")} == {
-        "Late Card; cupy 0.late; cuda 12080"
-    }
+    assert {open_device(asked).fingerprint() for asked in ("cuda:0", "cuda:1")} == {"Late GPU; cupy 0.late; cuda 12080"}
 
 
 # --- copies that a GPU makes late ---
@@ -220,7 +218,7 @@ def test_gradients_of_any_layout_come_to_the_host(xp_gpu: object) -> None:
 
 
 @pytest.mark.gpu
-def test_a_real_fingerprint_names_card_cupy_and_cuda(xp_gpu: object) -> None:  # P13
+def test_a_real_fingerprint_names_gpu_cupy_and_cuda(xp_gpu: object) -> None:  # P13
     gpu = open_device("auto")
     assert gpu.name.startswith("cuda:0 ")
     assert gpu.fingerprint() == Gpu(0).fingerprint()

@@ -16,7 +16,7 @@ from parashard.errors import (
     WrongRun,
 )
 from parashard_worker.leased import RETRY_PAUSE_S, Joined
-from support.leased_cases import DONE, FAILED, PATIENCE_S, Worker, reported
+from support.leased_cases import DONE, FAILED, RETRY_BUDGET_S, Worker, reported
 
 # --- answers that do not come ---
 
@@ -81,22 +81,24 @@ def test_patience_with_a_coordinator_that_is_away_has_an_end() -> None:
     while worker.work.failure is None:
         assert list(worker.call().held) == [step]
         worker.work.lost(Unreachable("nobody there"), worker.now_s)
-    assert worker.now_s - began_s == pytest.approx(PATIENCE_S, abs=2 * RETRY_PAUSE_S)
+    assert worker.now_s - began_s == pytest.approx(RETRY_BUDGET_S, abs=2 * RETRY_PAUSE_S)
     assert isinstance(worker.work.failure, Unreachable)
 
 
 def test_an_answer_renews_the_patience() -> None:
     worker = Worker(ahead=0).granted(0)
     for _ in range(3):
-        worker.now_s += 10 * PATIENCE_S  # long silences of its own count for nothing
+        worker.now_s += 10 * RETRY_BUDGET_S  # long silences of its own count for nothing
         worker.call()
-        worker.now_s += PATIENCE_S - 1.0
+        worker.now_s += RETRY_BUDGET_S - 1.0
         worker.work.lost(Unreachable("nobody there"), worker.now_s)
         worker.granted()
     assert worker.work.failure is None
 
 
-@pytest.mark.parametrize("error", [Superseded("a later life"), WrongRun("another"), PeerFailed("bug"), JobFailed("no")])
+@pytest.mark.parametrize(
+    "error", [Superseded("a later incarnation"), WrongRun("another"), PeerFailed("bug"), JobFailed("no")]
+)
 def test_a_refusal_is_the_workers_end(error: Exception) -> None:  # P3
     worker = Worker().granted(0, 1)
     worker.call()
@@ -115,10 +117,10 @@ def test_a_coordinator_that_does_not_know_the_worker_is_joined_again_and_nothing
     under_way = worker.take()
     unanswered = worker.call()
     worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
-    assert (worker.work.stranger, worker.work.over, worker.work.failure) == (True, False, None)
+    assert (worker.work.must_rejoin, worker.work.over, worker.work.failure) == (True, False, None)
     assert worker.due_in_s == pytest.approx(RETRY_PAUSE_S)
     worker.work.joined_again(Joined("run-1", "worker-0", 900, 9.0))
-    assert not worker.work.stranger
+    assert not worker.work.must_rejoin
     again = worker.call()
     assert (again.incarnation, again.worker) == (900, "worker-0")
     assert again.sequence > unanswered.sequence
@@ -142,7 +144,7 @@ def test_a_coordinator_that_falls_before_it_is_joined_is_waited_for() -> None:
     worker.call()
     worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
     worker.work.lost(Unreachable("gone again"), worker.now_s)
-    assert (worker.work.stranger, worker.work.failure) == (False, None)
+    assert (worker.work.must_rejoin, worker.work.failure) == (False, None)
     assert list(worker.call().held) == [step]
 
 
@@ -153,7 +155,7 @@ def test_patience_with_a_coordinator_that_never_takes_the_worker_in_has_an_end(e
     while worker.work.failure is None:
         worker.call()
         worker.work.lost(error, worker.now_s)
-    assert worker.now_s - began_s == pytest.approx(PATIENCE_S, abs=2 * RETRY_PAUSE_S)
+    assert worker.now_s - began_s == pytest.approx(RETRY_BUDGET_S, abs=2 * RETRY_PAUSE_S)
 
 
 def test_whoever_leaves_does_not_join_again() -> None:
@@ -161,7 +163,7 @@ def test_whoever_leaves_does_not_join_again() -> None:
     worker.work.leave()
     worker.call()
     worker.work.lost(Unacquainted("worker-0 is not known"), worker.now_s)
-    assert (worker.work.stranger, worker.work.ended, worker.work.failure) == (False, True, None)
+    assert (worker.work.must_rejoin, worker.work.ended, worker.work.failure) == (False, True, None)
 
 
 # --- the end ---
@@ -238,5 +240,5 @@ def test_whoever_leaves_still_learns_that_it_was_replaced() -> None:
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()
-    worker.work.lost(Superseded("a later life"), worker.now_s)
+    worker.work.lost(Superseded("a later incarnation"), worker.now_s)
     assert isinstance(worker.work.failure, Superseded)

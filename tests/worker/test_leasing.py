@@ -159,12 +159,12 @@ def test_the_jobs_end_wakes_whoever_waits_for_work(
     assert (leasing.over, leasing.state, leasing.reason) == (True, state, "that is all")
 
 
-def test_a_later_life_of_this_worker_ends_it(
+def test_a_later_incarnation_of_this_worker_ends_it(
     coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
 ) -> None:  # P3
     leasing = start()
     coordinator.call()
-    coordinator.refuse(Superseded("worker-0 has a later life"))
+    coordinator.refuse(Superseded("worker-0 has a later incarnation"))
     assert leasing.take(DEADLINE_S) is None
     assert isinstance(leasing.failure, Superseded)
     leasing._thread.join(DEADLINE_S)
@@ -257,5 +257,5 @@ def test_an_announcement_waits_no_longer_than_there_is_work(
     with ThreadPoolExecutor(1) as pool:
         announced = pool.submit(leasing.announce, step)
         coordinator.call()
-        coordinator.refuse(Superseded("another life"))
+        coordinator.refuse(Superseded("another incarnation"))
         assert not announced.result(DEADLINE_S)

@@ -34,7 +34,7 @@ def test_every_leased_step_is_applied_by_every_shard_and_reported(depth: int) ->
     assert (job.loop.computed, job.loop.steps, job.loop.examples) == (10, 10, 40)
 
 
-def test_a_report_names_the_lives_that_acknowledged_the_step_its_loss_and_its_examples() -> None:  # P3, P5
+def test_a_report_names_the_incarnations_that_acknowledged_the_step_its_loss_and_its_examples() -> None:  # P3, P5
     job = Job(3, incarnation=6).run()
     (report,) = job.leasing.completions
     indices = job.steps.indices(3)

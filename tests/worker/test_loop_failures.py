@@ -10,6 +10,7 @@ import pytest
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data.base import Batch
+from parashard.display.paths import short_path
 from parashard.errors import (
     ConfigurationError,
     MalformedFrame,
@@ -26,7 +27,6 @@ from parashard.errors import (
     Unreachable,
     WrongRun,
 )
-from parashard.models.blame import shown
 from parashard.protocol.messages import PullRun, Push
 from support import loop_cases
 from support.loop_cases import Counting, Job, Numbered, evaluation
@@ -68,7 +68,7 @@ def test_a_model_that_raises_fails_its_step_and_no_other(depth: int) -> None:  #
     job.model.before = broken
     job.run()
     line = broken.__code__.co_firstlineno + 2
-    assert job.leasing.failures == {2: f"{shown(__file__)}:{line}: ZeroDivisionError: no such digit"}
+    assert job.leasing.failures == {2: f"{short_path(__file__)}:{line}: ZeroDivisionError: no such digit"}
     assert job.leasing.kinds == {2: pb.FAILURE_KIND_MODEL}
     assert job.completed == [0, 1, 3, 4]
     assert job.applied == [[(0, 2), (3, 5)]] * 2
@@ -132,7 +132,7 @@ def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_men
     job = Job(0, depth=depth)
     job.model.spoil = at_step(0, spoil)
     job.run()
-    place = f"{shown(loop_cases.__file__)}:{Counting.loss_and_gradients.__code__.co_firstlineno}: "
+    place = f"{short_path(loop_cases.__file__)}:{Counting.loss_and_gradients.__code__.co_firstlineno}: "
     assert job.leasing.failures[0].startswith(f"{place}loss_and_gradients returned {message}")
     assert job.leasing.kinds == {0: pb.FAILURE_KIND_WRONG_RESULT}
     assert job.cluster.pushes == []
@@ -178,7 +178,7 @@ def test_metrics_of_another_form_are_the_model_s_error(metrics: Any, found: str)
     job.run()
     nothing, error = job.leasing.evaluations[5]
     assert (nothing, f"evaluate returned {found}" in error) == ({}, True)
-    assert error.startswith(f"{shown(__file__)}:")
+    assert error.startswith(f"{short_path(__file__)}:")
     assert job.completed == [0]
 
 
@@ -292,7 +292,7 @@ def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(depth: in
 
 
 WAITED_FOR = [
-    StaleIncarnation("a later life"),
+    StaleIncarnation("a later incarnation"),
     QueueFull("full"),
     Unreachable("no answer"),
     NotReady("stopping"),

@@ -21,14 +21,15 @@ pytestmark = pytest.mark.usefixtures("virtual_time")
 
 
 class Dying:
-    """Shard 1 dies at a request and stays away for some more; then a later life of it answers.
+    """Shard 1 dies at a request and stays away for some more; then a later incarnation of it answers.
 
     Parameters
     ----------
     at : callable
         Whether this is the request.
     kept : int or None
-        The later life has the pushes up to this step in its weights; None: all that the earlier one acknowledged.
+        The later incarnation has the pushes up to this step in its weights; None: all that the earlier one
+        acknowledged.
     answered_too_late : bool
         True: the fatal request is carried out, and only its answer is lost.
     away : int
@@ -97,12 +98,14 @@ def test_a_shard_dies_in_the_middle_of_a_push_and_comes_back_with_all_it_had(
     assert dying.died
     assert_each_step_once(job, 5)
     assert (job.completed, job.leasing.drops) == ([0, 1, 2, 3, 4], [])
-    lives = {c.step: list(c.incarnations) for c in job.leasing.completions}
-    assert lives[2] == [1, 2], "the receipt that counts is the later life's (P3)"
+    incarnations = {c.step: list(c.incarnations) for c in job.leasing.completions}
+    assert incarnations[2] == [1, 2], "the receipt that counts is the later incarnation's (P3)"
     assert job.refreshed >= 1
 
 
-def test_a_push_that_the_later_life_has_lost_is_applied_by_it_once_more_and_the_other_shard_is_not_asked() -> None:
+def test_a_push_that_the_later_incarnation_has_lost_is_applied_by_it_once_more_and_the_other_shard_is_not_asked() -> (
+    None
+):
     job = Job(*range(4))
     Dying(job, pushes_step(3), kept=2, answered_too_late=True)
     job.run()
@@ -111,7 +114,7 @@ def test_a_push_that_the_later_life_has_lost_is_applied_by_it_once_more_and_the_
 
 
 @DEPTHS
-def test_a_pull_waits_for_the_later_life(depth: int) -> None:
+def test_a_pull_waits_for_the_later_incarnation(depth: int) -> None:
     job = Job(*range(4), depth=depth)
     dying = Dying(job, lambda request: isinstance(request, PullRun) and request.step == 2)
     job.run()
@@ -119,7 +122,7 @@ def test_a_pull_waits_for_the_later_life(depth: int) -> None:
     assert_each_step_once(job, 4)
 
 
-def test_an_evaluation_of_weights_that_an_ended_life_had_is_given_back() -> None:  # P25
+def test_an_evaluation_of_weights_that_an_ended_incarnation_had_is_given_back() -> None:  # P25
     job = Job(0, evaluation(5), 1)
     dying = Dying(job, lambda request: isinstance(request, PullRun) and request.step is None)
     job.run()
@@ -128,7 +131,7 @@ def test_an_evaluation_of_weights_that_an_ended_life_had_is_given_back() -> None
     assert_each_step_once(job, 2)
 
 
-def test_an_evaluation_judges_the_lives_that_its_grant_names_and_no_others() -> None:  # P25
+def test_an_evaluation_judges_the_incarnations_that_its_grant_names_and_no_others() -> None:  # P25
     job = Job(evaluation(4, (1, 2)), evaluation(5, (1, 1))).run()
     assert (job.leasing.dropped_evaluations, job.leasing.evaluations.keys()) == ([4], {5})
 
@@ -154,7 +157,7 @@ def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error:
         if address == "shard-1" and pushes_step(1)(request):
             raise error
 
-    job = Job(*range(3), patience_s=20.0)
+    job = Job(*range(3), retry_budget_s=20.0)
     job.cluster.before = before
     job.run()
     assert (job.leasing.drops, job.completed) == ([1], [0, 2])

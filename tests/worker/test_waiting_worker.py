@@ -9,9 +9,10 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.job.load import as_toml, job_from_toml
 from parashard.protocol.proto_conversion import plan_message
 from parashard.protocol.rpc import Server
-from parashard_coordinator.__main__ import build_core
+from parashard_coordinator.__main__ import new_job_record
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
+from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.resolved_job import resolved_here
 from support.small_job import SMALL_JOB
@@ -22,7 +23,7 @@ RUN = "run-1"
 
 def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
     resolved = resolved_here(job_from_toml(SMALL_JOB))
-    core = ExclusiveCore(build_core(resolved, RUN, 1))  # of which no shard ever registers
+    core = ExclusiveCore(Core(new_job_record(resolved, RUN, 1)))  # of which no shard ever registers
     job = pb.GetJobReply(
         run_id=RUN,
         job_digest=resolved.digest,
@@ -41,7 +42,7 @@ def test_a_worker_that_waits_for_a_shard_gives_signs_of_life() -> None:  # P22
     try:
 
         def calls() -> int:
-            known = core.run_exclusive(lambda core, now_s: core.workers.by_name.get("worker-0"))
+            known = core.run_exclusive(lambda core, now_s: core.job.workers.by_name.get("worker-0"))
             return 0 if known is None else known.sequence
 
         eventually(lambda: calls() > 1, "it asks for leases, again and again")

@@ -78,7 +78,7 @@ def test_other_data_than_the_job_s_are_refused_before_it_joins(cluster: SmallClu
     other = open_source(job(65).data)
     with pytest.raises(WrongRun, match="this machine's data differ from the job's"):
         Worker(cluster.client, Watched(other.spec), other).run(Stop())
-    assert not cluster.core.run_exclusive(lambda core, _: dict(core.workers.by_name))
+    assert not cluster.core.run_exclusive(lambda core, _: dict(core.job.workers.by_name))
 
 
 def test_a_model_that_is_declared_in_another_way_is_refused(cluster: SmallCluster) -> None:  # P2
@@ -98,14 +98,14 @@ def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None
     model.before = lambda batch: stop.ask("enough") if len(model.steps) == 3 else None
     end = Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-7")).run(stop)
     assert end == WorkerEnd(3, job_failed=False, reason="enough")
-    assert not cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-7"))
-    assert not cluster.core.run_exclusive(lambda core, _: core.workers.by_name["worker-7"].live)
+    assert not cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-7"))
+    assert not cluster.core.run_exclusive(lambda core, _: core.job.workers.by_name["worker-7"].live)
     assert os.environ == environment, "which is the program's"
 
 
 def test_a_job_that_has_failed_is_told(cluster: SmallCluster) -> None:
     model = Watched(SOURCE.spec)
-    model.before = lambda batch: cluster.core.run_exclusive(lambda core, _: core.fail("a test"))
+    model.before = lambda batch: cluster.core.run_exclusive(lambda core, _: core.job.fail("a test"))
     end = Worker(cluster.client, model, SOURCE).run(Stop())
     assert (end.job_failed, end.reason) == (True, "a test")
     with pytest.raises(JobFailed, match="a test"):
@@ -139,7 +139,9 @@ class TestAStepThatIsStuckInTheModel:
         with small_cluster(resolved_here(hanging), tmp_path) as cluster:
             thread, ends = self.run(Worker(cluster.client, model, SOURCE), Stop())
             eventually(
-                lambda: any("taken over" in event for event in cluster.core.run_exclusive(lambda c, _: list(c.events))),
+                lambda: any(
+                    "taken over" in event for event in cluster.core.run_exclusive(lambda c, _: list(c.job.events))
+                ),
                 "the coordinator hears of it while the model is still at it",
             )
             assert not ends
@@ -152,10 +154,10 @@ class TestAStepThatIsStuckInTheModel:
         stop = Stop()
         thread, ends = self.run(Worker(cluster.client, model, SOURCE, settings=WorkerSettings("worker-0")), stop)
         assert entered.wait(DEADLINE_S)
-        assert cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-0"))
+        assert cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-0"))
         stop.ask("enough")
         eventually(
-            lambda: not cluster.core.run_exclusive(lambda core, _: core.leases.held_by("worker-0")),
+            lambda: not cluster.core.run_exclusive(lambda core, _: core.job.leases.held_by("worker-0")),
             "its leases are free while the model is still at it",
         )
         assert not ends

@@ -72,7 +72,7 @@ class Task:
         WrongResult
             If the model returns no loss, or not one gradient of each variable.
         NonFiniteGradient
-            If the loss's gradient has a value that is not finite, though the examples have none (P6).
+            If the loss's gradient has a value that is not finite, though the examples have none.
         BadExample
             If it has one since an example does.
         """
@@ -206,7 +206,7 @@ def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> st
 
 
 def _is_number(value: object) -> bool:
-    """Tell whether a value has one real number; an array on a card stays there."""
+    """Tell whether a value has one real number; an array on a GPU stays there."""
     kind = getattr(getattr(value, "dtype", None), "kind", "f")  # NumPy's and CuPy's dtypes have one
     return hasattr(value, "__float__") and math.prod(getattr(value, "shape", ())) == 1 and kind not in "cOSUmM"
 

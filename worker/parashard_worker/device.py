@@ -1,4 +1,4 @@
-"""Device: where gradients are computed, on the CPU or one CUDA card; models get the array namespace `xp`.
+"""Device: where gradients are computed, on the CPU or one CUDA GPU; models get the array namespace `xp`.
 
 On a GPU, copies go through pinned host buffers on a stream of their own, and the host waits once in a step: for loss
 and gradients together. Knows no model and no shard. Called by `parashard_worker.computing`, in the thread of the loop's
@@ -46,7 +46,7 @@ class Device(Protocol):
         """
 
     def fingerprint(self) -> str:
-        """Describe all that decides the bits of a gradient here (P13)."""
+        """Describe all that decides the bits of a gradient here."""
 
 
 class Cpu:
@@ -93,11 +93,11 @@ class Gpu:
     """
 
     def __init__(self, index: int) -> None:
-        self._device = cuda.card(index)
+        self._device = cuda.device(index)
         self._cupy = self.xp = cuda.namespace()
         self._copies = self._cupy.cuda.Stream(non_blocking=True)
         self._staged: deque[tuple[Any, Any]] = deque()  # (event after the copy, pinned buffer that it reads)
-        self.name = cuda.card_name(index)
+        self.name = cuda.device_name(index)
 
     def variables_from_host(self, variables: Mapping[str, Float32s]) -> Mapping[str, Array]:
         """Copy from pinned memory on the copy stream; the compute stream waits for it on the device, not the host."""
@@ -118,15 +118,15 @@ class Gpu:
         self._device.use()
         float32 = self._cupy.float32
         compact = {name: self._cupy.ascontiguousarray(g, dtype=float32) for name, g in gradients.items()}
-        on_card = not isinstance(loss, float | int | np.generic | np.ndarray)
+        on_device = not isinstance(loss, float | int | np.generic | np.ndarray)
         self._join(self._cupy.cuda.get_current_stream(), self._copies)  # after the last kernel that writes them
         host = {name: self._copying_out(gradient) for name, gradient in compact.items()}
-        host_loss = self._copying_out(loss) if on_card else loss
+        host_loss = self._copying_out(loss) if on_device else loss
         self._copies.synchronize()
         return float(host_loss), host
 
     def fingerprint(self) -> str:
-        """Name the card, CuPy and the CUDA runtime, which brings cuBLAS."""
+        """Name the GPU, CuPy and the CUDA runtime, which brings cuBLAS."""
         runtime = self._cupy.cuda.runtime.runtimeGetVersion()
         return f"{self.name.partition(' ')[2]}; cupy {self._cupy.__version__}; cuda {runtime}"
 
@@ -164,7 +164,7 @@ def open_device(asked: str, worker: str = "") -> Device:
     Parameters
     ----------
     asked : str
-        "cpu", "cuda:N", "cuda" (one of the cards: workers of a machine are spread over them by their numbers), or
+        "cpu", "cuda:N", "cuda" (one of the GPUs: workers of a machine are spread over them by their numbers), or
         "auto": as "cuda" where that can be, else the CPU.
     worker : str
         Name of the worker, such as "worker-3".
@@ -180,7 +180,7 @@ def open_device(asked: str, worker: str = "") -> Device:
         return Cpu()
     if asked == "auto":
         try:
-            return Gpu(cuda.spread(worker, cuda.cards()))
+            return Gpu(cuda.spread(worker, cuda.device_count()))
         except (ConfigurationError, Unavailable):
             return Cpu()
     index = cuda.index_of(asked, worker)

@@ -24,7 +24,7 @@ Work = pb.Grant | pb.EvaluationGrant
 
 @dataclass(frozen=True)
 class Joined:
-    """A worker's membership: its name, its life, and the time it may be silent."""
+    """A worker's membership: its name, its incarnation, and the time it may be silent."""
 
     run_id: str
     name: str
@@ -50,7 +50,7 @@ class LeasedWork:
         leaves, and `hung` says why; the step loop itself will not notice.
     now_s : float
         When the worker joined.
-    patience_s : float
+    retry_budget_s : float
         How long the coordinator may be away before the worker gives up.
     """
 
@@ -62,13 +62,13 @@ class LeasedWork:
         ahead: int,
         step_timeout_s: float,
         now_s: float,
-        patience_s: float = 60.0,
+        retry_budget_s: float = 60.0,
     ) -> None:
         self._joined = joined
         self._batch = batch
         self._ahead = ahead
         self._step_timeout_s = step_timeout_s
-        self._patience_s = patience_s
+        self._retry_budget_s = retry_budget_s
         self._queue: deque[Work] = deque()
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
@@ -96,7 +96,7 @@ class LeasedWork:
         self.reason = ""
         self.failure: ParashardError | None = None
         self.hung = ""
-        self.stranger = False
+        self.must_rejoin = False
         """The coordinator does not know this worker: it has to join again before the next call."""
 
     @property
@@ -237,13 +237,14 @@ class LeasedWork:
     def lost(self, error: ParashardError, now_s: float) -> None:
         """Take note of a call without an answer, or of one that was refused.
 
-        One that found nobody is made again after a pause, within the patience; whoever leaves waits for nobody. A
-        coordinator that does not know the worker is a new one: it is joined again. Any other error is the worker's end.
+        A call that `RetryLater` ended is retried after a pause, within the retry budget; a worker that leaves does not
+        wait. A coordinator that does not know the worker is a new one: it is joined again. Any other error ends the
+        worker.
         """
-        stranger = isinstance(error, Unacquainted)
-        self.stranger = stranger and not self._leaving
-        patient = now_s - self._silent_since_s <= self._patience_s
-        if (isinstance(error, RetryLater) or stranger) and not self._leaving and patient:
+        unknown = isinstance(error, Unacquainted)
+        self.must_rejoin = unknown and not self._leaving
+        patient = now_s - self._silent_since_s <= self._retry_budget_s
+        if (isinstance(error, RetryLater) or unknown) and not self._leaving and patient:
             self._unanswered = True
             self._called_s = now_s
         elif self._leaving and not isinstance(error, Fenced):
@@ -254,7 +255,7 @@ class LeasedWork:
     def joined_again(self, joined: Joined) -> None:
         """Go on as a member of a coordinator that is new; what is held and what is to be reported stays."""
         self._joined = joined
-        self.stranger = False
+        self.must_rejoin = False
 
     @property
     def _idle(self) -> bool:

@@ -49,7 +49,7 @@ class Leasing:
         See `LeasedWork`.
     join : callable
         Joins the job again, at a coordinator that was started anew.
-    patience_s : float
+    retry_budget_s : float
         See `LeasedWork`.
     on_hung : callable, optional
         Called with the reason once a hung step has been reported; by default it ends the process.
@@ -71,7 +71,7 @@ class Leasing:
         ahead: int,
         step_timeout_s: float,
         join: Callable[[], Joined],
-        patience_s: float = 60.0,
+        retry_budget_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
         observer: StepObserver = NO_STEP_OBSERVER,
     ) -> None:
@@ -79,7 +79,7 @@ class Leasing:
         self._join = join
         self._on_hung = on_hung or end_process
         self._observer = observer
-        self._patience_s = patience_s
+        self._retry_budget_s = retry_budget_s
         self._changed = threading.Condition()
         self._work = LeasedWork(
             joined,
@@ -87,7 +87,7 @@ class Leasing:
             ahead=ahead,
             step_timeout_s=step_timeout_s,
             now_s=time.monotonic(),
-            patience_s=patience_s,
+            retry_budget_s=retry_budget_s,
         )
         self.phases_s: dict[str, float] = {}
         self._reply_deadline_s = max(
@@ -157,7 +157,7 @@ class Leasing:
             with self._changed:
                 self._work.computing(None, time.monotonic())
                 self._changed.notify_all()
-                self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._patience_s)
+                self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
     def announce(self, step: int) -> bool:
         """Tell the coordinator that a step is computed now, and wait until it knows (P26); False: there is no work.
@@ -167,7 +167,7 @@ class Leasing:
         with self._changed:
             self._work.announce(step)
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._work.announced or self._work.over, self._patience_s)
+            self._changed.wait_for(lambda: self._work.announced or self._work.over, self._retry_budget_s)
             return self._work.announced and not self._work.over
 
     def completed(self, step: pb.CompletedStep) -> None:
@@ -223,7 +223,7 @@ class Leasing:
                 return
             failpoints.hit("worker.lease.reporting")
             try:
-                if self._work.stranger:
+                if self._work.must_rejoin:
                     joined = self._join()
                     log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
                     with self._changed:

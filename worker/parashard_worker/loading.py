@@ -1,4 +1,4 @@
-"""Loads a worker's task: the job's data, model and device, checked against what the coordinator says of them (P2).
+"""Loads a worker's task: the job's data, model and device, checked against what the coordinator says of them.
 
 What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call. Called by
 `parashard_worker.worker`.
@@ -123,7 +123,7 @@ def _check_data(job: Job, spec: DataSpec, told: pb.GetJobReply) -> None:
 
 
 def _check_identity(job: Job, spec: DataSpec, plan: Plan, told: pb.GetJobReply, code: str) -> None:
-    """Refuse to work on steps that are not the job's: overrides may say where things are, not what is computed (P2)."""
+    """Refuse to work on steps that are not the job's: overrides may say where things are, not what is computed."""
     first = told.initial_sha256
     mine = job_identity(job, spec, plan.variables, initial_sha256=first, model_sha256=code)
     if identity_digest(mine) != told.job_digest:

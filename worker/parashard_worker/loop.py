@@ -156,7 +156,7 @@ class StepLoop:
     def _pull(self, grant: pb.Grant) -> Pulled | None:
         """Pull after the lease (P9); a step to skip needs no weights."""
         if self._leasing.view > self._client.view.number:
-            # Receipts of a shard's earlier life, which may not know that it is over, do not count.
+            # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
             self._client.refresh()
         if grant.skip:
             return None
@@ -250,7 +250,8 @@ class StepLoop:
         if isinstance(error, InvalidRequest):
             self._leasing.failed(step, str(error))
         elif isinstance(error, Redo | RetryLater):
-            # The round is over, or the shard has another life: whoever leases the step next knows more than we do.
+            # The round is over, or the shard has another incarnation: whoever leases the step next knows more than we
+            # do.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
             self._client.refresh()

@@ -60,7 +60,7 @@ class WorkerSettings:
     host, http_port
         Where /metrics, /livez and /readyz are; port 0 picks a free one.
     overrides : sequence of (dotted key, value, name of the flag)
-        What is elsewhere on this machine, such as data.path; what defines the steps must stay (P2).
+        What is elsewhere on this machine, such as data.path; what defines the steps must stay.
     model_folder : Path, optional
         Where a model that the job names is looked up; None: where the coordinator does.
     own_process : bool
@@ -138,11 +138,11 @@ class Worker:
         Raises
         ------
         WrongRun
-            If the data, the model or an override is not of the coordinator's job (P2).
+            If the data, the model or an override is not of the coordinator's job.
         ConfigurationError
             If something that the job names is not there, or the model returns what is no gradient of its variables.
         Fenced
-            If another process has this worker's name by now (P3).
+            If another process has this worker's name by now.
         RetryLater
             If the coordinator or a shard has been away for longer than `cluster.retry_budget_s`, or a stop was asked
             for before the worker had joined.
@@ -216,7 +216,7 @@ class Worker:
             ahead=cluster.pipeline_depth,
             step_timeout_s=cluster.step_timeout_s,
             join=join,
-            patience_s=cluster.retry_budget_s,
+            retry_budget_s=cluster.retry_budget_s,
             on_hung=end_process if self._settings.own_process else _tell_hung,
             observer=self._observer,
         )
@@ -234,7 +234,7 @@ class Worker:
         return leasing, client
 
     def _work(self, told: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
-        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent (P22)
+        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
         try:
             client.use(self._coordinator.patiently(lambda: self._view(told.run_id)))
             loop.run(lambda: stop.asked)

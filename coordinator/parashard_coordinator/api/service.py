@@ -93,8 +93,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         def tell(core: Core, now_s: float) -> pb.GetStatusReply:
             if request.run_id:
-                core.check_run(request.run_id)
-            return self._status.message(core, now_s)
+                core.job.check_run(request.run_id)
+            return self._status.message(core.job, now_s)
 
         return self._core.run_exclusive(tell)
 
@@ -105,12 +105,12 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         says = announcement(request)
 
         def register(core: Core, now_s: float) -> pb.RegisterShardReply:
-            core.check_run(request.run_id, request.job_digest)
+            core.job.check_run(request.run_id, request.job_digest)
             core.announced(request.shard, says, now_s)
             return pb.RegisterShardReply(
-                coordinator_incarnation=core.options.incarnation,
-                cut_round=core.rounds.common_cut(),
-                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+                coordinator_incarnation=core.job.options.incarnation,
+                cut_round=core.job.rounds.common_cut(),
+                state=core.job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
             )
 
         reply = self._core.run_exclusive(register)
@@ -126,10 +126,10 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         device = readable(request.device, DEVICE_BYTES_MAX)
 
         def register(core: Core, now_s: float) -> pb.RegisterWorkerReply:
-            core.check_run(request.run_id, request.job_digest)
+            core.job.check_run(request.run_id, request.job_digest)
             worker = core.register_worker(name, fingerprint, device, http_address, now_s, request.token)
             return pb.RegisterWorkerReply(
-                name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.options.lease_ttl_s
+                name=worker.name, incarnation=worker.incarnation, lease_ttl_s=core.job.options.lease_ttl_s
             )
 
         return self._core.run_exclusive(register)
@@ -138,17 +138,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Give the shards' addresses."""
 
         def tell(core: Core, now_s: float) -> pb.GetViewReply:
-            core.check_run(request.run_id)
+            core.job.check_run(request.run_id)
             shards = [
                 pb.ShardAddress(
-                    address=life.address,
-                    incarnation=life.incarnation,
-                    data_address=life.data_address,
-                    local_path=life.local_path,
+                    address=registration.address,
+                    incarnation=registration.incarnation,
+                    data_address=registration.data_address,
+                    local_path=registration.local_path,
                 )
-                for life in core.shards.lives()
+                for registration in core.job.shards.registrations()
             ]
-            return pb.GetViewReply(view=core.shards.view, shards=shards)
+            return pb.GetViewReply(view=core.job.shards.view, shards=shards)
 
         return self._core.run_exclusive(tell)
 
@@ -157,7 +157,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         call = lease_call(request)
 
         def first(core: Core, now_s: float) -> LeaseAnswer:
-            core.check_run(request.run_id)
+            core.job.check_run(request.run_id)
             return core.lease(call, now_s)
 
         answer = self._core.run_exclusive(first)
@@ -170,9 +170,9 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
     def _wait_for_work(self, request: pb.LeaseRequest, answer: LeaseAnswer) -> LeaseAnswer:
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
-            if not core.workers.waits(request.worker, request.incarnation, request.sequence):
+            if not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
-            return core.grant(core.workers.by_name[request.worker], request.want, now_s, answer.revoked)
+            return core.grant(core.job.workers.by_name[request.worker], request.want, now_s, answer.revoked)
 
         with self._counting:
             if self._waiters >= WAITERS_MAX:
@@ -194,7 +194,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         def scale(core: Core, now_s: float) -> None:
             if request.run_id:
-                core.check_run(request.run_id)
+                core.job.check_run(request.run_id)
             core.scale(request.workers)
 
         self._core.run_exclusive(scale)
@@ -209,17 +209,17 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         running = [_process(p) for p in request.running]
 
         def supervise(core: Core, now_s: float) -> pb.SuperviseReply:
-            core.check_run(request.run_id)
+            core.job.check_run(request.run_id)
             if request.stop_reason:
-                core.stop(request.stop_reason)
+                core.job.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
             return pb.SuperviseReply(
                 start=_processes(orders.start),
                 stop=_processes(orders.stop),
                 kill=_processes(orders.kill),
-                state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
-                reason=core.reason,
-                exit_code=core.exit_code,
+                state=core.job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+                reason=core.job.reason,
+                exit_code=core.job.exit_code,
             )
 
         return self._core.run_exclusive(supervise)
@@ -229,7 +229,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         def ask(core: Core, now_s: float) -> Answer:
             if request.run_id:
-                core.check_run(request.run_id)
+                core.job.check_run(request.run_id)
             return core.create_checkpoint(request.request)
 
         answer = self._core.run_exclusive(ask)

@@ -30,7 +30,7 @@ from parashard_coordinator.core.input_limits import (
     checked_text,
     readable,
 )
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 
 INTERVALS_MAX = 1 << 15  # in a shard's applied steps, and in those it holds; each gap is a lease that is late
 ROUNDS_MAX = 1 << 16  # that a shard can return to
@@ -94,7 +94,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
     """
     _check_counts(request)
     check_count("skipped", request.skipped, INTERVALS_MAX)
-    life = ShardLife(
+    registration = ShardRegistration(
         request.incarnation,
         checked_address(request.address, "address"),
         checked_address(request.http_address, "http_address"),
@@ -102,7 +102,7 @@ def announcement(request: pb.RegisterShardRequest) -> Announcement:
         checked_text(request.local_path, "local_path", PATH_BYTES_MAX),
     )
     return Announcement(
-        life,
+        registration,
         applied=intervals_from(request.applied),
         held=intervals_from(request.held or request.applied),
         skipped=intervals_from(request.skipped),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from parashard._proto import coordinator_pb2 as pb
 from parashard.display.figures import natural
 from parashard_coordinator.api.shard_reports import ShardRecord
-from parashard_coordinator.core.core_state import CoreState
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.membership import Worker
 from parashard_coordinator.core.staleness import merged, quantile
 
@@ -50,16 +50,16 @@ class StatusView:
         """Return the exact staleness counts of all shards together."""
         return merged(record.staleness.items() for record in self.records().values())
 
-    def message(self, core: CoreState, now_s: float) -> pb.GetStatusReply:
+    def message(self, job: JobRecord, now_s: float) -> pb.GetStatusReply:
         """Return how the job goes."""
         records, staleness = self.records(), self.staleness()
-        progress, leases = core.progress, core.leases
-        latest = core.evaluations.latest
+        progress, leases = job.progress, job.leases
+        latest = job.evaluations.latest
         return pb.GetStatusReply(
-            run_id=core.options.run_id,
+            run_id=job.options.run_id,
             job=self._job_name,
-            state=core.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
-            reason=core.reason,
+            state=job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+            reason=job.reason,
             steps_total=leases.target,
             steps_complete=len(leases.complete),
             steps_leased=leases.leased,
@@ -68,49 +68,48 @@ class StatusView:
             training_loss=progress.loss if math.isfinite(progress.loss) else None,
             held_out=(latest.metrics or {}) if latest else {},
             workers=[
-                self._worker(core, core.workers.by_name[name], now_s)
-                for name in sorted(core.workers.by_name, key=natural)
+                self._worker(job, job.workers.by_name[name], now_s) for name in sorted(job.workers.by_name, key=natural)
             ],
-            shards=[self._shard(core, shard, records.get(shard)) for shard in range(self._shards)],
+            shards=[self._shard(job, shard, records.get(shard)) for shard in range(self._shards)],
             staleness_p50=quantile(staleness, 0.5),
             staleness_p95=quantile(staleness, 0.95),
             staleness_max=max(staleness, default=0),
             step_lag_max=max((r.figures.step_lag_max for r in records.values()), default=0),
-            workers_wanted=core.workers_wanted,
-            events=list(core.events),
-            events_total=core.events_total,
+            workers_wanted=job.workers_wanted,
+            events=list(job.events),
+            events_total=job.events_total,
             consistency=self._consistency,
             http_address=self.http_address,
-            rollbacks=core.rounds.rollbacks,
-            problems=[*core.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
-            skipped_steps=core.skipped_steps,
-            partly_skipped_steps=core.partly_skipped,
+            rollbacks=job.rounds.rollbacks,
+            problems=[*job.problems.texts, *_storage_problems(records)][:PROBLEMS_MAX],
+            skipped_steps=job.skipped_steps,
+            partly_skipped_steps=job.partly_skipped,
         )
 
-    def _worker(self, core: CoreState, worker: Worker, now_s: float) -> pb.WorkerStatus:
+    def _worker(self, job: JobRecord, worker: Worker, now_s: float) -> pb.WorkerStatus:
         return pb.WorkerStatus(
             name=worker.name,
             incarnation=worker.incarnation,
             live=worker.live,
             device=worker.device,
             steps_complete=worker.steps_complete,
-            steps_held=len(core.leases.held_by(worker.name)),
-            examples_per_s=core.progress.examples_per_s(now_s, worker.name),
+            steps_held=len(job.leases.held_by(worker.name)),
+            examples_per_s=job.progress.examples_per_s(now_s, worker.name),
             restarts=worker.restarts,
             phases=pb.PhaseSeconds(**worker.phases_s),
             http_address=worker.http_address,
         )
 
-    def _shard(self, core: CoreState, shard: int, record: ShardRecord | None) -> pb.ShardStatus:
-        life = core.shards.life(shard)
+    def _shard(self, job: JobRecord, shard: int, record: ShardRecord | None) -> pb.ShardStatus:
+        registration = job.shards.registration(shard)
         return pb.ShardStatus(
             shard=shard,
-            address=life.address if life else "",
-            registered=life is not None,
+            address=registration.address if registration else "",
+            registered=registration is not None,
             record=record.figures if record else None,
             steps_applied=record.steps_applied if record else 0,
-            http_address=life.http_address if life else "",
-            live=core.shard_live(shard),
+            http_address=registration.http_address if registration else "",
+            live=job.shard_live(shard),
         )
 
 

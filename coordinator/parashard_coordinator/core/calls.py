@@ -10,7 +10,7 @@ from typing import NamedTuple
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluation
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 
 
 class JobState(enum.Enum):
@@ -60,7 +60,7 @@ class Options:
 
 @dataclass(frozen=True)
 class CompletedStep:
-    """A step that every shard acknowledged, with the lives that did (by shard)."""
+    """A step that every shard acknowledged, with the incarnations that did (by shard)."""
 
     step: int
     incarnations: list[int]
@@ -89,7 +89,7 @@ class FailedStep(NamedTuple):
 
 @dataclass(frozen=True)
 class EvaluationResult:
-    """What came of an evaluation of the weights that these lives of the shards had (by shard)."""
+    """What came of an evaluation of the weights that these incarnations of the shards had (by shard)."""
 
     after_step: int
     incarnations: Sequence[int]
@@ -132,10 +132,10 @@ class LeaseAnswer:
 class Announcement:
     """What a shard says of itself: at its start, and once a second."""
 
-    life: ShardLife
+    registration: ShardRegistration
     applied: IntervalSet
     held: IntervalSet
     returnable: frozenset[int] = frozenset({0})
     restored: str = ""
-    first_incarnation: int = 0  # of its process; 0: this life's
+    first_incarnation: int = 0  # of its process; 0: this incarnation's
     skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held steps, those whose push was empty

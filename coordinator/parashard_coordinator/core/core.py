@@ -1,8 +1,8 @@
 """Core: the coordinator's decisions, all of them, as functions of (state, call, now).
 
-Pure: no gRPC, no clock, no disk, no randomness. Here is what every call does; what is known of the job, and how it
-stands, is `parashard_coordinator.core.core_state`. `parashard_coordinator.api.service` translates calls and holds a
-lock around this object.
+Pure: no gRPC, no clock, no disk, no randomness. Here is what every call does to the state of the job, which
+`parashard_coordinator.core.job_record` has. `parashard_coordinator.api.service` translates calls, and
+`parashard_coordinator.run.exclusive` holds a lock around this object.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from parashard_coordinator.core.calls import (
     LeaseAnswer,
     LeaseCall,
 )
-from parashard_coordinator.core.core_state import CoreState
 from parashard_coordinator.core.draining import Answer
 from parashard_coordinator.core.evaluations import Evaluation
+from parashard_coordinator.core.job_record import JobRecord
 from parashard_coordinator.core.launchers import Exit, Orders, ProcessName
 from parashard_coordinator.core.leases import Grant
 from parashard_coordinator.core.membership import Worker
@@ -40,102 +40,120 @@ HELD_OUT = "held-out "  # a metric's problem's key, with its name
 STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
-class Core(CoreState):
-    """One job's coordination; its parameters are the course's."""
+class Core:
+    """Decides for one job.
+
+    Parameters
+    ----------
+    job : JobRecord
+        The state of the job, which every call reads and changes.
+    """
+
+    def __init__(self, job: JobRecord) -> None:
+        self.job = job
+        self._shard_seen_s: dict[int, float] = {}
+        self._acted_s = self._awake_since_s = -math.inf
+        self._slow_told = False
 
     # --- shards ---
 
     def announced(self, shard: int, says: Announcement, now_s: float) -> None:
-        """Take in a shard's life, and what it says of itself; a new life replaces all that was believed of it (P3)."""
+        """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard (P3)."""
+        job = self.job
         held_stop = says.held.stop()
         furthest = max(held_stop, says.applied.stop())
-        if furthest > self.options.steps_total:
-            raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {self.options.steps_total}")
-        earlier = self._last_life(shard)
-        is_new = self.shards.register(shard, says.life)
+        if furthest > job.options.steps_total:
+            raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {job.options.steps_total}")
+        earlier = job.last_incarnation(shard)
+        is_new = job.shards.register(shard, says.registration)
         self._shard_seen_s[shard] = now_s
-        self._silent_shards.discard(shard)
-        self.resolved(_silence_of(shard))
-        held = self.leases.trusted(says.applied, says.held, says.skipped)
-        standing = Standing(says.applied, held, says.returnable, says.life.incarnation, says.skipped)
-        self.rounds.stands(shard, standing)
-        self.leases.reach(held_stop - 1)
+        held = job.leases.trusted(says.applied, says.held, says.skipped)
+        standing = Standing(says.applied, held, says.returnable, says.registration.incarnation, says.skipped)
+        job.rounds.stands(shard, standing)
+        job.leases.reach(held_stop - 1)
         if is_new:
-            # The same process has a new life where it was told to return to a round: that is no restart.
-            process = says.first_incarnation or says.life.incarnation
-            self.shard_restarts += 0 < earlier < process
+            self.shard_answered(shard)
+            # A process that was told to return to a round has a new incarnation: that is no restart.
+            process = says.first_incarnation or says.registration.incarnation
+            job.shard_restarts += 0 < earlier < process
             begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
-            lost = self.leases.shard_registered(shard, held)
-            what = f"shard-{shard} {begun} ({says.life.address}): {says.restored or 'initial values'}"
-            self._event(what + _recomputed(lost))
+            lost = job.leases.shard_registered(shard, held)
+            what = f"shard-{shard} {begun} ({says.registration.address}): {says.restored or 'initial values'}"
+            job.add_event(what + _recomputed(lost))
         else:
-            for step in self.leases.confirm(shard, held):
-                self._event(f"every shard has step {step} already; it is not tried again")
-        self._has_skipped(shard, says.applied, says.skipped, new_life=is_new)
-        begins = self.state is JobState.STARTING and self.shards.all_registered
+            for step in job.leases.confirm(shard, held):
+                job.add_event(f"every shard has step {step} already; it is not tried again")
+        self._has_skipped(shard, says.applied, says.skipped, new_incarnation=is_new)
+        begins = job.state is JobState.STARTING and job.shards.all_registered
         if begins:
-            self._become(JobState.RUNNING, "every shard is up")
+            job.change_state(JobState.RUNNING, "every shard is up")
             is_new = True
-            if self.early_stop:
-                self._become(JobState.DRAINING, self.early_stop)
-        if self.rounds.look(self.leases.held_by_shard):
-            round_ = self.rounds.returning_to
+            if job.early_stop:
+                job.change_state(JobState.DRAINING, job.early_stop)
+        if job.rounds.look(job.leases.held_by_shard):
+            round_ = job.rounds.returning_to
             if round_ is None:
-                self._event("every shard stands at the same round again")
+                job.add_event("every shard stands at the same round again")
             else:
-                self._event(f"warning: a shard lost steps that others have applied; all return to round {round_} (P12)")
-        self.leases.committed(self.rounds.committed())
-        if is_new and self.state is not JobState.STARTING and self.ending is None:
-            complete = self.leases.lowest_incomplete
-            if begins and list(self.shards.incarnations()) != self._earlier_lives:
+                job.add_event(f"warning: a shard lost steps that others have applied; all return to round {round_}")
+        job.leases.committed(job.rounds.committed())
+        if is_new and job.state is not JobState.STARTING and job.ending is None:
+            complete = job.leases.lowest_incomplete
+            if begins and list(job.shards.incarnations()) != job.earlier_incarnations:
                 # What the final weights were may not be known: the record may be from before a shard's return.
-                complete = min(complete, self.leases.target - 1)
-            for again in self.evaluations.shard_returned(complete):  # P25
-                self.decisions += 1  # or a successor would take the result for one of the weights that there are
-                self._event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
+                complete = min(complete, job.leases.target - 1)
+            for again in job.evaluations.shard_returned(complete):  # P25
+                job.decisions += 1  # or a successor would take the result for one of the weights that there are
+                job.add_event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
+    def shard_answered(self, shard: int) -> None:
+        """Take note of a shard that answers; an announcement of its own says nothing about whether it does."""
+        self.job.silent_shards.discard(shard)
+        self.job.resolved(_silence_of(shard), f"shard-{shard} answers again")
+
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
-        """Take note of a shard that does not answer."""
-        if silent_s > SHARD_SILENCE_SHOWN_S and shard not in self._silent_shards:
-            self._silent_shards.add(shard)
-            self.warn(
-                _silence_of(shard), f"shard-{shard} does not answer; the job stands still until it does ({error})"
-            )
+        """Take note of a shard whose present incarnation does not answer."""
+        job = self.job
+        if silent_s > SHARD_SILENCE_SHOWN_S and shard not in job.silent_shards:
+            job.silent_shards.add(shard)
+            job.warn(_silence_of(shard), f"shard-{shard} does not answer; the job stands still until it does ({error})")
 
     # --- workers ---
 
     def register_worker(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> Worker:
-        """Take in a worker; an earlier life under its name loses its leases."""
-        if self.state is JobState.FAILED:
-            raise JobFailed(f"the job has failed: {self.reason}")
-        before = self.workers.life_of(token)
-        known = self.workers.by_name
-        if before is None and len(known) >= WORKERS_MAX and self.workers.name_for(name) not in known:
+        """Take in a worker; an earlier incarnation under its name loses its leases."""
+        job = self.job
+        if job.state is JobState.FAILED:
+            raise JobFailed(f"the job has failed: {job.reason}")
+        before = job.workers.worker_of(token)
+        known = job.workers.by_name
+        if before is None and len(known) >= WORKERS_MAX and job.workers.name_for(name) not in known:
             # A name is never forgotten, or its incarnations would begin again (P3). Who comes next can do nothing about
             # it; what it is started by must not give up on the whole job.
             raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
-        self.decisions += not self.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
-        earlier = known.get(self.workers.name_for(name))
-        worker = self.workers.register(name, fingerprint, device, http_address, now_s, token)
+        job.decisions += not job.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
+        earlier = known.get(job.workers.name_for(name))
+        worker = job.workers.register(name, fingerprint, device, http_address, now_s, token)
         if worker is before:
             return worker  # the same process again, which lost our answer
         if earlier is not None and earlier.live:
             self._died(earlier, "another process has its name", now_s)
-        self.leases.end(worker.name)
-        self.evaluations.renew(worker.name, [])
-        self.supervision.joined(worker.name, worker.restarts)
-        self.resolved(NO_WORKER)
-        first = "joined" if self.options.incarnation > 1 else "started"  # an earlier coordinator may have known it
-        self._event(f"{worker.name} {'restarted' if worker.restarts else first} ({device})")
+        job.leases.end(worker.name)
+        job.evaluations.renew(worker.name, [])
+        job.supervision.joined(worker.name, worker.restarts)
+        job.resolved(NO_WORKER)
+        first = "joined" if job.options.incarnation > 1 else "started"  # an earlier coordinator may have known it
+        job.add_event(f"{worker.name} {'restarted' if worker.restarts else first} ({device})")
         return worker
 
     def lease(self, call: LeaseCall, now_s: float) -> LeaseAnswer:
         """Take a worker's report, renew what it lists, and grant what it may have."""
-        worker = self.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
-        self.resolved(NO_WORKER)
+        job = self.job
+        worker = job.workers.heard(call.worker, call.incarnation, call.sequence, now_s)
+        job.resolved(NO_WORKER)
         for phase, seconds in call.phases_s.items():
             worker.phases_s[phase] = seconds
         for step in call.completed:
@@ -144,8 +162,8 @@ class Core(CoreState):
             self._failed(worker, FailedStep(*failed), now_s)
         for result in call.evaluated:
             self._evaluated(result)
-        self.evaluations.renew(call.worker, list(call.held_evaluations))
-        revoked = self.leases.renew(call.worker, call.held, now_s)
+        job.evaluations.renew(call.worker, list(call.held_evaluations))
+        revoked = job.leases.renew(call.worker, call.held, now_s)
         worker.computing = tuple(call.computing)
         if call.leaving:
             self._left(worker, "gave its leases back")
@@ -154,33 +172,34 @@ class Core(CoreState):
 
     def grant(self, worker: Worker, want: int, now_s: float, revoked: Sequence[int] = ()) -> LeaseAnswer:
         """Grant up to `want` steps, and an evaluation if one is due."""
-        if self.state is JobState.STARTING:
+        job = self.job
+        if job.state is JobState.STARTING:
             return self._answer([], [], revoked, "not every shard is up")
-        if self.over or not want:
-            return self._answer([], [], revoked, self.reason)
-        if self.ending is not None:
+        if job.over or not want:
+            return self._answer([], [], revoked, job.reason)
+        if job.ending is not None:
             return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
-        if self.rounds.returning_to is None:
-            lives = self.shards.incarnations()
-            evaluations = self.evaluations.grant(worker.name, self.leases.lowest_incomplete, lives, now_s)
+        if job.rounds.returning_to is None:
+            incarnations = job.shards.incarnations()
+            evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
             return self._answer([], evaluations, revoked, "")
-        granted = self.leases.grant(
+        granted = job.leases.grant(
             worker.name,
-            min(want, self.options.lease_batch),
-            len(self.workers.live),
+            min(want, job.options.lease_batch),
+            len(job.workers.live),
             now_s,
             self._lease_limit(),
         )
-        if granted and self.progress.first_lease_s is None:
-            self.progress.first_lease_s = now_s
+        if granted and job.progress.first_lease_s is None:
+            job.progress.first_lease_s = now_s
         return self._answer(granted, [], revoked, "" if granted else self._why_nothing())
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
         self._act(now_s)
-        for worker in self.workers.silent(now_s):
+        for worker in self.job.workers.silent(now_s):
             silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
             self._died(worker, silent, now_s)
             self._left(worker, silent)
@@ -196,44 +215,47 @@ class Core(CoreState):
         ConfigurationError
             If the number is out of bounds; nothing has changed.
         """
+        job = self.job
         if not 0 <= workers <= WORKERS_MAX:
             raise ConfigurationError(f"workers must be from 0 to {WORKERS_MAX}, found {workers}")
-        if workers != self.workers_wanted:
-            self._event(f"scaled from {self.workers_wanted} to {counted(workers, 'worker')}")
-        self.workers_wanted = workers
-        self.scale_requests += 1
-        self.decisions += 1
+        if workers != job.workers_wanted:
+            job.add_event(f"scaled from {job.workers_wanted} to {counted(workers, 'worker')}")
+        job.workers_wanted = workers
+        job.scale_requests += 1
+        job.decisions += 1
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
+        job = self.job
         self._act(now_s)
-        for exit_ in self.supervision.unheard(exits):
-            if not self.over:
+        for exit_ in job.supervision.new_exits(exits):
+            if not job.over:
                 self._exited(exit_, now_s)
-        if self.over:
+        if job.over:
             return Orders()
-        orders = self.supervision.orders(running, self.workers_wanted, now_s, self._seen_s, self._awake_since_s)
+        orders = job.supervision.orders(running, job.workers_wanted, now_s, self._seen_s, self._awake_since_s)
         for process in orders.kill:
-            silence_s = self.supervision.silence_s(process, self._seen_s(process))
-            self._event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
+            silence_s = job.supervision.silence_s(process, self._seen_s(process))
+            job.add_event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
         return orders
 
     def pod_ended(self, end: PodEnd) -> None:
         """Take note of a pod's end; its leases end by time, since another pod may have its name by now."""
-        if self.over:
+        job = self.job
+        if job.over:
             return
-        self._event(str(end))
-        fatal = self.supervision.pod_ended(end)
+        job.add_event(str(end))
+        fatal = job.supervision.pod_ended(end)
         if fatal:
-            self.fail(fatal)
+            job.fail(fatal)
 
     def pods_unwatched(self) -> None:
         """Take note that following the pods broke off with an error; it begins again by itself."""
-        self.supervision.pod_watch_errors += 1
+        self.job.supervision.pod_watch_errors += 1
 
     def scaled(self, what: str) -> None:
         """Take note of what became of a change of the number of workers."""
-        self._event(what)
+        self.job.add_event(what)
 
     def create_checkpoint(self, request: int) -> Answer:
         """Ask for a drained checkpoint, or how far it is.
@@ -243,84 +265,94 @@ class Core(CoreState):
         JobFailed
             If the job is over: its last checkpoint is there, or there will be none.
         """
-        if self.over:
-            raise JobFailed(f"the job is {self.state.name.lower()}: {self.reason}")
-        if self.draining.target is None and not self.draining.knows(request):
-            self._event("leasing pauses for a drained checkpoint")
-        return self.draining.asked(request, self.leases.leased_so_far())
+        job = self.job
+        if job.over:
+            raise JobFailed(f"the job is {job.state.name.lower()}: {job.reason}")
+        if job.draining.target is None and not job.draining.knows(request):
+            job.add_event("leasing pauses for a drained checkpoint")
+        return job.draining.asked(request, job.leases.leased_so_far())
 
     def drain_further(self, step: int) -> None:
         """Drain at a later step: a shard has applied one that this coordinator did not know to be leased.
 
         An early stop moves up with it: what a shard has applied, all must.
         """
-        self.leases.reach(step - 1)
-        if step > self.leases.target:
-            self.leases.target = step
-            self.evaluations.stop_at(step)
-            self.decisions += 1
-            self._event(f"the early stop moves up to step {step}, which a shard has applied already")
+        job = self.job
+        job.leases.reach(step - 1)
+        if step > job.leases.target:
+            job.leases.target = step
+            job.evaluations.stop_at(step)
+            job.decisions += 1
+            job.add_event(f"the early stop moves up to step {step}, which a shard has applied already")
 
     def checkpoint_ended(self, answer: Answer) -> None:
         """Lease on after a drain, whatever became of its checkpoint."""
-        self.draining.ended(answer)
+        job = self.job
+        job.draining.ended(answer)
         stored = f"checkpoint {answer.checkpoint} is stored: {answer.steps:,} steps on every shard"
-        self._event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
+        job.add_event(f"warning: the checkpoint failed: {answer.error}" if answer.error else stored)
 
     # --- inside ---
 
     def _completed(self, worker: Worker, done: CompletedStep, now_s: float) -> None:
-        shards = self.shards.acknowledged(done.incarnations)
-        if not self.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped):
+        job = self.job
+        shards = job.shards.acknowledged(done.incarnations)
+        if not job.leases.acknowledge(worker.name, done.step, shards, now_s, skipped=done.skipped):
             return
         worker.steps_complete += 1
-        self.supervision.step_completed()
+        job.supervision.step_completed()
         if not done.skipped:
-            self.failures.succeeded()
+            job.failures.succeeded()
         loss = None if done.skipped else done.loss
-        for change in self.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
-            stale = f" (staleness p95 {self.staleness_p95} pushes)" if self.staleness_p95 else ""
-            tell = self.resolved if change.over else self.warn
+        for change in job.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
+            stale = f" (staleness p95 {job.staleness_p95} pushes)" if job.staleness_p95 else ""
+            tell = job.resolved if change.over else job.warn
             tell(change.key, f"{change.text}{stale}")
 
     def _failed(self, worker: Worker, failed: FailedStep, now_s: float) -> bool:
         """Count a failed attempt, and stop the job if that is what it means; return whether it counts."""
-        skip, before = self.options.skip_bad_steps, self._any_succeeded
-        result = self.leases.fail(worker.name, failed.step, now_s, skip=skip)
+        job = self.job
+        skip, before = job.options.skip_bad_steps, self._any_succeeded
+        result = job.leases.fail(worker.name, failed.step, now_s, skip=skip)
         if result is None:
             return False
-        examples = self.options.examples_of(failed.step)
+        examples = job.options.examples_of(failed.step)
         if failed.kind is FailureKind.DEATH:
-            self._event(f"{failed.reason} (attempt {result.attempts} of {self.options.max_attempts}){examples}")
+            job.add_event(f"{failed.reason} (attempt {result.attempts} of {job.options.max_attempts}){examples}")
         else:
-            self._event(f"{worker.name} failed at step {failed.step}{examples}: {failed.reason}")
-        verdict = self.failures.failed(failed, result, examples, any_succeeded=before)
+            job.add_event(f"{worker.name} failed at step {failed.step}{examples}: {failed.reason}")
+        verdict = job.failures.failed(failed, result, examples, any_succeeded=before)
         if verdict is not None:
-            self.fail(verdict.reason, must_be_fixed=verdict.must_be_fixed)
+            job.fail(verdict.reason, must_be_fixed=verdict.must_be_fixed)
         elif result.given_up:
-            self.decisions += 1
-            named = self.failures.named(failed, any_succeeded=before)
-            self._event(f"warning: step {failed.step} is skipped after {result.attempts} attempts{examples}: {named}")
+            job.decisions += 1
+            named = job.failures.named(failed, any_succeeded=before)
+            job.add_event(f"warning: step {failed.step} is skipped after {result.attempts} attempts{examples}: {named}")
         return True
 
     def _died(self, worker: Worker, why: str, now_s: float) -> bool:
         """Count a death as a failed attempt at the step that the worker was computing (P26); return whether it was."""
+        job = self.job
         computing, worker.computing = worker.computing, ()
         reasons = [
             FailedStep(s, f"computing step {s} ended {worker.name}: {why}", FailureKind.DEATH) for s in computing
         ]
         counted = [self._failed(worker, failed, now_s) for failed in reasons]
-        self.leases.suspect(self.leases.held_by(worker.name))
+        job.leases.suspect(job.leases.held_by(worker.name))
         return any(counted)
 
     @property
     def _any_succeeded(self) -> bool:
         """Some step has been completed with its gradient."""
-        return len(self.leases.complete) > sum(step in self.leases.complete for step in self.leases.skips)
+        job = self.job
+        return len(job.leases.complete) > sum(step in job.leases.complete for step in job.leases.skips)
 
-    def _has_skipped(self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_life: bool = False) -> None:
-        for step in self.skipped.says(shard, applied, skipped, new_life=new_life):
-            self._event(
+    def _has_skipped(
+        self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
+    ) -> None:
+        job = self.job
+        for step in job.skipped.says(shard, applied, skipped, new_incarnation=new_incarnation):
+            job.add_event(
                 f"warning: step {step} was given up when some shards had applied it: those keep its gradient, the "
                 "others have none (partly_skipped)"
             )
@@ -331,91 +363,100 @@ class Core(CoreState):
             self._has_skipped(shard, applied, skipped)
 
     def _evaluated(self, result: EvaluationResult) -> None:
+        job = self.job
         after_step, metrics = result.after_step, result.metrics
-        if tuple(result.incarnations) != self.shards.incarnations():  # P25
-            self._event(f"a result of the evaluation after step {after_step} is void: a shard has another life by now")
+        if tuple(result.incarnations) != job.shards.incarnations():  # P25
+            job.add_event(
+                f"a result of the evaluation after step {after_step} is void: a shard has another incarnation by now"
+            )
         elif result.error:
-            if not self.over:
-                self._event(f"the evaluation after step {after_step} failed: {result.error}")
-            given_up = self.evaluations.fail(after_step, result.error)
+            if not job.over:
+                job.add_event(f"the evaluation after step {after_step} failed: {result.error}")
+            given_up = job.evaluations.fail(after_step, result.error)
             if given_up:
-                self.fail(given_up, must_be_fixed=True)
-        elif self.evaluations.finish(after_step, metrics):
-            self.decisions += 1
-            for one in self.evaluations.untold():
+                job.fail(given_up, must_be_fixed=True)
+        elif job.evaluations.finish(after_step, metrics):
+            job.decisions += 1
+            for one in job.evaluations.untold():
                 metrics_then = sorted((one.metrics or {}).items())
                 shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
-                self._event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
+                job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")
                 self._check_finite(one)
             self._check_targets(metrics)
 
     def _check_slow(self, now_s: float) -> None:
         """Tell what the job waits for, of all leases the one that is held longest."""
-        if self.over:
+        job = self.job
+        if job.over:
             return
-        slowest, what = self.leases.slowest(now_s), "step"
+        slowest, what = job.leases.slowest(now_s), "step"
         if slowest is None:
-            slowest, what = self.evaluations.slowest(now_s), "the evaluation after step"
+            slowest, what = job.evaluations.slowest(now_s), "the evaluation after step"
         if slowest is None:
-            self.resolved(SLOW)
+            job.resolved(SLOW)
             self._slow_told = False
-        elif not self._slow_told or SLOW in self.problems:  # without room there it is told once, too
+        elif not self._slow_told or SLOW in job.problems:  # without room there it is told once, too
             worker, number, held_s = slowest
-            self.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
+            job.warn(SLOW, f"{worker} has been at {what} {number} for {held_s:.0f} s")
             self._slow_told = True
 
     def _check_finite(self, evaluation: Evaluation) -> None:
+        job = self.job
         for name, value in (evaluation.metrics or {}).items():
             named = f"held-out {metric_name(name)}"
             if math.isfinite(value):
-                self.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
+                job.resolved(f"{HELD_OUT}{name}", f"{named} is finite again after step {evaluation.after_step:,}")
             else:
                 what = "NaN" if math.isnan(value) else "infinite"
-                self.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
+                job.warn(f"{HELD_OUT}{name}", f"{named} is {what} after step {evaluation.after_step:,}")
 
     def _check_targets(self, metrics: Mapping[str, float]) -> None:
+        job = self.job
         reached = ""
-        for name, bound, largest in self.options.targets():
+        for name, bound, largest in job.options.targets():
             if name not in metrics:
                 found = ", ".join(sorted(metrics)) or "none"
-                self.warn(
+                job.warn(
                     f"target {name}",
                     f"evaluation.target_{name} cannot be reached: the model's evaluations have no {name}; "
                     f"their metrics: {found}",
                 )
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
                 reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
-        if reached and self.state is JobState.RUNNING and not self.leases.finished:  # P8
-            target = self.leases.stop_at_frontier()
-            self.evaluations.stop_at(target)
-            self.early_stop = reached
-            self.decisions += 1
-            self._become(JobState.DRAINING, f"{reached}; finishing {target:,} of {self.options.steps_total:,} steps")
+        if reached and job.state is JobState.RUNNING and not job.leases.finished:  # P8
+            target = job.leases.stop_at_frontier()
+            job.evaluations.stop_at(target)
+            job.early_stop = reached
+            job.decisions += 1
+            job.change_state(JobState.DRAINING, f"{reached}; finishing {target:,} of {job.options.steps_total:,} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
-        self._event(f"{exit_.process} ended: {exit_.reason}")
-        worker = self.workers.by_name.get(str(exit_.process))
+        job = self.job
+        job.add_event(f"{exit_.process} ended: {exit_.reason}")
+        worker = job.workers.by_name.get(str(exit_.process))
         accounted = False
         if worker is not None and worker.live:
             accounted = self._died(worker, exit_.reason, now_s)
             self._left(worker, "ended")
-        was_up = worker is not None or (exit_.process.role == "shard" and self._last_life(exit_.process.index) > 0)
-        fatal = self.supervision.ended(exit_, self.workers_wanted, now_s, was_up=was_up, accounted=accounted)
+        was_up = worker is not None or (exit_.process.role == "shard" and job.last_incarnation(exit_.process.index) > 0)
+        fatal = job.supervision.ended(exit_, job.workers_wanted, now_s, was_up=was_up, accounted=accounted)
         if fatal:
-            self.fail(fatal)
+            job.fail(fatal)
 
     def _left(self, worker: Worker, why: str) -> None:
+        job = self.job
         worker.live = False
-        steps = self.leases.end(worker.name)
-        self.evaluations.renew(worker.name, [])
-        self._event(f"{worker.name} {why}{_recomputed(len(steps))}")
-        if not self.workers.live and self.state is JobState.RUNNING:
-            self.warn(NO_WORKER, "no worker is up; the job stands still until one is")
+        steps = job.leases.end(worker.name)
+        job.evaluations.renew(worker.name, [])
+        job.add_event(f"{worker.name} {why}{_recomputed(len(steps))}")
+        if not job.workers.live and job.state is JobState.RUNNING:
+            job.warn(NO_WORKER, "no worker is up; the job stands still until one is")
 
     def _lease_limit(self) -> int:
         """Return the first step that must wait: for a result, for a drain, or for shards that return."""
-        drain = self.drain_target
-        limit = min(self.evaluations.lease_limit(), self.rounds.lease_limit())
+        job = self.job
+        drain = job.drain_target
+        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit())
         return limit if drain is None else min(limit, drain)
 
     def _act(self, now_s: float) -> None:
@@ -426,7 +467,7 @@ class Core(CoreState):
 
     def _seen_s(self, process: ProcessName) -> float | None:
         """Return when a process gave its last sign of life, if it ever did."""
-        worker = self.workers.by_name.get(str(process))
+        worker = self.job.workers.by_name.get(str(process))
         seen_s = worker.last_seen_s if worker is not None else None
         if process.role == "shard":
             seen_s = self._shard_seen_s.get(process.index)
@@ -434,28 +475,31 @@ class Core(CoreState):
 
     def _drop_passed_evaluations(self) -> None:
         """Give up evaluations of rounds that every shard has left: only a store that lost its results has such."""
-        if not self.shards.all_registered or self.rounds.returning_to is not None:
+        job = self.job
+        if not job.shards.all_registered or job.rounds.returning_to is not None:
             return
-        for missed in self.evaluations.passed(self.rounds.passed()):
-            self._event(f"warning: the evaluation after step {missed.after_step} was missed: its weights are gone")
+        for missed in job.evaluations.passed(job.rounds.passed()):
+            job.add_event(f"warning: the evaluation after step {missed.after_step} was missed: its weights are gone")
 
     def _why_nothing(self) -> str:
-        if self.leases.finished:
-            rest = "the report follows" if self.evaluations.finished else "an evaluation is under way"
+        job = self.job
+        if job.leases.finished:
+            rest = "the report follows" if job.evaluations.finished else "an evaluation is under way"
             return f"every step is in; {rest}"
-        if self.rounds.returning_to is not None:
-            return f"the shards return to round {self.rounds.returning_to}"
-        drain = self.drain_target
-        if drain is not None and drain <= self.leases.limit():
+        if job.rounds.returning_to is not None:
+            return f"the shards return to round {job.rounds.returning_to}"
+        drain = job.drain_target
+        if drain is not None and drain <= job.leases.limit():
             return "leasing pauses for a checkpoint"
-        if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
+        if job.evaluations.lease_limit() <= job.leases.lowest_incomplete:
             return "waiting for an evaluation's result"
-        return self.policy.reason(self.leases.lowest_incomplete)
+        return job.policy.reason(job.leases.lowest_incomplete)
 
     def _answer(
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str
     ) -> LeaseAnswer:
-        return LeaseAnswer(granted, evaluations, revoked, self.state, self.shards.view, reason)
+        job = self.job
+        return LeaseAnswer(granted, evaluations, revoked, job.state, job.shards.view, reason)
 
 
 def _silence_of(shard: int) -> str:

@@ -12,9 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 ANSWERS_KEPT = 100
-TAKING_S_MAX = (
-    120.0  # for which a checkpoint of shards that have all steps may be tried, while their lives stay the same
-)
+TAKING_S_MAX = 120.0  # for which a checkpoint of shards that have all steps is tried, while none is restarted
 READS_MAX = 5  # of last checkpoints, each taken after the one before it was found damaged
 
 
@@ -54,7 +52,7 @@ class Draining:
     def failed(self, error: str, view: int, now_s: float) -> Answer | None:
         """Take note of a try that may be repeated; return the answer instead where that has gone on for too long.
 
-        `view` numbers the shards' lives: with another life of a shard patience begins anew.
+        `view` changes with a shard's incarnation: the time begins again then.
         """
         if self._failing_since_s is None or view != self._failing_view:
             self._failing_since_s, self._failing_view = now_s, view

@@ -1,8 +1,8 @@
 """Evaluations: when the held-out examples are judged, and of which weights the results are.
 
 Pure. An evaluation is leased to a worker like a step, and names the weights that it judges: those that the shards'
-lives had after so many steps (P25). In `sync:N` it names the round that starts from them, and no later round is leased
-until its result is in: the weights would be gone (P7, P11).
+incarnations had after so many steps (P25). In `sync:N` it names the round that starts from them, and no later round is
+leased until its result is in: the weights would be gone (P7, P11).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SLOW_S = 60.0  # after that a warning names it
 class Evaluation:
     """One evaluation: due when `after_step` steps are complete, which is its name.
 
-    `incarnations` are the shards' lives whose weights the holder judges, since `granted_s`.
+    `incarnations` are the shards' incarnations whose weights the holder judges, since `granted_s`.
     """
 
     after_step: int
@@ -73,7 +73,7 @@ class Evaluations:
     def grant(
         self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
     ) -> list[Evaluation]:
-        """Lease the first evaluation that is due and that nobody holds, of the weights that these lives have."""
+        """Lease the first evaluation that is due and that nobody holds, of the weights that these incarnations have."""
         for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
@@ -120,7 +120,7 @@ class Evaluations:
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
         """Void what was judged after more steps than the shards have now, and return it: it is judged again (P25).
 
-        Whatever somebody is at is void too, since a shard has another life, and is free for others.
+        Whatever somebody is at is void too, since a shard has another incarnation, and is free for others.
         """
         for evaluation in list(self._held.values()):
             self._free(evaluation)

@@ -2,7 +2,7 @@
 
 Owns these bounds. They go into events, logs, terminals, the status and the report, so nothing in them may act on a
 terminal, begin a line, or grow without an end. Pure; called by `parashard_coordinator.api.service` for what comes in
-and by `parashard_coordinator.core.core_state` for what is told.
+and by `parashard_coordinator.core.job_record` for what is told.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class StepLeases:
         return trusted
 
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
-        """Take what a shard's known life says it has for receipts of steps that failed; return those complete now.
+        """Count what a shard says it has as receipts of steps that failed; return those that are complete now.
 
         A worker may have died between a push and its report: such a step is not to be tried until it is given up (P24).
         """
@@ -247,9 +247,9 @@ class StepLeases:
         return confirmed
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
-        """Replace all that is believed of a shard (P3); steps that it lacks are due again (P5).
+        """Replace all that is believed of a shard (P3); steps that it lacks will be recomputed (P5).
 
-        Returns how many steps an earlier life of it had acknowledged that this one lacks.
+        Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
         """
         believed = self._acknowledged[shard]
         lost = len(believed) - len(believed.intersection(applied))
@@ -273,7 +273,7 @@ class StepLeases:
         self._recount(complete)
 
     def held_by_shard(self, shard: int) -> IntervalSet:
-        """Return the steps that a shard's present life has acknowledged."""
+        """Return the steps that a shard's present incarnation has acknowledged."""
         return self._acknowledged[shard].copy()
 
     def leased_so_far(self) -> int:
@@ -329,9 +329,9 @@ class StepLeases:
         oldest_s = next(iter(self._granted_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
-        patience_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
+        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
         for (step, _), granted_s in self._granted_s.items():
-            if now_s - granted_s <= patience_s:
+            if now_s - granted_s <= straggles_after_s:
                 break
             holders = self._steps[step].holders
             if step < limit and worker not in holders and len(holders) < HOLDERS_MAX:

@@ -14,7 +14,7 @@ PHASES: tuple[str, ...] = ("lease", "pull", "compute", "push", "transfer")
 
 @dataclass
 class Worker:
-    """One worker's present life, and what it has done under its name."""
+    """One worker's present incarnation, and what it has done under its name."""
 
     name: str
     incarnation: int
@@ -46,7 +46,7 @@ class Workers:
     same_arithmetic : bool
         True: a worker whose arithmetic differs from the first one's is refused (P13).
     coordinator_incarnation : int
-        Its own life: a later coordinator, which knows no worker yet, gives greater incarnations (P3).
+        Its own: a later coordinator, which knows no worker yet, gives greater incarnations (P3).
     """
 
     def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool, coordinator_incarnation: int = 1) -> None:
@@ -64,10 +64,10 @@ class Workers:
     def register(
         self, name: str, fingerprint: str, device: str, http_address: str, now_s: float, token: int = 0
     ) -> Worker:
-        """Take in a worker's new life; an earlier one under the same name is superseded from now on.
+        """Take in a worker's new incarnation; an earlier one under the same name is superseded from now on.
 
         Without a name it gets the lowest free "guest-N": "worker-N" are the launcher's. A process that registers again,
-        because it lost the answer, keeps its life.
+        because it lost the answer, keeps its incarnation.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Workers:
                 f"reproducible (cluster.allow_mixed = true drops that promise): {fingerprint} is not {self.fingerprint}"
             )
         self.fingerprint = self.fingerprint or fingerprint
-        known = self.life_of(token)
+        known = self.worker_of(token)
         if known is not None:
             known.last_seen_s, known.live = now_s, True
             return known
@@ -103,8 +103,8 @@ class Workers:
             index += 1
         return f"guest-{index}"
 
-    def life_of(self, token: int) -> Worker | None:
-        """Return the life of a process that joined before, unless another process has its name now."""
+    def worker_of(self, token: int) -> Worker | None:
+        """Return the incarnation of a process that joined before, unless another process has its name now."""
         return next((worker for worker in self.by_name.values() if token and worker.token == token), None)
 
     def heard(self, name: str, incarnation: int, sequence: int, now_s: float) -> Worker:
@@ -115,7 +115,7 @@ class Workers:
         Unacquainted
             If nobody of that name has joined this coordinator: it is new, and the worker is to join again.
         Superseded
-            If a newer life has its name.
+            If a newer incarnation has its name.
         NotReady
             If a call with this number, or a later one, has been answered: this is a copy that a network made, or the
             original that came after its copy. Nothing has changed; the worker asks again under another number.
@@ -150,8 +150,8 @@ class Workers:
 
 
 @dataclass(frozen=True)
-class ShardLife:
-    """One shard's registered life."""
+class ShardRegistration:
+    """A shard's incarnation and its addresses, as it registered them."""
 
     incarnation: int
     address: str
@@ -172,60 +172,60 @@ class Shards:
     """
 
     def __init__(self, count: int, first_view: int = 0) -> None:
-        self._lives: list[ShardLife | None] = [None] * count
+        self._registrations: list[ShardRegistration | None] = [None] * count
         self.view = first_view
 
     @property
     def all_registered(self) -> bool:
         """Every shard of the plan has announced itself; nothing is leased before."""
-        return None not in self._lives
+        return None not in self._registrations
 
-    def life(self, shard: int) -> ShardLife | None:
-        """Return a shard's registered life."""
-        return self._lives[shard]
+    def registration(self, shard: int) -> ShardRegistration | None:
+        """Return a shard's registration, or None."""
+        return self._registrations[shard]
 
-    def lives(self) -> list[ShardLife]:
-        """Return every shard's life, by index.
+    def registrations(self) -> list[ShardRegistration]:
+        """Return every shard's registration, by index.
 
         Raises
         ------
         NotReady
             If one has not registered yet.
         """
-        missing = [str(i) for i, life in enumerate(self._lives) if life is None]
+        missing = [str(i) for i, registration in enumerate(self._registrations) if registration is None]
         if missing:
             raise NotReady(f"waiting for shard {', '.join(missing)} to register")
-        return [life for life in self._lives if life is not None]
+        return [registration for registration in self._registrations if registration is not None]
 
-    def register(self, shard: int, life: ShardLife) -> bool:
-        """Replace a shard's life; return whether it is another one than before.
+    def register(self, shard: int, registration: ShardRegistration) -> bool:
+        """Replace a shard's registration; return whether its incarnation is another one than before.
 
         Raises
         ------
         WrongRun
             If the plan has no such shard.
         Superseded
-            If a newer life is registered.
+            If a newer incarnation is registered.
         """
-        if not 0 <= shard < len(self._lives):
-            raise WrongRun(f"the plan has shards 0..{len(self._lives) - 1}, found shard {shard}")
-        present = self._lives[shard]
-        if present is not None and present.incarnation > life.incarnation:
+        if not 0 <= shard < len(self._registrations):
+            raise WrongRun(f"the plan has shards 0..{len(self._registrations) - 1}, found shard {shard}")
+        present = self._registrations[shard]
+        if present is not None and present.incarnation > registration.incarnation:
             raise Superseded(
-                f"shard {shard}: incarnation {present.incarnation} is registered, {life.incarnation} is older"
+                f"shard {shard}: incarnation {present.incarnation} is registered, {registration.incarnation} is older"
             )
-        self._lives[shard] = life
-        self.view += present != life
-        return present is None or present.incarnation != life.incarnation
+        self._registrations[shard] = registration
+        self.view += present != registration
+        return present is None or present.incarnation != registration.incarnation
 
     def incarnations(self) -> tuple[int, ...]:
-        """Return the registered lives by shard; 0: none."""
-        return tuple(0 if life is None else life.incarnation for life in self._lives)
+        """Return the registered incarnations by shard; 0: none."""
+        return tuple(0 if registration is None else registration.incarnation for registration in self._registrations)
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
-        """Return the shards whose registered life gave a receipt; others do not count (P3)."""
+        """Return the shards whose registered incarnation gave a receipt; others do not count (P3)."""
         return [
             shard
-            for shard, (life, incarnation) in enumerate(zip(self._lives, incarnations, strict=False))
-            if life is not None and life.incarnation == incarnation
+            for shard, (registration, incarnation) in enumerate(zip(self._registrations, incarnations, strict=False))
+            if registration is not None and registration.incarnation == incarnation
         ]

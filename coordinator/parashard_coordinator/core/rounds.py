@@ -18,7 +18,7 @@ ANY_STEP = 1 << 62
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a shard's present life stands, as it said last."""
+    """Where a shard's present incarnation stands, as it said last."""
 
     applied: IntervalSet
     held: IntervalSet  # steps that it has acknowledged: applied or buffered ones

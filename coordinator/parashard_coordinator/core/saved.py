@@ -30,8 +30,9 @@ class Saved(Record):
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
-    shard_lives: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
+    shard_incarnations: tuple[int, ...] = ()  # the last known incarnation of each shard, 0 where it was never heard of
     rollbacks: int = 0
+    resumes: int = 0  # how often its user has started the run again
     workers_wanted: int = 0
     scale_requests: int = 0  # how often somebody asked for a number of workers; 0: the manifests' number
     examples: int = 0

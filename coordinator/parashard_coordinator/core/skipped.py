@@ -12,7 +12,7 @@ from parashard.plan.intervals import IntervalSet
 
 
 class SkippedSteps:
-    """The skipped steps of every shard's present life.
+    """The skipped steps of every shard's present incarnation.
 
     Parameters
     ----------
@@ -25,12 +25,14 @@ class SkippedSteps:
         self._skipped = [IntervalSet() for _ in range(shards)]
         self._told = IntervalSet()  # partly skipped ones
 
-    def says(self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_life: bool = False) -> list[int]:
+    def says(
+        self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
+    ) -> list[int]:
         """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only.
 
-        What a life has applied it keeps: a message that was overtaken by a later one takes nothing back.
+        What an incarnation has applied it keeps: a message that was overtaken by a later one takes nothing back.
         """
-        if new_life:
+        if new_incarnation:
             self._applied[shard], self._skipped[shard] = IntervalSet(), IntervalSet()
         for known, told in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):
             for start, stop in told.intervals():

@@ -1,4 +1,4 @@
-"""Supervision: what becomes of the processes that the local launcher has started: ended ones, silent ones, new lives.
+"""Supervision: what becomes of the local launcher's processes: those that end, fall silent or are restarted.
 
 Pure: `now_s` is an argument. Counts restarts, hears each exit once, and asks for the end of a process that runs and
 gives no sign of life. Knows neither steps nor leases; called by `parashard_coordinator.core.core`.
@@ -40,9 +40,9 @@ class Supervision:
         self._start_s = start_s
         self._started_s: dict[ProcessName, float] = {}
         self._heard = 0
-        self._expected: set[str] = set()  # workers whose end was seen: their next life is no surprise
+        self._expected: set[str] = set()  # workers whose end was seen: their next incarnation is no surprise
 
-    def unheard(self, exits: Iterable[Exit]) -> list[Exit]:
+    def new_exits(self, exits: Iterable[Exit]) -> list[Exit]:
         """Return the exits that are new: each is told until it is heard, and counts once."""
         new = [exit_ for exit_ in exits if exit_.number > self._heard]
         self._heard = max((self._heard, *(exit_.number for exit_ in new)))
@@ -68,11 +68,11 @@ class Supervision:
         self.pod_ends[end.pod.role, end.reason] += 1
         return str(end) if end.exit_code == CONFIGURATION else None
 
-    def joined(self, worker: str, lives_before: int) -> None:
-        """Count a worker's new life as a restart, unless its end was counted already."""
+    def joined(self, worker: str, incarnations_before: int) -> None:
+        """Count a worker's new incarnation as a restart, unless its end was counted already."""
         if worker in self._expected:
             self._expected.discard(worker)
-        elif lives_before:
+        elif incarnations_before:
             self.worker_restarts += 1
 
     def step_completed(self) -> None:

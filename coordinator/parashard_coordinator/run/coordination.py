@@ -1,41 +1,37 @@
 """Coordination: the main loop around the core of one job: clock, store, polling of shards, end of the job.
 
 Every decision is the core's. The loop ticks it, carries out its commands to shards (roll back, save a round, save a
-drained checkpoint), stores state that must outlive the process, and writes the weights and the report at the end. It
-reads the state that it acts on in one call under the core's lock, since other threads change the core.
+drained checkpoint), and writes the weights and the report at the end. `parashard_coordinator.run.decisions` stores what
+must outlive the process. The loop reads the state that it acts on in one call under the lock of the core, since other
+threads change the core.
 """
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
     DamagedCheckpoint,
     Fenced,
     InvalidRequest,
-    NotReady,
     ParashardError,
     PeerFailed,
     Redo,
     RetryLater,
     StoreFailed,
-    Superseded,
 )
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
 from parashard.process.logs import structlog
-from parashard.process.shell import ExitCode, Stop
+from parashard.process.shell import Stop
 from parashard.process.side_effects import SideEffect
-from parashard.process.trouble import STEADY_S
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort, new_registry
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
@@ -47,11 +43,11 @@ from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.core.core_state import DueCheckpoint
 from parashard_coordinator.core.draining import Answer, LastReads
-from parashard_coordinator.core.membership import ShardLife
-from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.core.job_record import DueCheckpoint
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.core.staleness import quantile
+from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.report import audited, report, save_preprocessing, save_report, save_weights
@@ -67,9 +63,7 @@ LOOK_S = 1.0
 SAVE_S = 2.0
 AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard drops a damaged round from its list, except its first one
-SKIP_PATIENCE_S = 20.0
-SKIP_PAUSE_S = 0.5
-NONSENSE_PATIENCE_S = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
+INVALID_ANSWERS_S_MAX = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
 
 log = structlog.get_logger("coordinator")
 
@@ -85,7 +79,7 @@ class _Moment:
 
 
 def _moment(core: Core, now_s: float) -> _Moment:
-    return _Moment(core.state, core.over, core.shards.all_registered, core.shards.view)
+    return _Moment(core.job.state, core.job.over, core.job.shards.all_registered, core.job.shards.view)
 
 
 def _ticked(core: Core, now_s: float) -> _Moment:
@@ -94,24 +88,24 @@ def _ticked(core: Core, now_s: float) -> _Moment:
 
 
 def _not_ready(core: Core, now_s: float) -> str:
-    return "" if core.shards.all_registered else core.reason
+    return "" if core.job.shards.all_registered else core.job.reason
 
 
 @dataclass(frozen=True)
 class _Commands:
     """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
-    lives: list[ShardLife]
-    returns: dict[int, tuple[ShardLife, int]]
+    registrations: list[ShardRegistration]
+    returns: dict[int, tuple[ShardRegistration, int]]
     cut_round: int | None
 
 
 def _commands(core: Core, now_s: float) -> _Commands | None:
-    if not core.shards.all_registered:
+    if not core.job.shards.all_registered:
         return None
-    lives = core.shards.lives()
-    returns = {shard: (lives[shard], round_) for shard, round_ in core.rounds.out_of_round()}
-    return _Commands(lives, returns, core.rounds.due_cut(core.leases.lowest_incomplete, now_s))
+    registrations = core.job.shards.registrations()
+    returns = {shard: (registrations[shard], round_) for shard, round_ in core.job.rounds.out_of_round()}
+    return _Commands(registrations, returns, core.job.rounds.due_cut(core.job.leases.lowest_incomplete, now_s))
 
 
 class Coordination:
@@ -152,23 +146,20 @@ class Coordination:
         channels: ShardChannels | None = None,
     ) -> None:
         self._core = core
-        core.on_decision = self._save_decision
         self._resolved = resolved
         self._plan = plan
         self._run_id = job.run_id
         self._run_dir = run_dir
         self._run_store = run_store
         settings = resolved.job
-        shards, skips, fingerprint = core.run_exclusive(
-            lambda core, _: (core.options.shards, frozenset(core.leases.skips), core.workers.fingerprint)
-        )
+        shards = core.run_exclusive(lambda core, _: core.job.options.shards)
         self._status = StatusView(settings.job.name, str(settings.consistency.policy), shards)
         self.service = CoordinatorService(core, job, self._status, observer)
         self._credentials = credentials
         stubs = channels or ShardChannels(credentials)
         self._watch = ShardMonitor(self._run_id, stubs)
         self._commands = ShardCommands(self._run_id, run_store.incarnation, plan.version, stubs)
-        self._nonsense_since_s: float | None = None
+        self._invalid_since_s: float | None = None
         self._end_failures = 0  # consecutive, of the store and of the run directory
         self._returns_failed = 0  # consecutive, of rollbacks of shards
         self._again_s = 0.0  # when to retry commands that wait for a shard
@@ -176,11 +167,9 @@ class Coordination:
         self._damaged_returns = 0
         self._parts: dict[int, str] = {}  # folders of the parts of the latest drained checkpoint, by shard
         self._last_reads = LastReads()
-        self._saved: Saved | None = None
-        self._stored_skips, self._stored_fingerprint = skips, fingerprint
         self._save_s = 0.0  # when to retry saving the state for a later coordinator
         self._history = History(run_dir, self._note_of("history"))
-        self._records = SideEffect("the coordinator's records", self._note_of("records"), STEADY_S)
+        self._decisions = DecisionStore(core, run_store, self._note_of("records"))
         self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
         self._troubles = DiskTroubles()
 
@@ -217,8 +206,8 @@ class Coordination:
                 history.add(self._present_status())
             if now_s >= self._save_s or saved_view != moment.view:  # each registered incarnation must be recorded
                 saved_view = moment.view
-                self._save_if_changed()
-                self._save_s = now_s + max(SAVE_S, retry_pause_s(self._records.failures))
+                self._decisions.save_if_changed()
+                self._save_s = now_s + max(SAVE_S, retry_pause_s(self._decisions.failures))
             self._command_shards()
             if now_s >= self._again_s:
                 self._save_what_is_due()
@@ -227,7 +216,7 @@ class Coordination:
         if moment.all_registered:
             self._look()
         history.add(self._present_status())
-        self._save_if_changed()
+        self._decisions.save_if_changed()
         if moment.state is JobState.FAILED:
             self._failed_report.attempt(self._save_failed_report)
         return moment.state
@@ -238,7 +227,7 @@ class Coordination:
             self._failed_report.attempt(self._save_failed_report)
 
     def _save_failed_report(self) -> None:
-        self._check_claim()
+        self._decisions.check_claim()
         save_report(self._run_dir, self._report(None))
         self._run_store.keep_results(self._run_dir)
 
@@ -246,7 +235,7 @@ class Coordination:
         """Return a callback that reports that something cannot be written, or can again."""
 
         def note(text: str, over: bool) -> None:
-            self._core.run_exclusive(lambda core, _: core.resolved(key, text) if over else core.warn(key, text))
+            self._core.run_exclusive(lambda core, _: core.job.resolved(key, text) if over else core.job.warn(key, text))
 
         return note
 
@@ -254,8 +243,8 @@ class Coordination:
 
     def _look(self) -> bool:
         """Poll every shard's record; return whether all of them answered."""
-        lives = self._core.run_exclusive(lambda core, _: core.shards.lives())
-        silent = self._watch.look(lives, self._status.saw, time.monotonic())
+        registrations = self._core.run_exclusive(lambda core, _: core.job.shards.registrations())
+        silent = self._watch.look(registrations, self._status.saw, time.monotonic())
         changed = [
             change
             for shard, record in self._status.records().items()
@@ -264,11 +253,15 @@ class Coordination:
         p95 = quantile(self._status.staleness(), 0.95)
 
         def note(core: Core, now_s: float) -> None:
-            core.staleness_p95 = p95
+            core.job.staleness_p95 = p95
             for key, text, over in changed:
-                core.resolved(key, text) if over else core.warn(key, text)
-            for shard, silence in silent.items():
-                core.shard_silent(shard, silence.silent_s, str(silence.error))
+                core.job.resolved(key, text) if over else core.job.warn(key, text)
+            for shard, incarnation in enumerate(core.job.shards.incarnations()):
+                silence = silent.get(shard)
+                if silence is None:
+                    core.shard_answered(shard)
+                elif silence.incarnation == incarnation:  # else another one has registered since
+                    core.shard_silent(shard, silence.silent_s, str(silence.error))
 
         self._core.run_exclusive(note)
         return not silent
@@ -288,14 +281,14 @@ class Coordination:
                 self._damaged_returns += isinstance(error, DamagedCheckpoint)
             if self._damaged_returns > DAMAGED_RETURNS_MAX:
                 reason = "the shards cannot return to a common round: the checkpoints of it are damaged"
-                self._core.run_exclusive(lambda core, _: core.fail(reason))
+                self._core.run_exclusive(lambda core, _: core.job.fail(reason))
         if commands.cut_round is not None:
-            for shard, error in self._commands.name_round(commands.lives, commands.cut_round).items():
+            for shard, error in self._commands.name_round(commands.registrations, commands.cut_round).items():
                 log.warning("round-not-named", shard=shard, round=commands.cut_round, error=str(error))
-            self._core.run_exclusive(lambda core, _: core.rounds.cut_named())
+            self._core.run_exclusive(lambda core, _: core.job.rounds.cut_named())
 
     def _save_what_is_due(self) -> None:
-        due = self._core.run_exclusive(lambda core, _: core.due_checkpoint())
+        due = self._core.run_exclusive(lambda core, _: core.job.due_checkpoint())
         if due is not None and not due.final:
             self._save_drained(due)
         elif due is not None:
@@ -309,7 +302,9 @@ class Coordination:
             self._check_newest(error)
             why = str(error)
             log.info("drained-checkpoint-waits", error=why)
-            given_up = self._core.run_exclusive(lambda core, now_s: core.draining.failed(why, core.shards.view, now_s))
+            given_up = self._core.run_exclusive(
+                lambda core, now_s: core.job.draining.failed(why, core.job.shards.view, now_s)
+            )
             if given_up is None:
                 return
             answer = given_up
@@ -324,7 +319,7 @@ class Coordination:
     def _checkpoint_of_all(self, due: DueCheckpoint) -> str:
         """Have all shards save the same steps, and store the manifest; return its id, or "" to retry."""
         steps = due.steps
-        saved = self._commands.save(due.lives, due.round, self._last_reads.damaged)
+        saved = self._commands.save(due.registrations, due.round, self._last_reads.damaged)
         self._parts = {shard: said.part.name for shard, said in enumerate(saved)}
         self._core.run_exclusive(lambda core, _: core.shards_saved([(shard.applied, shard.skipped) for shard in saved]))
         whole = IntervalSet([(0, steps)])
@@ -332,7 +327,7 @@ class Coordination:
             furthest = max(shard.applied.stop() for shard in saved)
             if furthest <= steps:
                 lacking = "a shard's own record lacks steps that it acknowledged"
-                self._core.run_exclusive(lambda core, _: core.fail(lacking))
+                self._core.run_exclusive(lambda core, _: core.job.fail(lacking))
                 return ""
             # An earlier coordinator leased later steps than this one knows.
             self._core.run_exclusive(lambda core, _: core.drain_further(furthest))
@@ -362,7 +357,7 @@ class Coordination:
         self._look()
         figures = self._report(due, model.steps_applied) | audited(resolved, model.variables)
         figures["checkpoint"] = due.stored
-        self._check_claim()
+        self._decisions.check_claim()
         try:
             save_weights(self._run_dir, model.variables, self._run_id)
             save_preprocessing(self._run_dir, resolved.spec.preprocessing)
@@ -376,11 +371,11 @@ class Coordination:
             self._end_waits(f"weights and report cannot be stored: {error}")
             return
         self._end_failures = 0
-        self._core.run_exclusive(lambda core, _: core.done())
+        self._core.run_exclusive(lambda core, _: core.job.done())
 
     def _report(self, final: DueCheckpoint | None, steps_saved: Sequence[int] = ()) -> dict[str, Any]:
         return self._core.run_exclusive(
-            lambda core, now_s: report(core, self._resolved, self._status, now_s, final, steps_saved)
+            lambda core, now_s: report(core.job, self._resolved, self._status, now_s, final, steps_saved)
         )
 
     def _final_model(self, due: DueCheckpoint) -> tuple[DueCheckpoint, SavedModel | None]:
@@ -391,21 +386,23 @@ class Coordination:
                 if not due.stored:
                     return due, None
                 last = due
-                self._core.run_exclusive(lambda core, _: core.ends_with(last))
+                self._core.run_exclusive(lambda core, _: core.job.ends_with(last))
             return due, self._run_store.model(due.stored)
         except DamagedCheckpoint as error:
             log.warning("last-checkpoint-damaged", error=str(error))
-            self._core.run_exclusive(lambda core, _: core.last_damaged())  # another one is taken
+            self._core.run_exclusive(lambda core, _: core.job.last_damaged())  # another one is taken
             given_up = self._last_reads.failed(self._parts, str(error))
             if given_up:
-                self._core.run_exclusive(lambda core, _: core.fail(given_up))
+                self._core.run_exclusive(lambda core, _: core.job.fail(given_up))
         except StoreFailed as error:
             self._end_waits(f"the last checkpoint cannot be stored: {error}")
         except (InvalidRequest, PeerFailed, Fenced) as error:
             self._check_newest(error)
-            self._nonsense(f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it")
+            self._answered_invalidly(
+                f"the last checkpoint cannot be stored: {error}; --resume goes on from the one before it"
+            )
         except ParashardError as error:
-            self._nonsense_since_s = None
+            self._invalid_since_s = None
             log.info("end-waits", error=str(error))
         return due, None
 
@@ -414,92 +411,28 @@ class Coordination:
 
         After the shards, which free space when they save. A successor would undo a stop that is not stored.
         """
-        self._save_if_changed()
-        if self._records.error:
-            self._end_waits(f"the coordinator's records cannot be stored: {self._records.error}")
-        return not self._records.error
+        self._decisions.save_if_changed()
+        if self._decisions.error:
+            self._end_waits(f"the coordinator's records cannot be stored: {self._decisions.error}")
+        return not self._decisions.error
 
     def _check_newest(self, refusal: ParashardError) -> None:
         """Raise `Superseded` after `Fenced` if a later coordinator has claimed the run; else the shard has been."""
         if isinstance(refusal, Fenced):
-            self._check_claim()
+            self._decisions.check_claim()
 
     def _end_waits(self, reason: str) -> None:
         """Wait before a retry while a store or a disk fails, without a bound; report the reason (P21)."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
-        self._core.run_exclusive(lambda core, _: core.waits(f"the job waits: {reason}"))
+        self._core.run_exclusive(lambda core, _: core.job.waits(f"the job waits: {reason}"))
 
-    def _nonsense(self, reason: str) -> None:
-        """Return for a retry, or fail the job if a shard has given invalid answers for NONSENSE_PATIENCE_S."""
+    def _answered_invalidly(self, reason: str) -> None:
+        """Return for a retry, or fail the job if a shard has given invalid answers for INVALID_ANSWERS_S_MAX."""
         log.warning("end-not-stored", reason=reason)
-        self._nonsense_since_s = self._nonsense_since_s or time.monotonic()
-        if time.monotonic() - self._nonsense_since_s > NONSENSE_PATIENCE_S:
-            self._core.run_exclusive(lambda core, _: core.fail(reason))
-
-    # --- what outlives this process ---
-
-    def _save_if_changed(self) -> None:
-        """Store changed state; in any case raise if there is a later coordinator (P23).
-
-        Under the core's lock: an older state must not replace a decision that is stored concurrently.
-        """
-
-        def save(core: Core, _: float) -> None:
-            saved = core.saved()
-            if saved == self._saved:
-                self._check_claim()
-            else:
-                self._save(saved)
-
-        self._core.run_exclusive(save)
-
-    def _save(self, saved: Saved) -> bool:
-        if not self._records.attempt(lambda: self._run_store.save(saved)):
-            return False
-        self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
-        return True
-
-    def _check_claim(self) -> None:
-        """Raise `Superseded` if a later coordinator has claimed the run; an error of the store is ignored."""
-        with suppress(StoreFailed):
-            self._run_store.check_newest()
-
-    def _save_decision(self, core: Core) -> None:
-        """Store a decision before it takes effect (P7); under the core's lock, so that no other call intervenes.
-
-        A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
-        is stored later. A step must not be skipped by one coordinator and computed by another: for such a decision a
-        store that fails for long ends this process, as a later coordinator does, before the decision is visible.
-
-        Raises
-        ------
-        NotReady
-            To a worker whose arithmetic would have become the job's: it joins again.
-        """
-        deadline_s = time.monotonic() + SKIP_PATIENCE_S
-        try:
-            while not self._save(core.saved()):
-                if core.leases.skips <= self._stored_skips:
-                    break
-                if time.monotonic() > deadline_s:
-                    _give_up("skip-not-stored", self._records.error, ExitCode.RETRY)
-                time.sleep(SKIP_PAUSE_S)
-            else:
-                return
-        except Superseded as error:
-            _give_up("superseded", str(error), ExitCode.FENCED)
-        if core.options.same_arithmetic and core.workers.fingerprint != self._stored_fingerprint:
-            core.workers.fingerprint = self._stored_fingerprint
-            raise NotReady(f"the coordinator's store does not work: {self._records.error}")
+        self._invalid_since_s = self._invalid_since_s or time.monotonic()
+        if time.monotonic() - self._invalid_since_s > INVALID_ANSWERS_S_MAX:
+            self._core.run_exclusive(lambda core, _: core.job.fail(reason))
 
     def _present_status(self) -> pb.GetStatusReply:
         return self.service.GetStatus(pb.GetStatusRequest(), None)
-
-
-def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
-    """End this process at once, before its decision takes effect."""
-    try:
-        log.critical(event, error=error)
-    finally:
-        os._exit(code)  # P21

@@ -45,15 +45,15 @@ class ExclusiveCore:
     def run_exclusive(self, call: Callable[[Core, float], _Result]) -> _Result:
         """Run a call on the core under the lock, then store and log its decisions and wake waiters."""
         with self._changed:
-            decisions = self.__core.decisions
+            decisions = self.__core.job.decisions
             try:
                 return call(self.__core, self._clock())
             finally:
-                if self.__core.decisions != decisions:
+                if self.__core.job.decisions != decisions:
                     self.on_decision(self.__core)
-                for event in self.__core.new_events:
+                for event in self.__core.job.new_events:
                     log.info(event)
-                self.__core.new_events.clear()
+                self.__core.job.new_events.clear()
                 self._changed.notify_all()
 
     def run_until(

@@ -1,6 +1,6 @@
 """Problems: the present problems of a job, each reported once when it begins and once when it is over.
 
-Pure. Owns the list that every screen shows as current; decides nothing. `parashard_coordinator.core.core_state` has one
+Pure. Owns the list that every screen shows as current; decides nothing. `parashard_coordinator.core.job_record` has one
 and makes events of its results; each source of problems uses its own keys.
 """
 

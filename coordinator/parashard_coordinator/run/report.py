@@ -22,13 +22,13 @@ from parashard.process.side_effects import failed_writes, why_failed
 from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.api.status import StatusView
-from parashard_coordinator.core.core_state import CoreState, DueCheckpoint
+from parashard_coordinator.core.job_record import DueCheckpoint, JobRecord
 from parashard_coordinator.core.staleness import quantile
 from parashard_coordinator.run.resolve import ResolvedJob
 
 
 def report(
-    core: CoreState,
+    job: JobRecord,
     resolved: ResolvedJob,
     status: StatusView,
     now_s: float,
@@ -46,37 +46,37 @@ def report(
     """
     records = status.records()
     staleness = status.staleness()
-    training_s = core.progress.training_s()
-    latest = core.evaluations.latest
+    training_s = job.progress.training_s()
+    latest = job.evaluations.latest
     metrics: Mapping[str, float] = (latest.metrics or {}) if latest else {}
-    state, reason, steps = core.state_name, core.reason, core.leases.target
-    shards = range(core.options.shards)
+    state, reason, steps = job.state_name, job.reason, job.leases.target
+    shards = range(job.options.shards)
     steps_applied = list(steps_saved) or [records[i].steps_applied if i in records else 0 for i in shards]
     if final is not None:
         metrics = final.metrics or {}
-        state, reason, steps = "done", core.early_stop or "every step is in", final.steps
-    overlap = Overlap.of(worker.phases for worker in status.message(core, now_s).workers)
+        state, reason, steps = "done", job.early_stop or "every step is in", final.steps
+    overlap = Overlap.of(worker.phases for worker in status.message(job, now_s).workers)
     figures = [record.figures for record in records.values()]
     moved = Bytes.of(figures)
     return {
         "job": resolved.job.job.name,
-        "run_id": core.options.run_id,
+        "run_id": job.options.run_id,
         "state": state,
         "reason": reason,
         "consistency": str(resolved.job.consistency.policy),
-        "shards": core.options.shards,
-        "workers": core.workers_wanted,
+        "shards": job.options.shards,
+        "workers": job.workers_wanted,
         "steps_total": steps,
         "steps_applied": steps_applied,
         "duplicate_pushes": sum(f.duplicate_pushes for f in figures),
         "refused_pushes": sum(f.refused_pushes for f in figures),
-        "skipped_steps": core.skipped_steps,
-        "partly_skipped": core.partly_skipped,
-        "problems": core.problems.texts,
-        "speculative_leases": core.leases.speculative_leases,
-        "examples_per_s": round(core.progress.examples / training_s, 3) if training_s > 0 else None,
-        "wall_s": round(core.progress.elapsed_s(now_s), 3),
-        "training_loss": _finite(core.progress.loss),
+        "skipped_steps": job.skipped_steps,
+        "partly_skipped": job.partly_skipped,
+        "problems": job.problems.texts,
+        "speculative_leases": job.leases.speculative_leases,
+        "examples_per_s": round(job.progress.examples / training_s, 3) if training_s > 0 else None,
+        "wall_s": round(job.progress.elapsed_s(now_s), 3),
+        "training_loss": _finite(job.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
         "data": resolved.spec.figures(),
         "parameters": resolved.parameters,
@@ -92,10 +92,10 @@ def report(
             "overlapped_share": _rounded(overlap.share),
         },
         "bytes": {**asdict(moved), "saved_share": _rounded(moved.saved_share)},
-        "worker_restarts": core.supervision.worker_restarts,
-        "shard_restarts": core.shard_restarts,
-        "coordinator_restarts": core.options.incarnation - 1,
-        "rollbacks": core.rounds.rollbacks,
+        "worker_restarts": job.supervision.worker_restarts,
+        "shard_restarts": job.shard_restarts,
+        "coordinator_restarts": job.coordinator_restarts,
+        "rollbacks": job.rounds.rollbacks,
         "checkpoints": {
             "stored": sum(f.checkpoints for f in figures),
             "failed": sum(f.failed_checkpoints for f in figures),

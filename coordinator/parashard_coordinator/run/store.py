@@ -341,15 +341,15 @@ class RunStore:
     def _earlier(self) -> _Earlier | None:
         """Return the newest record of an earlier coordinator."""
         for name in sorted(self.store.names(COORDINATORS), reverse=True):
-            life = re.fullmatch(r"i(\d{8,})\.json", name, re.ASCII)
-            if life is None or int(life[1]) >= self.incarnation:
+            found = re.fullmatch(r"i(\d{8,})\.json", name, re.ASCII)
+            if found is None or int(found[1]) >= self.incarnation:
                 continue
             try:
                 saved = decode(Saved, self.store.read(f"{COORDINATORS}/{name}", MANIFEST_BYTES_MAX), name)
             except (DamagedCheckpoint, NotStored) as error:
                 log.warning("saved-state-damaged", name=name, error=str(error))
             else:
-                return _Earlier(int(life[1]), saved)
+                return _Earlier(int(found[1]), saved)
         return None
 
     def _final_of(self, earlier: _Earlier) -> str:

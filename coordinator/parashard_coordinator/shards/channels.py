@@ -12,7 +12,7 @@ from typing import Any
 from parashard._proto import shard_pb2_grpc
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 
 ANSWER_BYTES_MAX = 1 << 20
 """Enough for the largest list of intervals of a shard, of steps up to 2^35. Decoded, it can be 20 times as large."""
@@ -31,16 +31,16 @@ class ShardChannels:
         self._credentials = credentials
         self._open: dict[str, tuple[Any, shard_pb2_grpc.ShardStub]] = {}  # channel and stub by address
 
-    def of(self, life: ShardLife) -> shard_pb2_grpc.ShardStub:
+    def of(self, registration: ShardRegistration) -> shard_pb2_grpc.ShardStub:
         """Return the stub of a shard's incarnation."""
-        if life.address not in self._open:
-            channel = rpc.connect(life.address, self._credentials, ANSWER_BYTES_MAX)
-            self._open[life.address] = channel, shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
-        return self._open[life.address][1]
+        if registration.address not in self._open:
+            channel = rpc.connect(registration.address, self._credentials, ANSWER_BYTES_MAX)
+            self._open[registration.address] = channel, shard_pb2_grpc.ShardStub(channel)  # type: ignore[no-untyped-call]
+        return self._open[registration.address][1]
 
-    def keep(self, lives: Iterable[ShardLife]) -> None:
+    def keep(self, registrations: Iterable[ShardRegistration]) -> None:
         """Close the channels to all other incarnations: a restarted shard may have another port each time."""
-        gone = self._open.keys() - {life.address for life in lives}
+        gone = self._open.keys() - {registration.address for registration in registrations}
         for address in gone:
             channel, _ = self._open.pop(address)
             channel.close()

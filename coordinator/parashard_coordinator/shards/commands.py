@@ -14,7 +14,7 @@ from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard_coordinator.api.shard_reports import SavedShard, saved_shard
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.shards.channels import ShardChannels
 
 NAME_DEADLINE_S = 1.0
@@ -45,36 +45,40 @@ class ShardCommands:
         self._incarnation = incarnation
 
     def save(
-        self, lives: Sequence[ShardLife], round_: int | None, damaged: Mapping[int, str] = NONE_DAMAGED
+        self, registrations: Sequence[ShardRegistration], round_: int | None, damaged: Mapping[int, str] = NONE_DAMAGED
     ) -> list[SavedShard]:
         """Have every shard save its present state, in sync mode the start of a round; raise the first error.
 
         `damaged` has by shard the folder of a damaged checkpoint, which must not be returned again.
         """
         requests = [
-            self._save_request(shard, life, round_, damaged=damaged.get(shard, "")) for shard, life in enumerate(lives)
+            self._save_request(shard, registration, round_, damaged=damaged.get(shard, ""))
+            for shard, registration in enumerate(registrations)
         ]
         saved = []
-        for shard, (life, call) in enumerate(self._begun(lives, requests, SAVE_DEADLINE_S)):
-            with rpc.our_errors(life.address):
+        for shard, (registration, call) in enumerate(self._begun(registrations, requests, SAVE_DEADLINE_S)):
+            with rpc.our_errors(registration.address):
                 reply = call.result()
             saved.append(saved_shard(self._plan_version, shard, reply))
         return saved
 
-    def name_round(self, lives: Sequence[ShardLife], round_: int) -> dict[int, ParashardError]:
+    def name_round(self, registrations: Sequence[ShardRegistration], round_: int) -> dict[int, ParashardError]:
         """Have every shard save a round when it is reached; return the errors by shard."""
-        requests = [self._save_request(shard, life, round_, ahead=True) for shard, life in enumerate(lives)]
-        return _errors(dict(enumerate(self._begun(lives, requests, NAME_DEADLINE_S))))
+        requests = [
+            self._save_request(shard, registration, round_, ahead=True)
+            for shard, registration in enumerate(registrations)
+        ]
+        return _errors(dict(enumerate(self._begun(registrations, requests, NAME_DEADLINE_S))))
 
-    def roll_back(self, lives: Mapping[int, tuple[ShardLife, int]]) -> dict[int, ParashardError]:
+    def roll_back(self, registrations: Mapping[int, tuple[ShardRegistration, int]]) -> dict[int, ParashardError]:
         """Roll shards back to rounds; return the errors by shard."""
         calls = {
             shard: (
-                life,
-                self._stubs.of(life).Rollback.future(
+                registration,
+                self._stubs.of(registration).Rollback.future(
                     shard_pb2.RollbackRequest(
                         run_id=self._run_id,
-                        incarnation=life.incarnation,
+                        incarnation=registration.incarnation,
                         coordinator_incarnation=self._incarnation,
                         round=round_,
                         shard=shard,
@@ -82,25 +86,28 @@ class ShardCommands:
                     timeout=ROLLBACK_DEADLINE_S,
                 ),
             )
-            for shard, (life, round_) in lives.items()
+            for shard, (registration, round_) in registrations.items()
         }
         return _errors(calls)
 
     def _begun(
-        self, lives: Sequence[ShardLife], requests: Sequence[shard_pb2.TakeCheckpointRequest], deadline_s: float
-    ) -> list[tuple[ShardLife, Any]]:
+        self,
+        registrations: Sequence[ShardRegistration],
+        requests: Sequence[shard_pb2.TakeCheckpointRequest],
+        deadline_s: float,
+    ) -> list[tuple[ShardRegistration, Any]]:
         """Send a request to every shard; return the calls in progress."""
         return [
-            (life, self._stubs.of(life).TakeCheckpoint.future(request, timeout=deadline_s))
-            for life, request in zip(lives, requests, strict=True)
+            (registration, self._stubs.of(registration).TakeCheckpoint.future(request, timeout=deadline_s))
+            for registration, request in zip(registrations, requests, strict=True)
         ]
 
     def _save_request(
-        self, shard: int, life: ShardLife, round_: int | None, *, ahead: bool = False, damaged: str = ""
+        self, shard: int, registration: ShardRegistration, round_: int | None, *, ahead: bool = False, damaged: str = ""
     ) -> shard_pb2.TakeCheckpointRequest:
         return shard_pb2.TakeCheckpointRequest(
             run_id=self._run_id,
-            incarnation=life.incarnation,
+            incarnation=registration.incarnation,
             coordinator_incarnation=self._incarnation,
             round=round_,
             ahead=ahead,
@@ -109,12 +116,12 @@ class ShardCommands:
         )
 
 
-def _errors(calls: Mapping[int, tuple[ShardLife, Any]]) -> dict[int, ParashardError]:
+def _errors(calls: Mapping[int, tuple[ShardRegistration, Any]]) -> dict[int, ParashardError]:
     """Wait for calls, and return their errors by shard."""
     errors = {}
-    for shard, (life, call) in calls.items():
+    for shard, (registration, call) in calls.items():
         try:
-            with rpc.our_errors(life.address):
+            with rpc.our_errors(registration.address):
                 call.result()
         except ParashardError as error:
             errors[shard] = error

@@ -9,7 +9,7 @@ from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
 from parashard.protocol import rpc
 from parashard_coordinator.api.shard_reports import ShardRecord, record_of
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.shards.channels import ShardChannels
 
 DEADLINE_S = 1.0
@@ -17,8 +17,9 @@ DEADLINE_S = 1.0
 
 @dataclass(frozen=True)
 class Silence:
-    """How long a shard has not answered, and the last error."""
+    """How long an incarnation of a shard has not answered, and the last error."""
 
+    incarnation: int
     silent_s: float
     error: ParashardError
 
@@ -37,20 +38,25 @@ class ShardMonitor:
     def __init__(self, run_id: str, stubs: ShardChannels) -> None:
         self._request = shard_pb2.InspectRequest(run_id=run_id)
         self._stubs = stubs
-        self._silent_since_s: dict[int, float] = {}
+        self._silent_since_s: dict[tuple[int, int], float] = {}  # by shard and incarnation
 
-    def look(self, lives: list[ShardLife], saw: Callable[[int, ShardRecord], None], now_s: float) -> dict[int, Silence]:
+    def look(
+        self, registrations: list[ShardRegistration], saw: Callable[[int, ShardRecord], None], now_s: float
+    ) -> dict[int, Silence]:
         """Poll every shard concurrently, pass each record to `saw`; return the shards that did not answer, by index."""
-        self._stubs.keep(lives)
-        calls = [(life, self._stubs.of(life).Inspect.future(self._request, timeout=DEADLINE_S)) for life in lives]
-        silent = {}
-        for shard, (life, call) in enumerate(calls):
+        self._stubs.keep(registrations)
+        calls = [
+            (registration, self._stubs.of(registration).Inspect.future(self._request, timeout=DEADLINE_S))
+            for registration in registrations
+        ]
+        silent, since_s = {}, self._silent_since_s
+        self._silent_since_s = {}
+        for shard, (registration, call) in enumerate(calls):
             try:
-                with rpc.our_errors(life.address):
+                with rpc.our_errors(registration.address):
                     saw(shard, record_of(shard, call.result()))
             except ParashardError as error:
-                since_s = self._silent_since_s.setdefault(shard, now_s)
-                silent[shard] = Silence(now_s - since_s, error)
-            else:
-                self._silent_since_s.pop(shard, None)
+                key = shard, registration.incarnation
+                self._silent_since_s[key] = since_s.get(key, now_s)
+                silent[shard] = Silence(registration.incarnation, now_s - self._silent_since_s[key], error)
         return silent

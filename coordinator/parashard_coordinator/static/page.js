@@ -1,6 +1,6 @@
 // Keeps the status page up to date: asks for status.json and history.json, and puts in what they say, as text only.
 //
-// It decides no name and no format of a figure: `api/page.py` does. While nobody answers it keeps the last picture, says
+// It decides no name and no format of a figure: `api/page.py` does. Without an answer it keeps the last picture, says
 // since when, and goes on asking. It sends nothing but GET requests to where the page came from.
 
 /* global uPlot */

@@ -39,7 +39,7 @@ class Cut:
 
 
 class Journal(Protocol):
-    """Where applied pushes are noted, so that a later life can replay them (P18)."""
+    """Where applied pushes are noted, so that a later incarnation can replay them (P18)."""
 
     position: int
 
@@ -48,7 +48,7 @@ class Journal(Protocol):
 
 
 class Shard:
-    """One shard's life.
+    """One shard's incarnation.
 
     Parameters
     ----------
@@ -92,7 +92,7 @@ class Shard:
         Raises
         ------
         WrongRun, StalePlan, StaleIncarnation
-            If the push is not meant for this life of this shard (P2, P3).
+            If the push is not meant for this incarnation of this shard (P2, P3).
         UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
             If it cannot be right; it never will be.
         StaleRound
@@ -125,7 +125,7 @@ class Shard:
         Raises
         ------
         WrongRun, StalePlan, StaleIncarnation
-            If the pull is not meant for this life of this shard.
+            If the pull is not meant for this incarnation of this shard.
         StaleRound
             If it names a round that this shard does not stand at (P11).
         MalformedFrame
@@ -153,7 +153,7 @@ class Shard:
     def replay(
         self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
     ) -> bool:
-        """Push again what an earlier life has logged; return False if it is in already (P18).
+        """Push again what an earlier incarnation has logged; return False if it is in already (P18).
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Shard:
         return True
 
     def begin_round_again(self, incarnation: int) -> None:
-        """Go on as another life that has the same weights, and of the present round nothing (P24)."""
+        """Go on as another incarnation that has the same weights, and of the present round nothing (P24)."""
         self.identity = replace(self.identity, incarnation=incarnation)
         self.updates.begin_again()
         self._noted.clear()
@@ -265,7 +265,7 @@ class Shard:
             raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
     def check_target(self, target: Target) -> None:
-        """Refuse what is not meant for this life of this shard (P2, P3)."""
+        """Refuse what is not meant for this incarnation of this shard (P2, P3)."""
         mine = self.identity
         if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
             raise WrongRun(

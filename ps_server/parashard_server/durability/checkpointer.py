@@ -58,7 +58,7 @@ class Checkpointer:
         The shard and its lock.
     catalogue : Catalogue
     The store.
-    cadence : CheckpointSchedule
+    schedule : CheckpointSchedule
     Decides when to save.
     options : CheckpointOptions
     Retention.
@@ -81,7 +81,7 @@ class Checkpointer:
         self,
         host: ShardHost,
         catalogue: Catalogue,
-        cadence: CheckpointSchedule,
+        schedule: CheckpointSchedule,
         options: CheckpointOptions,
         known: list[Held],
         returns: list[Return],
@@ -98,7 +98,7 @@ class Checkpointer:
         self._host = host
         self._log = log_
         self._catalogue = catalogue
-        self._cadence = cadence
+        self._schedule = schedule
         self._options = options
         self._known = known
         self._claims = claims
@@ -147,7 +147,7 @@ class Checkpointer:
     def look(self, shard: Shard) -> None:
         """Cut if a checkpoint is due and none is in progress; under the shard's lock, after each request."""
         steps, round_ = len(shard.updates.applied), shard.updates.round
-        if self.pending is None and self._cadence.due(steps, round_, self._clock(), wanted=bool(self._log.error)):
+        if self.pending is None and self._schedule.due(steps, round_, self._clock(), wanted=bool(self._log.error)):
             self.pending = self._cut(shard)
             self._wake.set()
 
@@ -155,7 +155,7 @@ class Checkpointer:
         """Save a round when it is reached."""
 
         def name(shard: Shard) -> None:
-            self._cadence.name_ahead(round_)
+            self._schedule.name_ahead(round_)
             self.look(shard)
 
         self._host.run_exclusive(name)
@@ -206,7 +206,7 @@ class Checkpointer:
         """Record a rollback: a new incarnation of an earlier round is served; under the shard's lock."""
         self.pending = None  # a cut of a discarded state
         self._uncopied = shard.storage.uncopied
-        self._cadence.returned(shard.updates.round)
+        self._schedule.returned(shard.updates.round)
 
     def save_pending(self) -> None:
         """Save the pending cut, if any; errors are counted and reported."""
@@ -224,7 +224,7 @@ class Checkpointer:
         try:
             self._save(cut)
         except (StoreFailed, QueueFull):  # counted and reported
-            self._cadence.failed(self._clock())
+            self._schedule.failed(self._clock())
         except Superseded:  # counted and reported; the process ends
             pass
         if self.pending is cut:  # else the shard has rolled back meanwhile
@@ -240,7 +240,7 @@ class Checkpointer:
             self._log.tell()
 
     def _cut(self, shard: Shard) -> Cut:
-        self._cadence.cut(len(shard.updates.applied), shard.updates.round, self._clock())
+        self._schedule.cut(len(shard.updates.applied), shard.updates.round, self._clock())
         cut = shard.cut()
         self._uncopied = shard.storage.uncopied
         self._log.roll()
@@ -262,7 +262,7 @@ class Checkpointer:
             self.record.error = str(error)
             raise
         self._found_full = 0
-        self._cadence.stored()
+        self._schedule.stored()
         if self._trouble.ends(self._clock()):
             log.info("checkpoints-saved-again", failed=self.record.failed)
         self.record.stored += 1
@@ -280,7 +280,7 @@ class Checkpointer:
         The newest is verified first: a damaged one supersedes nothing. If that is not enough, log segments are deleted.
         """
         if self._found_full > 1:
-            self._log.make_room(cut.replay_from)
+            self._log.give_up_below(cut.replay_from)
         while self._good():
             newest = self._by_age()[-1].id
             damage = list(damage_in_shard(self._catalogue, newest))

@@ -29,7 +29,7 @@ log = structlog.get_logger("shard")
 
 
 @dataclass(frozen=True)
-class FirstLife:
+class FirstIncarnation:
     """A shard that is restored, and the checkpoints that were found.
 
     Parameters
@@ -50,9 +50,9 @@ class FirstLife:
     restored: Stored | None
 
 
-def begin_first_life(
+def begin_first_incarnation(
     builder: ShardBuilder, restorer: Restorer, claims: Claims, log_: ShardLog, giving_up: threading.Event | None = None
-) -> FirstLife:
+) -> FirstIncarnation:
     """Claim an incarnation, restore, replay the log, and return what is served from now on.
 
     Parameters
@@ -84,11 +84,11 @@ def begin_first_life(
     log.info("restored", what=text, steps=len(shard.updates.applied))
     host = ShardHost(shard, AdmissionLock(builder.job.cluster.queue_pushes), text)
     found = None if restored.manifest is None else stored_as(restored.manifest)
-    return FirstLife(host, restored.known, returns, found)
+    return FirstIncarnation(host, restored.known, returns, found)
 
 
 class ShardLifecycle:
-    """Begins the later lives of a shard.
+    """Begins the later incarnations of a shard.
 
     Parameters
     ----------
@@ -131,12 +131,12 @@ class ShardLifecycle:
         return [] if first is None else sorted({first, *self._checkpointer.rounds})
 
     def roll_back(self, round_: int, incarnation: int) -> int:
-        """Begin another life at an earlier round; return its incarnation.
+        """Begin another incarnation at an earlier round; return its incarnation.
 
         Raises
         ------
         StaleIncarnation
-            If another life began meanwhile.
+            If another incarnation began meanwhile.
         Superseded
             If another process has claimed the shard since: this one must end (P23).
         DamagedCheckpoint
@@ -168,12 +168,12 @@ class ShardLifecycle:
             return new
 
     def begin_round_again(self, incarnation: int, step: int) -> None:
-        """Begin another life in the present round, whose gradient of a step that is given up cannot be kept (P24).
+        """Begin another incarnation in the present round, without the gradient of a step that is given up (P24).
 
         Raises
         ------
         NotReady
-            If no incarnation can be claimed now; the life goes on as it was.
+            If no incarnation can be claimed now; the incarnation goes on as it was.
         """
         with self._returning:
             if self._host.shard.identity.incarnation != incarnation:

@@ -1,6 +1,6 @@
-"""ShardLog: the write-ahead log of one shard over its lives in this process (P18); a job may have none.
+"""ShardLog: the write-ahead log of one shard over its incarnations in this process (P18); a job may have none.
 
-Owns the present life's log and its successor's, what is replayed at the start, and what of it goes with old
+Owns the present incarnation's log and its successor's, what is replayed at the start, and what of it goes with old
 checkpoints. Knows neither the lock nor checkpoints. Called by the shard's lifecycle, its checkpointer and its requests.
 """
 
@@ -63,7 +63,7 @@ class ShardLog:
         self._trouble = Trouble()
         self._given_up = False  # it was told, in the present trouble
         self.current: WriteAheadLog | None = None
-        """The present life's; None: there is no log."""
+        """The present incarnation's; None: there is no log."""
         if options.durability == "log":
             self._folder = store.local_path(f"log/p{plan_version:04d}/s{index:04d}")
             if self._folder is None:
@@ -113,9 +113,10 @@ class ShardLog:
         return text
 
     def take_over(self, shard: Shard, position: int) -> None:
-        """Go on with the log in a new life; under the shard's lock, so that no push falls in between.
+        """Go on with the log in a new incarnation; under the shard's lock, so that no push falls in between.
 
-        From `position` on, the first record that the life's weights lack, what earlier lives wrote does not count.
+        From `position` on, the first record that the incarnation's weights lack, what earlier incarnations wrote does
+        not count.
         """
         if self._folder is not None:
             self.close()
@@ -132,7 +133,7 @@ class ShardLog:
             self.current.covered(max(held.log_position or 0 for held in kept))
             self.current.delete_below(min(held.log_position or 0 for held in kept))
 
-    def make_room(self, position: int | None) -> None:
+    def give_up_below(self, position: int | None) -> None:
         """Give up a log that has failed up to a position, for a checkpoint that is to have all of it (P21).
 
         Until that is stored, a killed shard has more steps recomputed than it would have had; with a log that fills the

@@ -37,8 +37,8 @@ class ShardService(shard_pb2_grpc.ShardServicer):
     checkpointer : Checkpointer
         Saves the state.
     lifecycle : ShardLifecycle
-        Gives the shard another life for a rollback, and has the log.
-    rooms : ReceiveBuffers
+        Gives the shard another incarnation for a rollback, and has the log.
+    buffers : ReceiveBuffers
         Where pushes of several messages are received.
     """
 
@@ -48,13 +48,13 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         host: ShardHost,
         checkpointer: Checkpointer,
         lifecycle: ShardLifecycle,
-        rooms: ReceiveBuffers,
+        buffers: ReceiveBuffers,
     ) -> None:
         self._plane = plane
         self._host = host
         self._checkpointer = checkpointer
         self._lifecycle = lifecycle
-        self._rooms = rooms
+        self._buffers = buffers
         self.coordinator_incarnation = 0
 
     def add_to(self, server: Server) -> None:
@@ -63,7 +63,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         server.grpc.add_generic_rpc_handlers((data_handlers(SERVICE, self.push, self.pull),))
 
     def push(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        """Take a push. One message is used where it lies; several are received into a room, whole, before the shard
+        """Take a push. One message is used where it lies; several are received into a buffer, whole, before the shard
         hears of them: what of a push has come when its call ends goes with the call (P4).
         """
         until_s = self._until_s(context)
@@ -75,10 +75,14 @@ class ShardService(shard_pb2_grpc.ShardServicer):
                 f"step {header.step}: a push of {header.total_bytes} bytes; this shard's plan allows "
                 f"{self._plane.push_bytes_max}"
             )
-        with self._rooms.take(header.total_bytes, peer) if missing_bytes else self._rooms.lent(payload, peer) as room:
+        with (
+            self._buffers.take(header.total_bytes, peer)
+            if missing_bytes
+            else self._buffers.lent(payload, peer) as buffer
+        ):
             if missing_bytes:
-                _received(room, payload, messages, until_s)
-            receipt = self._plane.push(wire.push_from(header, room), _left_s(until_s))
+                _received(buffer, payload, messages, until_s)
+            receipt = self._plane.push(wire.push_from(header, buffer), _left_s(until_s))
         return wire.encode_receipt(receipt)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
@@ -93,7 +97,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         self._check_run(request.run_id)
         with self._host.lock.held(_left_s(self._until_s(context))):
             reply = inspection(self._host.shard)
-        reply.queue_bytes_max = self._rooms.memory.held_bytes_max
+        reply.queue_bytes_max = self._buffers.memory.held_bytes_max
         counted = self._checkpointer.record
         reply.checkpoint_rounds.extend(self._lifecycle.returnable())
         reply.checkpoints, reply.failed_checkpoints = counted.stored, counted.failed
@@ -136,7 +140,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
 
     def _check_command(self, request: shard_pb2.TakeCheckpointRequest | shard_pb2.RollbackRequest) -> None:
-        """Refuse a command of another run, to another life or shard, or from a coordinator with a successor (P3)."""
+        """Refuse a command of another run, to another shard or incarnation, or of a superseded coordinator (P3)."""
         self._check_run(request.run_id)
         if request.coordinator_incarnation < self.coordinator_incarnation:
             raise Superseded(
@@ -180,19 +184,19 @@ def inspection(shard: Shard) -> shard_pb2.InspectReply:
     )
 
 
-def _received(room: memoryview, first: memoryview, messages: Iterator[bytes], until_s: float) -> None:
-    """Fill a room with the beginning of a push and the messages that follow."""
-    memory.copy(first, room[: first.nbytes])
+def _received(buffer: memoryview, first: memoryview, messages: Iterator[bytes], until_s: float) -> None:
+    """Fill a buffer with the beginning of a push and the messages that follow."""
+    memory.copy(first, buffer[: first.nbytes])
     position = first.nbytes
-    while position < room.nbytes:
+    while position < buffer.nbytes:
         if time.monotonic() > until_s:
-            raise Unreachable(f"{position} bytes of a push of {room.nbytes} came before the deadline")
+            raise Unreachable(f"{position} bytes of a push of {buffer.nbytes} came before the deadline")
         piece = next(messages, b"")
-        if not 0 < len(piece) <= min(MESSAGE_BYTES_MAX, room.nbytes - position):
+        if not 0 < len(piece) <= min(MESSAGE_BYTES_MAX, buffer.nbytes - position):
             raise MalformedFrame(
-                f"after {position} of the {room.nbytes} bytes of a push came a message of {len(piece)}"
+                f"after {position} of the {buffer.nbytes} bytes of a push came a message of {len(piece)}"
             )
-        memory.copy(memoryview(piece), room[position : position + len(piece)])
+        memory.copy(memoryview(piece), buffer[position : position + len(piece)])
         position += len(piece)
 
 

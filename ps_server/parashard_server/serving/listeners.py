@@ -52,7 +52,7 @@ class Listeners:
         host:port of the TCP server; empty: none.
     local_path : str
         Path of the Unix socket; empty: none.
-    rooms : ReceiveBuffers
+    buffers : ReceiveBuffers
         What the TCP server receives pushes into.
     slots : Slots
         What workers on this host push through.
@@ -77,7 +77,7 @@ class Listeners:
     ) -> None:
         self.address = self.local_path = ""
         push_bytes = shard_host.shard.storage.weights.nbytes
-        self.rooms = ReceiveBuffers(memory)
+        self.buffers = ReceiveBuffers(memory)
         self.slots = Slots(memory, left_bytes=received_bytes(push_bytes), workers=job.cluster.workers)
         self._servers: list[StreamServer] = []
         self._local: LocalSocket | None = None
@@ -85,7 +85,7 @@ class Listeners:
         if allows(transport, "tcp"):
             listening = _listening(host, port)
             self.address = join_address(host, listening.getsockname()[1])
-            service = TcpService(plane, self.rooms)
+            service = TcpService(plane, self.buffers)
             self._servers.append(
                 StreamServer(
                     listening,

@@ -21,7 +21,7 @@ from parashard.transports.socket_io import is_own_user
 
 ROOT = Path("/dev/shm")
 PATH_BYTES_MAX = 107  # of a Unix socket's address, in Linux
-BACKLOG = 1024  # a full line refuses at once, and whoever is refused takes a slower way for the life of the shard
+BACKLOG = 1024  # a full queue refuses at once, and a refused worker takes a slower way to this incarnation
 ATTEMPTS_MAX = 10  # as many as a start loses its folder to the sweeps of others that start or end at the same moment
 
 log = structlog.get_logger(__name__)
@@ -35,7 +35,7 @@ class LocalSocket:
     run_id : str
         The run; one folder each.
     shard, incarnation : int
-        Which shard listens, and the life with which its process began.
+        Which shard listens, and the incarnation with which its process began.
     root : Path
         Folder in which every user of the host may make folders.
 

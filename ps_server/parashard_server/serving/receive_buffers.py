@@ -35,19 +35,19 @@ class ReceiveBuffer:
 class ReceiveBuffers:
     """Receive buffers.
 
-    Invariant: rooms in use are held in the shard's memory for pushes; those that are kept fit into what nobody holds.
+    Invariant: buffers in use are held in the shard's memory for pushes; those that are kept fit into what nobody holds.
 
     Parameters
     ----------
     memory : PushMemory
-        Where rooms in use are counted, and each peer has its share; an attribute too.
+        Where buffers in use are counted, and each peer has its share; an attribute too.
 
     Attributes
     ----------
     held_bytes : int
-        Bytes of the rooms in use.
+        Bytes of the buffers in use.
     kept_bytes : int
-        Bytes of the rooms that wait for the next push.
+        Bytes of the buffers that wait for the next push.
     """
 
     def __init__(self, memory: PushMemory) -> None:
@@ -59,7 +59,7 @@ class ReceiveBuffers:
         memory.caches.append(self._unkeep)
 
     def take(self, size_bytes: int, peer: str = "") -> ReceiveBuffer:
-        """Lend a peer a room; it comes back at the end of its `with`.
+        """Lend a peer a buffer; it comes back at the end of its `with`.
 
         Raises
         ------
@@ -82,18 +82,18 @@ class ReceiveBuffers:
             self.memory.give_back(peer, payload.nbytes)
 
     def _used_again(self, size_bytes: int, peer: str) -> mmap.mmap | None:
-        """Return a kept room that is not wasted on so few bytes, if there is one and the peer may hold it."""
+        """Return a kept buffer that is not wasted on so few bytes, if there is one and the peer may hold it."""
         least = received_bytes(size_bytes)
         with self._lock:
-            found = [index for index, room in enumerate(self._kept) if least <= len(room) <= 2 * least]
+            found = [index for index, buffer in enumerate(self._kept) if least <= len(buffer) <= 2 * least]
             if not found:
                 return None
-            room = self._kept.pop(found[-1])
-            self.kept_bytes -= len(room)
+            buffer = self._kept.pop(found[-1])
+            self.kept_bytes -= len(buffer)
         now_s = self.memory.clock()
-        if self.memory.has_room(peer, len(room), now_s) and self.memory.took(peer, len(room), now_s):
-            return room
-        self._put_back(room)
+        if self.memory.has_room(peer, len(buffer), now_s) and self.memory.took(peer, len(buffer), now_s):
+            return buffer
+        self._put_back(buffer)
         return None
 
     def _new(self, size_bytes: int, peer: str) -> mmap.mmap:
@@ -105,20 +105,20 @@ class ReceiveBuffers:
             self.memory.give_back(peer, length)
             raise QueueFull(f"this machine has no memory for a push of {size_bytes} bytes now") from None
 
-    def _keep(self, room: mmap.mmap, peer: str) -> None:
+    def _keep(self, buffer: mmap.mmap, peer: str) -> None:
         with self._lock:
-            self.held_bytes -= len(room)
-        self.memory.give_back(peer, len(room))
-        self._put_back(room)
+            self.held_bytes -= len(buffer)
+        self.memory.give_back(peer, len(buffer))
+        self._put_back(buffer)
 
-    def _put_back(self, room: mmap.mmap) -> None:
+    def _put_back(self, buffer: mmap.mmap) -> None:
         with self._lock:
-            self._kept.append(room)
-            self.kept_bytes += len(room)
+            self._kept.append(buffer)
+            self.kept_bytes += len(buffer)
         self._unkeep()
 
     def _unkeep(self) -> None:
-        """Give kept rooms back to the kernel, those first that were used longest ago, until the rest is free anyway."""
+        """Return kept buffers to the kernel, the least recently used first, until the rest fits the free budget."""
         with self._lock:
             while self._kept and self.kept_bytes > self.memory.free_bytes:
                 self.kept_bytes -= len(self._kept.pop(0))  # unmapped with the last reference

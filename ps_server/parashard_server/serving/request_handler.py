@@ -63,7 +63,7 @@ class RequestHandler:
         NotReady
             If the shard is stopping.
         WrongRun, StalePlan, StaleIncarnation
-            If another run, plan or life is meant (P2, P3).
+            If another run, plan or incarnation is meant (P2, P3).
         """
         self._check_open()
         self._host.shard.check_target(target)
@@ -77,8 +77,8 @@ class RequestHandler:
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
             `StaleIncarnation` where the round had to begin again (P24).
         """
-        asked_s = self._clock()
-        with self._observer.push(push, asked_s) as seen:
+        arrived_s = self._clock()
+        with self._observer.push(push, arrived_s) as seen:
             self._check_open()
             failpoints.hit("shard.push.received")
             try:
@@ -94,8 +94,8 @@ class RequestHandler:
                         shard.record.push_s += self._clock() - began_s
             except FoldedStep as folded:
                 self._lifecycle.begin_round_again(push.target.incarnation, push.step)
-                raise StaleIncarnation(f"{folded}; it begins again without it, in another life") from None
-            self._lifecycle.log.wait_durable(position, max(0.0, asked_s + timeout_s - self._clock()))
+                raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
+            self._lifecycle.log.wait_durable(position, max(0.0, arrived_s + timeout_s - self._clock()))
             if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):
                 failpoints.hit("shard.push.applied")
             seen.answered(receipt)

@@ -35,7 +35,7 @@ class Plane(Protocol):
         """Length of the longest push."""
 
     def check(self, target: Target) -> None:
-        """Refuse what is not meant for this life of this shard."""
+        """Refuse what is not meant for this incarnation of this shard."""
 
     def push(self, push: Push, timeout_s: float) -> Receipt:
         """Take a push; its payload is borrowed."""
@@ -45,14 +45,14 @@ class Plane(Protocol):
 
 
 def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.Hello:
-    """Receive HELLO, and return it if it is meant for this life of this shard.
+    """Receive HELLO, and return it if it is meant for this incarnation of this shard.
 
     Raises
     ------
     MalformedFrame
         If the peer says anything else.
     WrongRun, StalePlan, StaleIncarnation, NotReady
-        If it is meant for another life, or comes at a bad moment.
+        If it is meant for another incarnation, or comes at a bad moment.
     Unreachable
         If it does not come before the deadline.
     """

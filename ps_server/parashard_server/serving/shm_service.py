@@ -97,7 +97,7 @@ class ShmService:
     plane : Plane
         The shard.
     weights : callable
-        Returns the memory of the life that is served now; None: it is not shared.
+        Returns the memory of the incarnation that is served now; None: it is not shared.
     slots : Slots
         Where slots come from.
     direct : bool
@@ -120,7 +120,7 @@ class ShmService:
         MalformedFrame
             If it does not.
         WrongRun, StalePlan, StaleIncarnation, NotReady
-            If it says HELLO to another life, or at a bad moment.
+            If it says HELLO to another incarnation, or at a bad moment.
         QueueFull
             If there is no room for its slot, or there was none for weights that can be shared.
         Unreachable
@@ -137,7 +137,7 @@ class ShmService:
             )
             descriptors = (weights.read_descriptor, descriptor)
             stream.send(Kind.WELCOME, welcome, deadline_s=hello_deadline_s(), descriptors=descriptors)
-            del weights  # else a connection to an earlier life would keep that life's memory
+            del weights  # else a connection to an earlier incarnation would keep that incarnation's memory
             for head, deadline_s in requests(stream, self._plane):
                 if head.kind is Kind.PUSH:
                     self._push(stream, head, slot, deadline_s)
@@ -149,7 +149,7 @@ class ShmService:
         hello = greeted(stream, self._plane, deadline_s=hello_deadline_s())
         weights = self._weights()
         if weights is None:
-            raise QueueFull("this life of the shard got no shared memory for its weights")
+            raise QueueFull("this incarnation of the shard got no shared memory for its weights")
         return hello.worker, weights
 
     def _push(self, stream: Stream, head: Head, slot: Bytes, deadline_s: float) -> None:

@@ -31,13 +31,13 @@ class TcpService:
     ----------
     plane : Plane
         The shard.
-    rooms : ReceiveBuffers
+    buffers : ReceiveBuffers
         Where pushes are received.
     """
 
-    def __init__(self, plane: Plane, rooms: ReceiveBuffers) -> None:
+    def __init__(self, plane: Plane, buffers: ReceiveBuffers) -> None:
         self._plane = plane
-        self._rooms = rooms
+        self._buffers = buffers
 
     def serve(self, stream: Stream) -> None:
         """Answer requests until the peer leaves or does not keep to the protocol.
@@ -47,7 +47,7 @@ class TcpService:
         MalformedFrame, LimitExceeded
             If it does not.
         WrongRun, StalePlan, StaleIncarnation, NotReady
-            If it says HELLO to another life, or at a bad moment.
+            If it says HELLO to another incarnation, or at a bad moment.
         Unreachable
             If it is gone, or stopped in the middle.
         """
@@ -70,12 +70,12 @@ class TcpService:
         header = parsed(head.header, tensor_pb2.PushHeader)
         self._check_lengths(header, head.payload_bytes)
         try:
-            room = self._rooms.take(header.total_bytes, stream.counted_for)
+            buffer = self._buffers.take(header.total_bytes, stream.counted_for)
         except QueueFull as error:
             stream.skip(head.payload_bytes, deadline_s=deadline_s)
             stream.send(Kind.REFUSAL, refusal(error), deadline_s=deadline_s)
             return
-        with room as payload:
+        with buffer as payload:
             stream.receive_into([payload], deadline_s=deadline_s)
             answer = answer_to_push(self._plane, header, payload, deadline_s)
         stream.send(*answer, deadline_s=deadline_s)  # a peer that is slow to read has no room any more

@@ -33,21 +33,21 @@ class RequestSpans(RequestObserver):
         self._tracer = tracer
         self._clock = clock
 
-    def push(self, push: Push, asked_s: float) -> ObservedRequest:
+    def push(self, push: Push, arrived_s: float) -> ObservedRequest:
         parent = sender(push.traceparent)
         if parent is None:
-            return super().push(push, asked_s)
+            return super().push(push, arrived_s)
         about: Attributes = {"parashard.worker": push.worker, "parashard.bytes": push.payload.nbytes}
-        return self._request("push", parent, push.target, push.step, asked_s, about)
+        return self._request("push", parent, push.target, push.step, arrived_s, about)
 
-    def pull(self, run: PullRun, asked_s: float) -> ObservedRequest:
+    def pull(self, run: PullRun, arrived_s: float) -> ObservedRequest:
         parent = sender(run.traceparent)
         if parent is None:
-            return super().pull(run, asked_s)
-        return self._request("pull", parent, run.target, run.step, asked_s, {})
+            return super().pull(run, arrived_s)
+        return self._request("pull", parent, run.target, run.step, arrived_s, {})
 
     def _request(
-        self, name: str, parent: Context, target: Target, step: int | None, asked_s: float, more: Attributes
+        self, name: str, parent: Context, target: Target, step: int | None, arrived_s: float, more: Attributes
     ) -> ObservedRequest:
         about: Attributes = {
             "rpc.system.name": "parashard",
@@ -60,7 +60,7 @@ class RequestSpans(RequestObserver):
         if step is not None:
             about["parashard.step"] = step
         within = self._tracer.within(name, parent, kind=SpanKind.SERVER, attributes=about)
-        return _RequestSpan(self._tracer, within, step, asked_s, self._clock)
+        return _RequestSpan(self._tracer, within, step, arrived_s, self._clock)
 
 
 class _RequestSpan(ObservedRequest):
@@ -71,13 +71,13 @@ class _RequestSpan(ObservedRequest):
         tracer: Tracer,
         within: AbstractContextManager[Span],
         step: int | None,
-        asked_s: float,
+        arrived_s: float,
         clock: Callable[[], float],
     ) -> None:
         self._tracer = tracer
         self._within = within
         self._step = step
-        self._asked_s = asked_s
+        self._arrived_s = arrived_s
         self._clock = clock
         self._began_s: float | None = None  # None: its turn has not come
         self._applied: tuple[float, Attributes] | None = None
@@ -88,7 +88,7 @@ class _RequestSpan(ObservedRequest):
 
     def __exit__(self, *error: object) -> None:
         if self._began_s is not None:
-            self._span.set_attribute("parashard.turn_wait_s", self._began_s - self._asked_s)
+            self._span.set_attribute("parashard.turn_wait_s", self._began_s - self._arrived_s)
             if self._applied is not None:
                 ended_s, about = self._applied
                 since_ns = time.time_ns() - round(1e9 * self._clock())

@@ -26,7 +26,7 @@ log = structlog.get_logger("shard")
 
 
 class CudaDevice:
-    """One CUDA device; see `parashard_server.state.cuda_storage.Card`.
+    """One CUDA device; see `parashard_server.state.cuda_storage.ShardDevice`.
 
     Parameters
     ----------
@@ -42,10 +42,10 @@ class CudaDevice:
     kernels: ModuleType = kernels
 
     def __init__(self, index: int) -> None:
-        self._device = cuda.card(index)
+        self._device = cuda.device(index)
         self._cupy: Any = cuda.namespace()
         self._stream = self._cupy.cuda.Stream(non_blocking=True)
-        self.name = cuda.card_name(index)
+        self.name = cuda.device_name(index)
 
     def use(self) -> None:
         """Make this device and its stream the calling thread's."""
@@ -106,7 +106,7 @@ class CudaDevice:
         self._stream.synchronize()
 
 
-def open_card(asked: str, shard: int) -> CudaDevice | None:
+def open_device(asked: str, shard: int) -> CudaDevice | None:
     """Return the device that "cuda" or "cuda:N" selects for a shard; None for "cpu".
 
     Raises

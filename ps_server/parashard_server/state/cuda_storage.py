@@ -1,11 +1,11 @@
 """CudaStorage: a shard's weights and optimizer slots on a GPU, with a mirror of the weights in the host's memory.
 
-Pure except for the device, which is behind an interface: `Card`, by CuPy in `parashard_server.state.cuda_device` and by
-NumPy in the tests. All readers of weights read the mirror (`memory.weights`), which may be shared with workers of this
-host. A pull copies partitions that have moved on the device into it, under the lock and with the versions for lock-free
-readers (`parashard.transports.shared_weights`). A push is copied in through page-locked memory and moves the weights
-partition by partition, as on the host; checks, layouts and decoding are those of `Storage`, on the host. Called as
-`Storage`.
+Pure except for the device, which is behind an interface: `ShardDevice`, by CuPy in `parashard_server.state.cuda_device`
+and by NumPy in the tests. All readers of weights read the mirror (`memory.weights`), which may be shared with workers
+of this host. A pull copies partitions that have moved on the device into it, under the lock and with the versions for
+lock-free readers (`parashard.transports.shared_weights`). A push is copied in through page-locked memory and moves the
+weights partition by partition, as on the host; checks, layouts and decoding are those of `Storage`, on the host. Called
+as `Storage`.
 
 Not implemented: CUDA IPC handles, by which a worker on the same device would read weights without a copy through the
 host (docs/decisions/0014-gpu-resident-shards.md).
@@ -29,7 +29,7 @@ Resident = Any
 """A flat vector of float32 on the device: has `size`, `shape` and `nbytes`, and a slice of it is a view."""
 
 
-class Card(Protocol):
+class ShardDevice(Protocol):
     """One GPU, its memory, and one stream, whose operations run in order."""
 
     kernels: ModuleType
@@ -73,7 +73,7 @@ class CudaStorage(Storage):
     ----------
     plan, shard, optimizer, initial, memory
         As for `Storage`; the optimizer has the device's kernels.
-    card : Card
+    device : ShardDevice
         Holds weights and slots.
 
     Attributes
@@ -91,15 +91,15 @@ class CudaStorage(Storage):
         optimizer: Optimizer,
         initial: InitialRows,
         *,
-        card: Card,
+        device: ShardDevice,
         memory: WeightMemory | None = None,
     ) -> None:
-        self._card = card
+        self._device = device
         super().__init__(plan, shard, optimizer, initial, memory=memory)
-        card.lock_pages(self.weights)
-        self._gradient = card.full(self.elements, 0.0)
-        self._live = _Moving(card.full(self.elements, 0.0), self.memory.begun.copy(), self.memory.done.copy())
-        card.copy_in(self._live.weights, self.weights)
+        device.lock_pages(self.weights)
+        self._gradient = device.full(self.elements, 0.0)
+        self._live = _Moving(device.full(self.elements, 0.0), self.memory.begun.copy(), self.memory.done.copy())
+        device.copy_in(self._live.weights, self.weights)
 
     def begin_at(self, version: int) -> None:
         """Set the version of the values that an incarnation starts with."""
@@ -110,7 +110,7 @@ class CudaStorage(Storage):
         """Fill every slot from a checkpoint: by slot and partition, arrays of the partition's length."""
         for name, slot in self.slots.items():
             for placed in self.layout:
-                self._card.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
+                self._device.copy_in(slot[placed.offset : placed.stop], slots[name][placed.partition].reshape(-1))
 
     def moved(self, begin_bytes: int, end_bytes: int, since: int | None) -> tuple[Run, ...]:
         """Update a run of the mirror; return views of the parts that have moved since a version."""
@@ -119,10 +119,10 @@ class CudaStorage(Storage):
 
     def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
         """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
-        self._card.copy_in(self._gradient, self.writable(gradient))
-        self._card.use()
+        self._device.copy_in(self._gradient, self.writable(gradient))
+        self._device.use()
         super().apply(self._gradient, t=t, scale=scale, damping=damping)
-        self._card.wait()
+        self._device.wait()
 
     def _mirror(self, begin_bytes: int, end_bytes: int) -> None:
         mirror = self.memory
@@ -133,24 +133,24 @@ class CudaStorage(Storage):
                 continue
             run = slice(placed.offset, placed.stop)
             mirror.begun[index] = version
-            self._card.copy_out(self.weights[run], self._live.weights[run])
+            self._device.copy_out(self.weights[run], self._live.weights[run])
             mirror.done[index] = version
 
     def _new_scratch(self) -> Float32s:
-        return self._card.staging(self.elements)
+        return self._device.staging(self.elements)
 
     def _new_slot(self, value: float) -> Resident:
-        return self._card.full(self.elements, value)
+        return self._device.full(self.elements, value)
 
     def _copy_live(self, destination: Float32s, live: Resident) -> None:
-        self._card.copy_out(destination, live)
+        self._device.copy_out(destination, live)
 
 
-def warm_up(card: Card, optimizer: Optimizer) -> None:
+def warm_up(device: ShardDevice, optimizer: Optimizer) -> None:
     """Compile the optimizer's kernel for a device, or load it from the cache, so that no push waits for it."""
-    card.use()
-    weights, gradient, *slots = (card.full(1, 0.0) for _ in range(2 + len(optimizer.slots)))
+    device.use()
+    weights, gradient, *slots = (device.full(1, 0.0) for _ in range(2 + len(optimizer.slots)))
     one = Variable("warm_up", (1,))
     state = dict(zip(optimizer.slots, slots, strict=True))
     optimizer.update(weights, gradient, state, t=1, scale=1.0, damping=1.0, variable=one)
-    card.wait()
+    device.wait()

@@ -82,19 +82,19 @@ def test_steps_that_a_shard_lost_are_no_longer_complete_and_count_again_as_work(
     assert (scraped(core)["steps_complete"], scraped(core)["examples_total"]) == (1, 16)
 
 
-def test_a_shard_that_is_silent_is_not_live_until_it_announces_itself() -> None:
+def test_a_shard_that_is_silent_is_not_live_until_it_is_restarted() -> None:
     core = core_of(registered=False)
     assert (scraped(core)["shards"], scraped(core)["shards_live"]) == (2, 0)
     announce(core, 0)
     announce(core, 1)
     core.shard_silent(1, 3.5, "no answer")
     assert scraped(core)["shards_live"] == 1
-    announce(core, 1)
+    announce(core, 1, incarnation=2)
     assert scraped(core)["shards_live"] == 2
 
 
 @pytest.mark.parametrize("ago_s", [0.0, 100.0])
 def test_the_time_of_the_last_progress_is_wall_clock_time(ago_s: float) -> None:
     core = core_of()
-    core.progress.last_step_s = time.monotonic() - ago_s
+    core.job.progress.last_step_s = time.monotonic() - ago_s
     assert math.isclose(scraped(core)["last_progress_timestamp_seconds"], time.time() - ago_s, abs_tol=5.0)

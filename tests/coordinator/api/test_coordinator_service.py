@@ -62,7 +62,7 @@ def test_there_is_no_view_until_every_shard_has_registered(it: Served) -> None: 
 def test_a_shard_s_applied_steps_are_taken_in(it: Served) -> None:
     for shard in range(2):
         it.client.register_shard(shard_request(shard, applied=[shard_pb2.Interval(start=0, stop=5 + shard)]))
-    assert it.core.leases.lowest_incomplete == 5
+    assert it.core.job.leases.lowest_incomplete == 5
 
 
 def test_a_shard_learns_whom_it_obeys_and_what_all_have_saved() -> None:  # P3, P12
@@ -77,8 +77,8 @@ def test_what_a_shard_holds_beside_what_it_has_applied_is_taken_in(it: Served) -
     applied, held = [shard_pb2.Interval(start=0, stop=4)], [shard_pb2.Interval(start=0, stop=6)]
     for shard in range(2):
         it.client.register_shard(shard_request(shard, applied=applied, held=held, restored="restored p1/s0/i1/c1"))
-    assert it.core.leases.lowest_incomplete == 6
-    assert any("(host:1): restored p1/s0/i1/c1" in event for event in it.core.events)
+    assert it.core.job.leases.lowest_incomplete == 6
+    assert any("(host:1): restored p1/s0/i1/c1" in event for event in it.core.job.events)
 
 
 def test_a_worker_is_told_that_a_new_coordinator_does_not_know_it(it: Served) -> None:  # P3
@@ -98,7 +98,7 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
 def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
     start(it)
     stored: list[dict[str, dict[str, float | None]]] = []
-    it.exclusive.on_decision = lambda core: stored.append(core.saved().evaluations)
+    it.exclusive.on_decision = lambda core: stored.append(core.job.saved().evaluations)
     it.client.lease(lease_request(want=1))
     it.client.lease(lease_request(sequence=2, held=[0]))
     assert stored == [], "nothing was decided"
@@ -107,7 +107,7 @@ def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  #
     assert stored == [{"1": {"accuracy": 0.5}}], "by the steps before it"
 
 
-def test_an_older_life_of_a_shard_is_fenced(it: Served) -> None:  # P3
+def test_an_older_incarnation_of_a_shard_is_fenced(it: Served) -> None:  # P3
     it.client.register_shard(shard_request(0, 2))
     with pytest.raises(Superseded, match="incarnation 2 is registered, 1 is older"):
         it.client.register_shard(shard_request(0, 1))
@@ -122,29 +122,29 @@ def test_bytes_that_are_no_message_are_refused_and_change_nothing(it: Served, me
             call(b"\xff" * 9, timeout=DEADLINE_S)
     finally:
         channel.close()
-    assert it.core.events_total == 0
+    assert it.core.job.events_total == 0
 
 
-def test_a_process_with_another_life_was_not_started_again(it: Served) -> None:
+def test_a_process_with_another_incarnation_was_not_started_again(it: Served) -> None:
     for incarnation, first, restarts in ((1, 1, 0), (2, 1, 0), (3, 3, 1)):
         it.client.register_shard(shard_request(0, incarnation, first_incarnation=first))
-        assert it.core.shard_restarts == restarts
+        assert it.core.job.shard_restarts == restarts
 
 
 def test_intervals_that_are_none_are_refused(it: Served) -> None:
     with pytest.raises(MalformedFrame):
         it.client.register_shard(shard_request(0, applied=[shard_pb2.Interval(start=5, stop=2)]))
-    assert it.core.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
 @pytest.mark.parametrize("says", [{"applied": BEYOND}, {"held": BEYOND}, {"applied": BEYOND, "held": WITHIN}])
 def test_steps_that_the_job_does_not_have_are_refused_before_they_are_counted(it: Served, says: Any) -> None:
     with pytest.raises(MalformedFrame, match="this job has 40"):
         it.client.register_shard(shard_request(0, **says))
-    assert it.core.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
-def test_a_worker_joins_and_learns_its_name_life_and_lease_time(it: Served) -> None:
+def test_a_worker_joins_and_learns_its_name_incarnation_and_lease_time(it: Served) -> None:
     first = it.client.register_worker(worker_request("", token=7, http_address="host:9"))
     assert (first.name, first.incarnation, first.lease_ttl_s) == ("guest-0", 1, 10.0)
     assert it.client.register_worker(worker_request("", token=7)) == first, "its first answer was lost"
@@ -161,7 +161,7 @@ def test_a_name_has_a_bound(it: Served) -> None:
 
 
 def test_nobody_joins_a_job_that_has_failed(it: Served) -> None:
-    it.core.fail("no disk")
+    it.core.job.fail("no disk")
     with pytest.raises(JobFailed, match="no disk"):
         it.client.register_worker(worker_request())
 
@@ -176,16 +176,16 @@ def test_a_lease_there_and_back(it: Served) -> None:
     reply = it.client.lease(lease_request(sequence=2, completed=[completed(0)], want=1, phases=phases))
     assert [(e.evaluation, e.for_round, list(e.incarnations)) for e in reply.evaluations] == [(1, False, [1, 1])]
     expected = {"lease": 1.0, "pull": 2.0, "compute": 3.0, "push": 4.0, "transfer": 5.0}
-    assert it.core.workers.by_name["worker-0"].phases_s == expected
+    assert it.core.job.workers.by_name["worker-0"].phases_s == expected
     result = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics={"accuracy": 0.5})
     reply = it.client.lease(lease_request(sequence=3, held=[0, 1], evaluated=[result], want=1))
     assert list(reply.revoked) == [0]
     assert [grant.step for grant in reply.granted] == [2]
     failed = [pb.FailedStep(step=1, reason="NaN")]
     it.client.lease(lease_request(sequence=4, held=[2], failed=failed, held_evaluations=[1]))
-    assert "worker-0 failed at step 1: NaN" in it.core.events
+    assert "worker-0 failed at step 1: NaN" in it.core.job.events
     it.client.lease(lease_request(sequence=5, held=[2], leaving=True))
-    assert it.core.leases.leased == 0
+    assert it.core.job.leases.leased == 0
 
 
 def test_a_late_call_is_fenced(it: Served) -> None:
@@ -204,10 +204,10 @@ def test_the_status(it: Served) -> None:
 
 def test_scale(it: Served) -> None:
     assert it.client.scale(5).workers_wanted == 5
-    assert it.core.workers_wanted == 5
+    assert it.core.job.workers_wanted == 5
     with pytest.raises(ConfigurationError, match=f"from 0 to {WORKERS_MAX}, found 5000"):
         it.client.scale(5000)
-    assert it.core.workers_wanted == 5
+    assert it.core.job.workers_wanted == 5
 
 
 def test_supervise_tells_what_to_start_and_stop(it: Served) -> None:
@@ -225,8 +225,8 @@ def test_supervise_hears_of_exits(it: Served) -> None:
     process = pb.ProcessName(role="worker", index=0)
     ended = pb.ProcessExit(process=process, exit_code=-9, reason="killed by signal 9", number=1)
     it.client.supervise(pb.SuperviseRequest(run_id=RUN, exits=[ended]), DEADLINE_S)
-    assert it.core.leases.leased == 0
-    assert "worker-0 ended: killed by signal 9" in it.core.events
+    assert it.core.job.leases.leased == 0
+    assert "worker-0 ended: killed by signal 9" in it.core.job.events
 
 
 def test_the_user_stops_the_job_through_supervise(it: Served) -> None:
@@ -250,5 +250,5 @@ def test_calls_for_another_run_are_refused_and_change_nothing(it: Served) -> Non
     for call in calls:
         with pytest.raises(WrongRun):
             call()
-    assert it.core.state is JobState.RUNNING
+    assert it.core.job.state is JobState.RUNNING
     assert it.client.get_status() == before

@@ -43,12 +43,12 @@ def asking(it: Served) -> Iterator[Asks]:
         try:
             yield lambda **request: threads.submit(it.client.lease, lease_request(want=1, wait_s=WAIT_S, **request))
         finally:
-            it.exclusive.run_exclusive(lambda core, now_s: core.fail("the test is over"))
+            it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("the test is over"))
 
 
 def give_back(it: Served, **report: Any) -> None:
     """Let `busy` report, or give its step back."""
-    busy = it.core.workers.by_name["busy"]
+    busy = it.core.job.workers.by_name["busy"]
     request = lease_request("busy", busy.sequence + 1, **report)
     it.client.lease(request)
 
@@ -64,7 +64,7 @@ def test_a_waiting_worker_is_woken_when_a_step_comes_back(it: Served) -> None:
         assert not reply.done()
         give_back(it)
         assert steps(reply) == [0]
-        assert it.core.leases.held_by("worker-0") == {0}
+        assert it.core.job.leases.held_by("worker-0") == {0}
 
 
 def test_a_waiting_worker_is_woken_when_the_last_shard_registers() -> None:
@@ -92,7 +92,7 @@ def test_a_waiting_worker_is_woken_when_the_job_ends(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()
-        it.exclusive.run_exclusive(lambda core, now_s: core.fail("no disk"))
+        it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("no disk"))
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_FAILED
         assert reply.result(DEADLINE_S).reason == "no disk"
 
@@ -123,7 +123,7 @@ def test_nobody_waits_for_ever(it: Served) -> None:
     with ThreadPoolExecutor(1) as threads:
         reply = threads.submit(it.service.Lease, lease_request(want=1, wait_s=1e300), None)
         it.wait_until_somebody_waits()
-        it.exclusive.run_exclusive(lambda core, now_s: core.fail("the test is over"))
+        it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("the test is over"))
         reply.result(DEADLINE_S)
     assert all(timeout_s is not None and timeout_s <= WAIT_MAX_S for timeout_s in it.condition.timeouts_s)
 
@@ -150,7 +150,7 @@ def test_work_that_becomes_due_between_two_looks_is_not_missed(it: Served) -> No
         def __enter__(self) -> bool:
             self.entered += 1
             if self.entered == 2:
-                it.core.leases.end("busy")
+                it.core.job.leases.end("busy")
             return bool(super().__enter__())
 
     it.watch(Hurried())
@@ -167,7 +167,7 @@ def test_a_worker_that_ended_while_it_waited_is_granted_nothing(it: Served) -> N
         it.exclusive.run_exclusive(lambda core, now_s: core.supervise([ended], [], now_s))
         give_back(it)
         assert steps(reply) == []
-        assert it.core.leases.leased == 0, "a lease of the dead would never end"
+        assert it.core.job.leases.leased == 0, "a lease of the dead would never end"
 
 
 def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) -> None:
@@ -180,7 +180,7 @@ def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) 
         assert steps(later) == [0]
 
 
-def test_a_newer_life_ends_the_wait_of_an_older_one(it: Served) -> None:
+def test_a_newer_incarnation_ends_the_wait_of_an_older_one(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
         it.wait_until_somebody_waits()
@@ -196,5 +196,5 @@ def test_a_waiting_worker_learns_that_the_last_step_is_in(it: Served) -> None:
         reply = ask()
         it.wait_until_somebody_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
-        it.exclusive.run_exclusive(lambda core, now_s: core.done())
+        it.exclusive.run_exclusive(lambda core, now_s: core.job.done())
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_DONE

@@ -15,7 +15,6 @@ from parashard.errors import ConfigurationError, LimitExceeded, MalformedFrame, 
 from parashard_coordinator.api.service import REPORTS_MAX, REQUEST_BYTES_MAX
 from parashard_coordinator.api.shard_reports import INTERVALS_MAX, ROUNDS_MAX
 from parashard_coordinator.core.core import WORKERS_MAX
-from parashard_coordinator.core.core_state import EVENTS_KEPT
 from parashard_coordinator.core.input_limits import (
     ADDRESS_BYTES_MAX,
     DEVICE_BYTES_MAX,
@@ -23,6 +22,7 @@ from parashard_coordinator.core.input_limits import (
     METRICS_MAX,
     NAME_BYTES_MAX,
 )
+from parashard_coordinator.core.job_record import EVENTS_KEPT
 from support.coordinator_cases import core_of
 from support.served_core import Served, lease_request, served, shard_request, worker_request
 from support.shard_records import largest_record
@@ -51,13 +51,13 @@ def test_a_worker_s_texts_that_must_stay_as_they_are_are_refused(
 ) -> None:
     with pytest.raises(error, match=field):
         it.client.register_worker(worker_request(**{field: text}))
-    assert not it.core.workers.by_name
+    assert not it.core.job.workers.by_name
 
 
 def test_a_name_that_would_begin_a_line_is_refused(it: Served) -> None:
     with pytest.raises(ConfigurationError, match="letters, digits"):
         it.client.register_worker(worker_request(EVIL))
-    assert not it.core.workers.by_name
+    assert not it.core.job.workers.by_name
 
 
 @pytest.mark.parametrize("field", ["address", "http_address", "data_address", "local_path"])
@@ -65,7 +65,7 @@ def test_a_name_that_would_begin_a_line_is_refused(it: Served) -> None:
 def test_a_shard_s_texts_are_refused(it: Served, field: str, text: str, error: type[ParashardError]) -> None:
     with pytest.raises(error, match=field):
         it.client.register_shard(shard_request(0, **{field: text}))
-    assert it.core.shards.life(0) is None
+    assert it.core.job.shards.registration(0) is None
 
 
 @pytest.mark.parametrize("text", [LONG, EVIL], ids=["long", "evil"])
@@ -78,7 +78,7 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
     failed = pb.EvaluationResult(evaluation=1, incarnations=[1, 1], error=text)
     it.client.lease(lease_request(sequence=3, evaluated=[failed]))
     it.core.shard_silent(0, 100.0, text)
-    it.core.fail(text)
+    it.core.job.fail(text)
     status = it.client.get_status()
     assert len(status.workers[0].device.encode()) <= DEVICE_BYTES_MAX
     assert len(status.reason.encode()) <= EVENT_BYTES_MAX
@@ -93,9 +93,9 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
 def test_metrics_that_nobody_could_show_are_an_evaluation_that_failed(it: Served, metrics: dict[str, float]) -> None:
     start(it)
     it.client.lease(lease_request(evaluated=[pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics=metrics)]))
-    assert it.core.evaluations.latest is None
+    assert it.core.job.evaluations.latest is None
     assert any(
-        event.startswith("the evaluation after step 1 failed: ") and event.isprintable() for event in it.core.events
+        event.startswith("the evaluation after step 1 failed: ") and event.isprintable() for event in it.core.job.events
     )
 
 
@@ -123,7 +123,7 @@ def test_more_intervals_or_rounds_than_a_shard_may_tell_of_are_refused() -> None
                 it.client.register_shard(shard_request(1, **{field: [*intervals, intervals[0]]}))
         with pytest.raises(LimitExceeded, match=f"allowed are {ROUNDS_MAX}"):
             it.client.register_shard(shard_request(1, checkpoint_rounds=range(ROUNDS_MAX + 1)))
-        assert it.core.shards.life(1) is None
+        assert it.core.job.shards.registration(1) is None
 
 
 @pytest.mark.parametrize(
@@ -139,10 +139,10 @@ def test_more_intervals_or_rounds_than_a_shard_may_tell_of_are_refused() -> None
 def test_a_call_reports_so_much_and_no_more(it: Served, field: str, entry: object) -> None:
     start(it)
     it.client.lease(lease_request(**{field: [entry] * REPORTS_MAX}))
-    events = it.core.events_total
+    events = it.core.job.events_total
     with pytest.raises(LimitExceeded, match=f"{field} has {REPORTS_MAX + 1} entries; allowed are {REPORTS_MAX}"):
         it.client.lease(lease_request(sequence=2, **{field: [entry] * (REPORTS_MAX + 1)}))
-    assert it.core.events_total == events
+    assert it.core.job.events_total == events
 
 
 def test_the_largest_status_passes() -> None:
@@ -158,12 +158,12 @@ def test_the_largest_status_passes() -> None:
             it.service.RegisterWorker(
                 worker_request(name, device="x" * 1000, http_address="h" * ADDRESS_BYTES_MAX), None
             )
-            worker = it.core.workers.by_name[name]
+            worker = it.core.job.workers.by_name[name]
             worker.steps_complete, worker.restarts, worker.incarnation = (1 << 64) - 1, (1 << 32) - 1, (1 << 64) - 1
             worker.phases_s = dict.fromkeys(worker.phases_s, 1e300)
         for _ in range(EVENTS_KEPT):
-            it.core._event(LONG)
-        it.core.fail(LONG)
+            it.core.job.add_event(LONG)
+        it.core.job.fail(LONG)
         status = it.client.get_status()
     assert len(status.workers) == WORKERS_MAX
     assert {len(worker.device) for worker in status.workers} == {DEVICE_BYTES_MAX}

@@ -21,7 +21,7 @@ from parashard_coordinator.api.shard_reports import (
     record_of,
 )
 from parashard_coordinator.api.status import StatusView
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.shards.channels import ANSWER_BYTES_MAX, ShardChannels
 from parashard_coordinator.shards.commands import ShardCommands
 from parashard_coordinator.shards.monitor import ShardMonitor
@@ -65,13 +65,13 @@ class Watched:
         self.liar = liar
         self.stubs = ShardChannels()
         self.status = StatusView("digits", "async", 2)
-        self.life = ShardLife(1, address, "")
+        self.registration = ShardRegistration(1, address, "")
         self._watch = ShardMonitor("run-1", self.stubs)
 
     def look(self, says: shard_pb2.InspectReply) -> ParashardError | None:
         """Look once; return why the answer did not count."""
         self.liar.says = says
-        silence = self._watch.look([self.life], self.status.saw, 0.0).get(0)
+        silence = self._watch.look([self.registration], self.status.saw, 0.0).get(0)
         return silence and silence.error
 
 
@@ -97,7 +97,7 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
     assert record.figures.ByteSize() < 1024, "no list, and nothing that nobody knows"
     status = StatusView("digits", "async", 2)
     status.saw(0, record)
-    shown = status.message(core_of(), 0.0)
+    shown = status.message(core_of().job, 0.0)
     assert shown.shards[0].steps_applied == INTERVALS_MAX
     assert shown.ByteSize() < 4096
 
@@ -156,7 +156,7 @@ def saved(**changed: Any) -> shard_pb2.TakeCheckpointReply:
 
 def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
     it.liar.saves = saved()
-    (shard,) = ShardCommands("run-1", 1, 7, it.stubs).save([it.life], None)
+    (shard,) = ShardCommands("run-1", 1, 7, it.stubs).save([it.registration], None)
     assert (shard.part.name, shard.part.size_bytes, shard.part.sha256) == (saved().folder, 9, "e" * 64)
     assert shard.applied == IntervalSet([(0, 3)])
 
@@ -176,7 +176,7 @@ def test_what_a_shard_says_of_its_checkpoint_is_taken_up(it: Watched) -> None:
 def test_a_checkpoint_that_there_cannot_be_is_refused(it: Watched, changed: Any, error: type, told: str) -> None:
     it.liar.saves = saved(**changed)
     with pytest.raises(error, match=told):
-        ShardCommands("run-1", 1, 7, it.stubs).save([it.life], None)
+        ShardCommands("run-1", 1, 7, it.stubs).save([it.registration], None)
 
 
 @pytest.mark.parametrize(

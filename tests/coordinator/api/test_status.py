@@ -17,7 +17,7 @@ def view() -> StatusView:
 def test_a_job_that_waits_for_its_shards() -> None:
     core = core_of(registered=False)
     announce(core, 1)
-    status = view().message(core, 5.0)
+    status = view().message(core.job, 5.0)
     assert (status.run_id, status.job, status.consistency) == ("run-1", "digits", "ssp:8")
     assert (status.state, status.reason) == (pb.JOB_STATE_STARTING, "waiting for the shards")
     assert [(s.shard, s.registered, s.live, s.address) for s in status.shards] == [
@@ -40,7 +40,7 @@ def test_a_job_on_its_way() -> None:
     seen.saw(0, record_of(0, 1, {0: 3, 2: 1}, step_lag_max=4))
     seen.saw(1, record_of(1, 1, {7: 1}, step_lag_max=2))
     seen.http_address = "host:8"
-    status = seen.message(core, 4.0)
+    status = seen.message(core.job, 4.0)
     assert status.state == pb.JOB_STATE_RUNNING
     assert (status.steps_complete, status.steps_leased, status.training_loss) == (1, 1, 0.25)
     assert dict(status.held_out) == {"accuracy": 0.5}
@@ -48,8 +48,8 @@ def test_a_job_on_its_way() -> None:
     assert (status.staleness_p50, status.staleness_p95, status.staleness_max, status.step_lag_max) == (0, 7, 7, 4)
     assert [shard.record.version for shard in status.shards] == [1, 1]
     assert (status.workers_wanted, status.http_address) == (2, "host:8")
-    assert list(status.events) == list(core.events)
-    assert status.events_total == core.events_total
+    assert list(status.events) == list(core.job.events)
+    assert status.events_total == core.job.events_total
     first, second = status.workers
     assert (first.name, first.live, first.steps_complete, first.steps_held) == (caller.name, True, 1, 1)
     assert (first.examples_per_s, first.phases.pull, first.http_address) == (4.0, 1.5, "host:9")
@@ -60,24 +60,24 @@ def test_workers_are_in_the_order_of_their_numbers() -> None:
     core = core_of(workers=12)
     for number in (10, 2, 0, 11, 1):
         Caller(core, f"worker-{number}")
-    names = [worker.name for worker in view().message(core, 0.0).workers]
+    names = [worker.name for worker in view().message(core.job, 0.0).workers]
     assert names == ["worker-0", "worker-1", "worker-2", "worker-10", "worker-11"]
 
 
 def test_what_is_wrong_now_is_listed() -> None:
     core, seen = core_of(), view()
-    core.shard_silent(1, 4.0, "nobody answers")
+    core.shard_silent(1, 4.0, "no answer")
     seen.saw(0, record_of(0, 1, checkpoint_error="no space left on device", log_error="read-only"))
-    status = seen.message(core, 0.0)
+    status = seen.message(core.job, 0.0)
     assert list(status.problems) == [
-        "shard-1 does not answer; the job stands still until it does (nobody answers)",
+        "shard-1 does not answer; the job stands still until it does (no answer)",
         "shard-0: checkpoint failed: no space left on device",
         "shard-0: push log failed: read-only",
     ]
     assert [shard.live for shard in status.shards] == [True, False]
-    announce(core, 1)
+    core.shard_answered(1)
     seen.saw(0, record_of(0, 1))
-    assert list(seen.message(core, 0.0).problems) == []
+    assert list(seen.message(core.job, 0.0).problems) == []
 
 
 def test_a_later_record_replaces_an_earlier_one() -> None:
@@ -90,5 +90,5 @@ def test_a_later_record_replaces_an_earlier_one() -> None:
 
 def test_a_loss_that_is_not_finite_is_not_shown() -> None:
     core = core_of()
-    core.progress.loss = math.inf
-    assert view().message(core, 0.0).training_loss == 0.0
+    core.job.progress.loss = math.inf
+    assert view().message(core.job, 0.0).training_loss == 0.0

@@ -33,12 +33,12 @@ def ended(name: str, exit_code: int = -9, reason: str = "killed by signal 9") ->
 def test_nothing_is_leased_until_every_shard_has_registered() -> None:  # P3
     core = core_of(registered=False)
     caller = Caller(core)
-    assert core.state is JobState.STARTING
+    assert core.job.state is JobState.STARTING
     announce(core, 1)
     answer = caller.call(want=4)
     assert (answer.granted, answer.state, answer.reason) == ([], JobState.STARTING, "not every shard is up")
     announce(core, 0)
-    assert core.state is JobState.RUNNING
+    assert core.job.state is JobState.RUNNING
     assert caller.lease(1) == [0]
 
 
@@ -46,13 +46,13 @@ def test_a_lease_from_grant_to_receipt() -> None:
     core = core_of(steps_total=2)
     caller = Caller(core)
     assert caller.lease(1, now_s=1.0) == [0]
-    assert core.progress.first_lease_s == 1.0
+    assert core.job.progress.first_lease_s == 1.0
     assert caller.complete_all(want=1, now_s=3.0) == [1]
-    assert (core.progress.steps, core.progress.examples, caller.worker.steps_complete) == (1, 8, 1)
-    assert not core.complete
+    assert (core.job.progress.steps, core.job.progress.examples, caller.worker.steps_complete) == (1, 8, 1)
+    assert not core.job.complete
     caller.complete_all(now_s=4.0)
-    assert core.complete
-    assert core.progress.training_s() == 3.0
+    assert core.job.complete
+    assert core.job.progress.training_s() == 3.0
 
 
 def test_training_begins_with_the_first_lease_and_not_with_the_first_call() -> None:
@@ -60,34 +60,34 @@ def test_training_begins_with_the_first_lease_and_not_with_the_first_call() -> N
     core.create_checkpoint(request=1)  # leasing pauses
     caller = Caller(core)
     assert caller.lease(1, now_s=5.0) == []
-    assert core.progress.first_lease_s is None
+    assert core.job.progress.first_lease_s is None
     core.checkpoint_ended(Answer(checkpoint="j1", steps=0))
     assert caller.lease(1, now_s=9.0) == [0]
-    assert core.progress.first_lease_s == 9.0
+    assert core.job.progress.first_lease_s == 9.0
 
 
 def test_no_call_gets_more_than_the_lease_batch() -> None:
     assert len(Caller(core_of(steps_total=1000, lease_batch=3)).lease(100)) == 3
 
 
-def test_receipts_of_a_shard_s_other_life_do_not_count() -> None:  # P3
+def test_receipts_of_a_shard_s_other_incarnation_do_not_count() -> None:  # P3
     core = core_of()
     caller = Caller(core)
     caller.lease(1)
     announce(core, 1, 2)
     answer = caller.call(want=1, completed=done(0, incarnations=(1, 1)))
-    assert len(core.leases.complete) == 0
+    assert len(core.job.leases.complete) == 0
     assert [grant.step for grant in answer.granted] == [0], "it is due again"
     assert answer.view == 3, "the worker learns that the shards have changed"
     caller.call(completed=done(0, incarnations=(1, 2)))
-    assert core.leases.lowest_incomplete == 1
+    assert core.job.leases.lowest_incomplete == 1
 
 
 def test_a_reply_that_is_lost_costs_one_renewal() -> None:  # P5
     core = core_of()
     caller = Caller(core)
     caller.call(want=1, lost=True)
-    assert core.leases.leased == 1
+    assert core.job.leases.leased == 1
     assert caller.lease(1) == [0]
 
 
@@ -98,8 +98,8 @@ def test_a_worker_s_end_seen_by_the_launcher_frees_its_leases_at_once() -> None:
     core.supervise(ended("worker-0"), [], 0.1)
     assert not first.worker.live
     assert second.lease(1, 0.1) == [0]
-    assert (core.supervision.worker_exits, core.supervision.worker_restarts) == (1, 1)
-    assert "worker-0 ended; 1 step will be recomputed" in core.events
+    assert (core.job.supervision.worker_exits, core.job.supervision.worker_restarts) == (1, 1)
+    assert "worker-0 ended; 1 step will be recomputed" in core.job.events
 
 
 def test_a_restart_that_was_seen_twice_counts_once() -> None:
@@ -107,16 +107,16 @@ def test_a_restart_that_was_seen_twice_counts_once() -> None:
     Caller(core, "worker-0")
     core.supervise(ended("worker-0"), [], 0.0)
     Caller(core, "worker-0")
-    assert core.supervision.worker_restarts == 1
+    assert core.job.supervision.worker_restarts == 1
     Caller(core, "worker-0")
-    assert core.supervision.worker_restarts == 2, "nobody saw the earlier life end"
+    assert core.job.supervision.worker_restarts == 2, "nobody saw the earlier incarnation end"
 
 
 def test_a_worker_that_is_not_wanted_any_more_is_no_restart() -> None:
     core = core_of(launcher=local())
     core.scale(1)
     core.supervise(ended("worker-1", 0, "done"), [], 0.0)
-    assert (core.supervision.worker_exits, core.supervision.worker_restarts) == (1, 0)
+    assert (core.job.supervision.worker_exits, core.job.supervision.worker_restarts) == (1, 0)
 
 
 def test_a_silent_worker_loses_its_leases_after_their_time() -> None:
@@ -129,9 +129,9 @@ def test_a_silent_worker_loses_its_leases_after_their_time() -> None:
     core.tick(10.1)
     assert not silent.worker.live
     assert other.lease(1, 10.1) == [0]
-    assert "guest-0 was silent for 10.1 s; 1 step will be recomputed" in core.events
+    assert "guest-0 was silent for 10.1 s; 1 step will be recomputed" in core.job.events
     core.tick(11.0)
-    assert sum("was silent" in event for event in core.events) == 1
+    assert sum("was silent" in event for event in core.job.events) == 1
 
 
 def test_a_silent_worker_that_returns_keeps_what_it_computes() -> None:
@@ -140,29 +140,29 @@ def test_a_silent_worker_that_returns_keeps_what_it_computes() -> None:
     caller.lease(1)
     core.tick(10.1)
     assert caller.lease(1, 20.0) == [1]
-    assert core.leases.held_by(caller.name) == {0, 1}
+    assert core.job.leases.held_by(caller.name) == {0, 1}
     assert other.lease(1, 20.0) == [2]
 
 
-def test_a_new_life_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
+def test_a_new_incarnation_takes_the_name_and_the_old_one_must_stop() -> None:  # P3
     core = core_of()
     old = Caller(core, "worker-0")
     old.lease(1)
     new = Caller(core, "worker-0")
     with pytest.raises(Superseded):
         old.call(want=1, completed=done(0))
-    assert len(core.leases.complete) == 0
+    assert len(core.job.leases.complete) == 0
     assert new.lease(1) == [0]
 
 
-def test_a_new_life_s_registration_frees_what_the_old_one_held() -> None:  # P5
+def test_a_new_incarnation_s_registration_frees_what_the_old_one_held() -> None:  # P5
     core = core_of(evaluate_after=[1, 40])
     old, other = Caller(core, "worker-0"), Caller(core, "worker-1")
     old.lease(1)
     assert old.complete_all(want=1) == []
     assert other.lease(1) == [1]
     Caller(core, "worker-1")
-    assert core.leases.leased == 0
+    assert core.job.leases.leased == 0
     Caller(core, "worker-0")
     assert Caller(core).call(want=1).evaluations, "its evaluation, too"
 
@@ -189,13 +189,13 @@ def test_who_wants_nothing_gets_nothing() -> None:
 
 def test_a_step_s_warning_names_the_step() -> None:
     core = core_of()
-    core.staleness_p95 = 3
+    core.job.staleness_p95 = 3
     caller = Caller(core)
     caller.lease(1)
     caller.call(completed=done(0, loss=float("nan")))
     advice = "lower optimizer.learning_rate or set optimizer.clip_norm"
     told = f"warning: training diverged: loss became NaN at step 0; {advice} (staleness p95 3 pushes)"
-    assert core.events[-1] == told
+    assert core.job.events[-1] == told
 
 
 def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6
@@ -205,7 +205,7 @@ def test_a_bad_step_stops_the_job_with_its_reason() -> None:  # P6
     assert caller.lease(1, failed=[(0, "NaN")]) == [0]
     answer = caller.call(failed=[(0, "NaN")], want=1)
     assert (answer.state, answer.granted) == (JobState.FAILED, [])
-    assert core.reason == "NaN; step 0 failed 2 times (examples 7, 9)"
+    assert core.job.reason == "NaN; step 0 failed 2 times (examples 7, 9)"
 
 
 def test_a_bad_step_is_skipped_and_counted_where_the_job_says_so() -> None:  # P6
@@ -217,8 +217,8 @@ def test_a_bad_step_is_skipped_and_counted_where_the_job_says_so() -> None:  # P
     caller.call(completed=done(0, skipped=True, loss=0.0))
     for shard in range(2):
         announce(core, shard, applied=[(0, 1)], skipped=[0])
-    assert (core.skipped_steps, core.partly_skipped, core.complete) == (1, 0, True)
-    assert core.progress.loss != 0.0, "a skipped step has no loss"
+    assert (core.job.skipped_steps, core.job.partly_skipped, core.job.complete) == (1, 0, True)
+    assert core.job.progress.loss != 0.0, "a skipped step has no loss"
 
 
 def test_a_step_completed_twice_counts_once() -> None:
@@ -227,7 +227,7 @@ def test_a_step_completed_twice_counts_once() -> None:
     first.lease(1)
     first.call(completed=done(0))
     second.call(completed=done(0, skipped=True))
-    assert (core.progress.steps, core.skipped_steps, second.worker.steps_complete) == (1, 0, 0)
+    assert (core.job.progress.steps, core.job.skipped_steps, second.worker.steps_complete) == (1, 0, 0)
 
 
 def test_a_refused_call_changes_nothing() -> None:
@@ -236,7 +236,7 @@ def test_a_refused_call_changes_nothing() -> None:
     caller.lease(1)
     with pytest.raises(NotReady):
         core.lease(LeaseCall(caller.name, 1, 1, completed=done(0), want=3), 0.0)
-    assert (core.leases.leased, len(core.leases.complete)) == (1, 0)
+    assert (core.job.leases.leased, len(core.job.leases.complete)) == (1, 0)
 
 
 @pytest.mark.parametrize("workers", [-1, WORKERS_MAX + 1])
@@ -244,14 +244,14 @@ def test_a_scale_out_of_bounds_is_refused(workers: int) -> None:
     core = core_of()
     with pytest.raises(ConfigurationError, match=f"from 0 to {WORKERS_MAX}, found {workers}"):
         core.scale(workers)
-    assert core.workers_wanted == 2
+    assert core.job.workers_wanted == 2
 
 
 @pytest.mark.parametrize("workers", [0, WORKERS_MAX])
 def test_a_job_may_be_scaled_to_none_and_to_the_most(workers: int) -> None:
     core = core_of()
     core.scale(workers)
-    assert core.workers_wanted == workers
+    assert core.job.workers_wanted == workers
 
 
 @pytest.mark.parametrize("name", ["worker-9", "", "guest-0"])
@@ -259,11 +259,11 @@ def test_a_new_name_beyond_the_most_waits_and_ends_no_job(monkeypatch: pytest.Mo
     monkeypatch.setattr("parashard_coordinator.core.core.WORKERS_MAX", 3)
     core = core_of()
     for known in ["worker-0", "worker-1", ""]:
-        Caller(core, known, token=len(core.workers.by_name) + 1)
+        Caller(core, known, token=len(core.job.workers.by_name) + 1)
     with pytest.raises(QueueFull, match="3 workers of different names already") as caught:
         Caller(core, name, token=9)
     assert exit_code_of(caught.value) is ExitCode.RETRY
-    assert len(core.workers.by_name) == 3
+    assert len(core.job.workers.by_name) == 3
 
 
 def test_known_names_join_however_many_there_were(monkeypatch: pytest.MonkeyPatch) -> None:  # P3
@@ -274,7 +274,7 @@ def test_known_names_join_however_many_there_were(monkeypatch: pytest.MonkeyPatc
     assert Caller(core, token=7).worker is guest.worker, "it lost its first answer"
     guest.worker.live = False
     assert (Caller(core).name, guest.name) == ("guest-0", "guest-0")
-    assert sorted(core.workers.by_name) == ["guest-0", "worker-0"]
+    assert sorted(core.job.workers.by_name) == ["guest-0", "worker-0"]
 
 
 def test_scale_changes_what_the_launcher_keeps_alive() -> None:
@@ -284,31 +284,31 @@ def test_scale_changes_what_the_launcher_keeps_alive() -> None:
     assert core.supervise([], running, 0.0).start == (ProcessName("worker", 2),)
     core.scale(1)
     assert core.supervise([], running, 0.0).stop == (ProcessName("worker", 1),)
-    assert "scaled from 3 to 1 worker" in core.events
+    assert "scaled from 3 to 1 worker" in core.job.events
 
 
 def test_a_shard_that_ended_is_started_again_and_the_job_goes_on() -> None:
     core = core_of(launcher=local())
     running = [ProcessName("shard", 0), ProcessName("worker", 0), ProcessName("worker", 1)]
     assert core.supervise(ended("shard-1"), running, 0.0).start == (ProcessName("shard", 1),)
-    assert core.state is JobState.RUNNING
-    assert "shard-1 ended: killed by signal 9" in core.events
+    assert core.job.state is JobState.RUNNING
+    assert "shard-1 ended: killed by signal 9" in core.job.events
 
 
 def test_a_wrong_configuration_ends_the_job_and_nothing_is_started_any_more() -> None:
     core = core_of(launcher=local(), registered=False)
     announce(core, 0)
     assert core.supervise(ended("shard-1", 2, "there is no such disk"), [], 0.0) == Orders()
-    assert (core.state, core.reason) == (JobState.FAILED, "shard-1 ended: there is no such disk")
+    assert (core.job.state, core.job.reason) == (JobState.FAILED, "shard-1 ended: there is no such disk")
     core.supervise(ended("worker-0"), [], 0.0)
-    assert core.supervision.worker_exits == 0, "the end of the others is the end of the job"
+    assert core.job.supervision.worker_exits == 0, "the end of the others is the end of the job"
 
 
 def test_a_worker_that_was_never_up_ends_the_job_with_its_wrong_configuration() -> None:
     core = core_of(launcher=local())
     Caller(core, "worker-0")
     core.supervise(ended("worker-1", 2, "there is no GPU"), [], 0.0)
-    assert (core.state, core.reason) == (JobState.FAILED, "worker-1 ended: there is no GPU")
+    assert (core.job.state, core.job.reason) == (JobState.FAILED, "worker-1 ended: there is no GPU")
 
 
 @pytest.mark.parametrize("name", ["worker-0", "shard-1"])
@@ -323,8 +323,8 @@ def test_what_cannot_come_back_ends_no_job_that_goes_on(name: str) -> None:
         assert core.supervise(ended(name, 2, "cert.pem expired"), rest, now_s).start == (), "not at once"
         assert [str(process) for process in core.supervise([], rest, now_s + 5.0).start] == [name]
         assert other.complete_all(1, now_s + 5.0) == [step]
-    assert core.state is JobState.RUNNING
-    assert f"{name} ended: cert.pem expired" in core.events
+    assert core.job.state is JobState.RUNNING
+    assert f"{name} ended: cert.pem expired" in core.job.events
 
 
 def test_a_worker_that_is_killed_for_ever_ends_the_job_unless_steps_complete() -> None:
@@ -334,11 +334,11 @@ def test_a_worker_that_is_killed_for_ever_ends_the_job_unless_steps_complete() -
         caller.lease(1)
         caller.complete_all()
         core.supervise(ended("worker-0"), [], 0.0)
-    assert core.state is JobState.RUNNING
+    assert core.job.state is JobState.RUNNING
     core.supervise(ended("worker-0"), [], 0.0)
     core.supervise(ended("worker-0"), [], 0.0)
-    assert core.state is JobState.FAILED
-    assert "ended too often" in core.reason
+    assert core.job.state is JobState.FAILED
+    assert "ended too often" in core.job.reason
 
 
 def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
@@ -348,28 +348,32 @@ def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
         core.register_worker("", "arm", "cpu", "", 0.0)
 
 
-def test_a_silent_shard_is_told_of_once_until_it_is_heard_again() -> None:
+def test_a_silent_shard_is_told_of_once_until_it_answers() -> None:
     core = core_of()
-    core.shard_silent(0, 2.0, "nobody answers")
-    assert not [event for event in core.events if "does not answer" in event]
-    core.shard_silent(0, 4.0, "nobody answers")
-    core.shard_silent(0, 5.0, "nobody answers")
-    assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 1
-    assert len(core.problems.texts) == 1
-    assert core.state is JobState.RUNNING
+    core.shard_silent(0, 2.0, "no answer")
+    assert not [event for event in core.job.events if "does not answer" in event]
+    core.shard_silent(0, 4.0, "no answer")
+    core.shard_silent(0, 5.0, "no answer")
+    assert len([event for event in core.job.events if event.startswith("warning: shard-0 does not answer")]) == 1
+    assert len(core.job.problems.texts) == 1
+    assert core.job.state is JobState.RUNNING
     announce(core, 0)
-    assert core.problems.texts == []
-    core.shard_silent(0, 4.0, "nobody answers")
-    assert len([event for event in core.events if event.startswith("warning: shard-0 does not answer")]) == 2
-    core.shard_silent(0, 3600.0, "nobody answers")
-    assert core.state is JobState.RUNNING, "it is started again, or comes back"
+    core.shard_silent(0, 6.0, "no answer")
+    assert len(core.job.problems.texts) == 1, "it can still call, and is still not answering"
+    core.shard_answered(0)
+    core.shard_answered(0)
+    assert (core.job.problems.texts, core.job.events[-1]) == ([], "resolved: shard-0 answers again")
+    core.shard_silent(0, 4.0, "no answer")
+    assert len([event for event in core.job.events if event.startswith("warning: shard-0 does not answer")]) == 2
+    core.shard_silent(0, 3600.0, "no answer")
+    assert core.job.state is JobState.RUNNING, "it is started again, or comes back"
 
 
 def test_each_silent_shard_is_a_problem_of_its_own() -> None:
     core = core_of()
     for shard in (0, 1):
-        core.shard_silent(shard, 4.0, "nobody answers")
-    assert [core.shard_live(0), core.shard_live(1)] == [False, False]
-    announce(core, 0)
-    assert [text.partition(" ")[0] for text in core.problems.texts] == ["shard-1"]
-    assert [core.shard_live(0), core.shard_live(1)] == [True, False]
+        core.shard_silent(shard, 4.0, "no answer")
+    assert [core.job.shard_live(0), core.job.shard_live(1)] == [False, False]
+    core.shard_answered(0)
+    assert [text.partition(" ")[0] for text in core.job.problems.texts] == ["shard-1"]
+    assert [core.job.shard_live(0), core.job.shard_live(1)] == [True, False]

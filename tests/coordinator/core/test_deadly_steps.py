@@ -58,16 +58,16 @@ def test_steps_that_a_worker_gives_back_are_under_no_suspicion() -> None:
 def test_a_step_that_kills_its_workers_stops_the_job_with_its_name_and_examples() -> None:
     it = Cluster(max_attempts=5)
     for _ in range(6):  # the first death does not say which of the steps it was
-        assert it.core.state is JobState.RUNNING
+        assert it.core.job.state is JobState.RUNNING
         worker = it.start()
         if any(grant.announce for grant in worker.call(it.now_s, want=4).granted):
             announce(worker, 1)
         it.die()
-    assert it.core.state is JobState.FAILED
-    assert it.core.reason == (
+    assert it.core.job.state is JobState.FAILED
+    assert it.core.job.reason == (
         "computing step 1 ended worker-0: killed by SIGSEGV; step 1 failed 5 times (examples 1, 7)"
     )
-    told = [event for event in it.core.events if event.startswith("computing step 1 ended")]
+    told = [event for event in it.core.job.events if event.startswith("computing step 1 ended")]
     assert told == [
         f"computing step 1 ended worker-0: killed by SIGSEGV (attempt {attempt} of 5) (examples 1, 7)"
         for attempt in range(1, 6)
@@ -79,14 +79,14 @@ def test_steps_that_were_only_held_do_not_count() -> None:
     for _ in range(9):
         worker = it.start()
         held = worker.lease(4, it.now_s)
-        skipped = [step for step in held if step in it.core.leases.skips]
+        skipped = [step for step in held if step in it.core.job.leases.skips]
         worker.call(completed=done(*skipped, skipped=True))
         if 1 in worker.held:
             announce(worker, 1)
             it.die()
-    assert (it.core.leases.skips, it.core.state) == ({1}, JobState.RUNNING)
+    assert (it.core.job.leases.skips, it.core.job.state) == ({1}, JobState.RUNNING)
     assert "warning: step 1 is skipped after 2 attempts (examples 1, 7): computing step 1 ended worker-0" in "".join(
-        it.core.events
+        it.core.job.events
     )
 
 
@@ -97,7 +97,7 @@ def test_a_death_that_counts_as_an_attempt_does_not_use_up_the_budget_of_restart
         worker.lease(1, it.now_s)
         announce(worker, 0)
         it.die()
-        assert it.core.state is JobState.RUNNING
+        assert it.core.job.state is JobState.RUNNING
 
 
 def test_a_death_after_the_computation_counts_for_nothing() -> None:
@@ -109,7 +109,7 @@ def test_a_death_after_the_computation_counts_for_nothing() -> None:
     announce(worker, 0)
     worker.call(want=1)  # the next call lists it no more
     it.die()
-    assert it.core.state is JobState.RUNNING
+    assert it.core.job.state is JobState.RUNNING
 
 
 def silence(core: Core) -> None:
@@ -129,8 +129,8 @@ def test_where_nobody_tells_of_exits_silence_and_a_successor_count(happens: Any)
     worker.lease(1, 10.0)
     worker.call(10.0, computing=[0])
     happens(core)
-    assert core.state is JobState.FAILED
-    assert core.reason.startswith("computing step 0 ended worker-0: ")
+    assert core.job.state is JobState.FAILED
+    assert core.job.reason.startswith("computing step 0 ended worker-0: ")
 
 
 def test_one_death_is_seen_in_two_ways_and_counts_once() -> None:
@@ -142,4 +142,4 @@ def test_one_death_is_seen_in_two_ways_and_counts_once() -> None:
     announce(worker, 0)
     silence(it.core)
     it.die()
-    assert it.core.state is JobState.RUNNING
+    assert it.core.job.state is JobState.RUNNING

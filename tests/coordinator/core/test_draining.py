@@ -46,7 +46,7 @@ def test_answers_are_bounded_and_the_oldest_goes() -> None:
     assert draining.asked(ANSWERS_KEPT, 0).checkpoint == f"j{ANSWERS_KEPT}"
 
 
-def test_tries_that_fail_end_after_a_while_and_patience_begins_anew_with_a_shard_s_next_life() -> None:
+def test_tries_that_fail_end_after_a_while_and_patience_begins_anew_with_a_shard_s_next_incarnation() -> None:
     draining = Draining()
     draining.asked(1, 8)
     assert draining.failed("away", view=2, now_s=10.0) is None
@@ -69,16 +69,16 @@ def test_leasing_pauses_at_what_was_leased_and_what_was_leased_is_finished() -> 
     assert core.create_checkpoint(request=7) == Answer(steps=6)
     assert first.complete_all(want=4) == []
     assert first.call(want=4).reason == "leasing pauses for a checkpoint"
-    assert not core.drained
-    core.workers.by_name[second.name].live = False
-    core.leases.end(second.name)  # it died: its steps are leased again, drain or not (P8)
+    assert not core.job.drained
+    core.job.workers.by_name[second.name].live = False
+    core.job.leases.end(second.name)  # it died: its steps are leased again, drain or not (P8)
     assert [first.lease(1), first.lease(1)] == [[4], [5]]
     first.complete_all()
-    assert core.drained
+    assert core.job.drained
     core.checkpoint_ended(Answer(checkpoint="j1", steps=6))
     assert core.create_checkpoint(request=7) == Answer(checkpoint="j1", steps=6)
     assert first.lease(1) == [6]
-    assert "checkpoint j1 is stored: 6 steps on every shard" in core.events
+    assert "checkpoint j1 is stored: 6 steps on every shard" in core.job.events
 
 
 def test_in_rounds_the_round_is_finished() -> None:
@@ -88,13 +88,13 @@ def test_in_rounds_the_round_is_finished() -> None:
     assert core.create_checkpoint(request=7) == Answer(steps=4)
     assert caller.complete_all(want=4) == [2, 3]
     assert caller.complete_all(want=4) == []
-    assert core.drained
+    assert core.job.drained
 
 
 def test_a_drain_before_the_first_lease_is_drained_at_once() -> None:
     core = core_of()
     assert core.create_checkpoint(request=7) == Answer(steps=0)
-    assert core.drained
+    assert core.job.drained
 
 
 def test_a_shard_that_falls_during_the_drain_has_to_have_its_steps_again() -> None:
@@ -103,29 +103,29 @@ def test_a_shard_that_falls_during_the_drain_has_to_have_its_steps_again() -> No
     caller.lease(2)
     core.create_checkpoint(request=7)
     caller.complete_all()
-    assert core.drained
+    assert core.job.drained
     announce(core, 1, 2, [(0, 1)])
-    assert not core.drained
+    assert not core.job.drained
     assert caller.lease(4) == [1]
     caller.call(completed=done(1, incarnations=(1, 2)))
-    assert core.drained
+    assert core.job.drained
 
 
 def test_a_step_of_an_earlier_coordinator_s_lease_moves_the_drain_further() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
     core.drain_further(3)
-    assert core.drain_target == 3
+    assert core.job.drain_target == 3
     assert [Caller(core).lease(1) for _ in range(4)] == [[0], [1], [2], []]
 
 
 def test_nothing_is_taken_of_a_job_that_has_failed() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
-    assert core.drained
-    core.fail("the disk is full")
-    assert not core.drained
-    assert core.due_checkpoint() is None
+    assert core.job.drained
+    core.job.fail("the disk is full")
+    assert not core.job.drained
+    assert core.job.due_checkpoint() is None
 
 
 def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
@@ -133,13 +133,13 @@ def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
     core.create_checkpoint(request=7)
     core.checkpoint_ended(Answer(error="no space left", steps=0))
     assert core.create_checkpoint(request=7).error == "no space left"
-    assert "warning: the checkpoint failed: no space left" in core.events
+    assert "warning: the checkpoint failed: no space left" in core.job.events
     assert Caller(core).lease(1) == [0]
 
 
 def test_a_job_that_is_over_makes_no_more_checkpoints() -> None:
     core = core_of()
-    core.fail("interrupted")
+    core.job.fail("interrupted")
     with pytest.raises(JobFailed, match="the job is failed: interrupted"):
         core.create_checkpoint(request=7)
 
@@ -150,24 +150,24 @@ def test_a_drain_that_is_asked_for_before_the_shards_are_back_takes_in_what_they
     core.create_checkpoint(1)
     announce(core, 0, 1, [(0, 4)])
     announce(core, 1, 1, [(0, 7)])
-    assert (core.drain_target, core.drained) == (8, False)
+    assert (core.job.drain_target, core.job.drained) == (8, False)
 
 
 def test_an_early_stop_moves_up_to_what_a_shard_has_applied_already() -> None:  # P7, P8
     core = core_of()
     Caller(core).lease(2)
-    core.leases.stop_at_frontier()
-    decided = core.decisions
+    core.job.leases.stop_at_frontier()
+    decided = core.job.decisions
     core.drain_further(5)
-    assert core.leases.target == 5
-    assert core.decisions > decided, "it is stored before it acts"
+    assert core.job.leases.target == 5
+    assert core.job.decisions > decided, "it is stored before it acts"
 
 
 def test_the_last_evaluation_moves_up_with_an_early_stop() -> None:  # P8: the final weights are judged
     core = core_of(evaluate_after=[40])
     caller = Caller(core)
     caller.lease(2)
-    core.evaluations.stop_at(core.leases.stop_at_frontier())
+    core.job.evaluations.stop_at(core.job.leases.stop_at_frontier())
     core.drain_further(3)
     for shard in range(2):
         announce(core, shard, 2, [(0, 3)])
@@ -176,4 +176,4 @@ def test_the_last_evaluation_moves_up_with_an_early_stop() -> None:  # P8: the f
         due += [evaluation.after_step for evaluation in evaluations]
         caller.call(evaluated=judged(due[-1], incarnations=(2, 2), accuracy=0.5))
     assert due[-1] == 3
-    assert core.complete
+    assert core.job.complete

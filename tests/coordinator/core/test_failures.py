@@ -22,8 +22,8 @@ def attempt(caller: Caller, reason: str, kind: FailureKind, **report: Any) -> in
 
 
 def ended(core: Core) -> tuple[str, int]:
-    assert core.state is JobState.FAILED
-    return core.reason, core.exit_code
+    assert core.job.state is JobState.FAILED
+    return core.job.reason, core.job.exit_code
 
 
 def test_a_result_that_fits_no_variable_stops_the_job_at_once() -> None:
@@ -44,10 +44,10 @@ def test_one_bad_step_at_the_very_beginning_is_skipped_like_any_other() -> None:
     core = core_of(skip_bad_steps=True)
     caller = Caller(core)
     assert [attempt(caller, RAISES, FailureKind.MODEL) for _ in range(5)] == [0] * 5
-    assert core.state is JobState.RUNNING
+    assert core.job.state is JobState.RUNNING
     caller.call(want=1)
     caller.complete_all()
-    assert core.events[-1] == f"warning: step 0 is skipped after 5 attempts: {RAISES}"
+    assert core.job.events[-1] == f"warning: step 0 is skipped after 5 attempts: {RAISES}"
 
 
 def test_once_a_step_has_succeeded_others_that_fail_are_bad_steps() -> None:
@@ -57,7 +57,7 @@ def test_once_a_step_has_succeeded_others_that_fail_are_bad_steps() -> None:
     caller.complete_all()
     for _ in range(12):
         attempt(caller, RAISES, FailureKind.MODEL)
-    assert core.state is JobState.RUNNING
+    assert core.job.state is JobState.RUNNING
 
 
 def test_a_bad_step_that_stops_the_job_is_the_user_s_to_mend_if_the_model_raised() -> None:
@@ -75,7 +75,7 @@ def test_where_only_skips_are_left_the_job_stops() -> None:
     caller.lease(1)
     caller.complete_all()
     for i in range(GIVEN_UP_IN_A_ROW_MAX):
-        assert core.state is JobState.RUNNING
+        assert core.job.state is JobState.RUNNING
         attempt(caller, "loss became NaN at step STEP", FailureKind.NOT_FINITE)
         if i < GIVEN_UP_IN_A_ROW_MAX - 1:
             [step] = caller.lease(1)
@@ -94,7 +94,7 @@ def test_a_step_that_succeeds_between_begins_the_count_of_skips_anew() -> None:
         [skipped] = caller.lease(1)
         [good] = caller.lease(1, completed=done(skipped, skipped=True))
         caller.call(completed=done(good))
-    assert core.state is JobState.RUNNING
+    assert core.job.state is JobState.RUNNING
 
 
 def test_a_loss_that_is_not_finite_after_others_that_were_is_a_divergence() -> None:
@@ -110,7 +110,7 @@ def test_a_loss_that_is_not_finite_after_others_that_were_is_a_divergence() -> N
 def test_a_loss_that_is_not_finite_at_the_first_weights_is_none() -> None:
     core = core_of(max_attempts=1)
     attempt(Caller(core), "loss became NaN at step STEP", FailureKind.NOT_FINITE)
-    assert core.reason == (
+    assert core.job.reason == (
         "loss became NaN at step 0, and no step was in before it; check the model and its first values; "
         "step 0 failed 1 times"
     )

@@ -56,10 +56,10 @@ def test_a_step_whose_receipts_were_lost_is_known_by_what_the_shards_say(policy:
     assert caller.lease(1) == [0]  # its worker dies when both shards have the push, before it reports
     caller.call(0.0, failed=[(0, "the model raised")])
     announce(core, 0, held=[(0, 1)])
-    assert core.leases.lowest_incomplete == 0
+    assert core.job.leases.lowest_incomplete == 0
     announce(core, 1, held=[(0, 1)])
-    assert core.leases.lowest_incomplete == 1
-    assert core.events[-1] == "every shard has step 0 already; it is not tried again"
+    assert core.job.leases.lowest_incomplete == 1
+    assert core.job.events[-1] == "every shard has step 0 already; it is not tried again"
     assert caller.lease(4, now_s=9.0) == [1]
 
 
@@ -69,9 +69,9 @@ def test_what_shards_say_completes_no_step_that_has_not_failed() -> None:
     caller.lease(1)
     for shard in range(2):
         announce(core, shard, held=[(0, 1)])
-    assert core.leases.lowest_incomplete == 0, "its report has the loss and the examples"
+    assert core.job.leases.lowest_incomplete == 0, "its report has the loss and the examples"
     caller.call(completed=done(0, loss=0.25))
-    assert (core.progress.loss, core.progress.examples) == (0.25, 8)
+    assert (core.job.progress.loss, core.job.progress.examples) == (0.25, 8)
 
 
 # --- only the empty push counts ---
@@ -115,7 +115,7 @@ def test_a_shard_that_returns_with_its_gradient_gets_the_empty_push() -> None:
     caller.call(want=1, failed=[(0, "NaN")])
     caller.call(completed=done(0, skipped=True))
     announce(core, 0, 2, held=[(0, 1)])  # its log had the gradient, and not what came after it
-    assert core.leases.lowest_incomplete == 0
+    assert core.job.leases.lowest_incomplete == 0
     assert [(g.step, g.skip) for g in caller.call(want=1).granted] == [(0, True)]
 
 
@@ -129,22 +129,22 @@ def test_a_step_that_some_shards_had_applied_is_reported_as_partly_skipped() -> 
     caller.call(want=1, failed=[(0, "NaN")])
     announce(core, 0, applied=[(0, 1)])
     caller.call(completed=done(0, skipped=True))
-    assert (core.skipped_steps, core.partly_skipped) == (0, 0), "shard 1 has not said what it has"
+    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 0), "shard 1 has not said what it has"
     for _ in range(2):
         announce(core, 1, applied=[(0, 1)], skipped=[0])
-    assert (core.skipped_steps, core.partly_skipped) == (0, 1)
-    assert [event for event in core.events if "partly_skipped" in event] == [
+    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 1)
+    assert [event for event in core.job.events if "partly_skipped" in event] == [
         "warning: step 0 was given up when some shards had applied it: those keep its gradient, the others have none "
         "(partly_skipped)"
     ]
-    status = StatusView("digits", "async", 2).message(core, 1.0)
+    status = StatusView("digits", "async", 2).message(core.job, 1.0)
     assert (status.skipped_steps, status.partly_skipped_steps) == (0, 1)
 
 
 def test_the_shards_last_word_is_their_checkpoints() -> None:
     core = core_of(steps_total=1)
     core.shards_saved([(steps(0), steps(0)), (steps(0), steps())])
-    assert (core.skipped_steps, core.partly_skipped) == (0, 1)
+    assert (core.job.skipped_steps, core.job.partly_skipped) == (0, 1)
 
 
 def test_a_step_is_skipped_where_all_say_so_and_partly_where_all_have_it_and_some_say_so() -> None:
@@ -157,10 +157,10 @@ def test_a_step_is_skipped_where_all_say_so_and_partly_where_all_have_it_and_som
     assert (book.everywhere(), book.partly()) == (steps(1, 3), steps(2))
 
 
-def test_a_message_that_was_overtaken_takes_nothing_back_and_a_new_life_does() -> None:
+def test_a_message_that_was_overtaken_takes_nothing_back_and_a_new_incarnation_does() -> None:
     book = SkippedSteps(1)
     book.says(0, steps(1, 2), steps(2))
     book.says(0, steps(1), steps())
     assert book.everywhere() == steps(2)
-    book.says(0, steps(1), steps(), new_life=True)
+    book.says(0, steps(1), steps(), new_incarnation=True)
     assert book.everywhere() == steps()

@@ -25,11 +25,11 @@ shards = st.integers(0, SHARDS - 1)
 
 
 class Pushing(Caller):
-    """A worker's life that keeps its receipts until a reply to their report has come."""
+    """A worker's incarnation that keeps its receipts until a reply to their report has come."""
 
     def __init__(self, *args: object) -> None:
         super().__init__(*args)  # type: ignore[arg-type]
-        self.receipts: dict[int, list[int]] = {}  # step -> by shard the life that acknowledged it; 0: none yet
+        self.receipts: dict[int, list[int]] = {}  # step -> by shard the incarnation that acknowledged it; 0: none yet
         self.skipping: set[int] = set()  # steps that it was told to push empty
         self.unreported: list[CompletedStep] = []
         self.failed: list[tuple[int, str]] = []
@@ -51,7 +51,7 @@ class Interleavings(RuleBasedStateMachine):
         )
         self.now_s = 0.0
         self.applied: list[set[int]] = [set() for _ in range(SHARDS)]
-        self.lives = [1] * SHARDS
+        self.incarnations = [1] * SHARDS
         self.registered = [1] * SHARDS
         self.believed: list[set[int]] = [set() for _ in range(SHARDS)]
         self.failures: dict[int, int] = {}
@@ -79,7 +79,7 @@ class Interleavings(RuleBasedStateMachine):
         if not listed:
             caller.held = []
         reported, failed = list(caller.unreported), list(caller.failed)
-        leased = self.core.leases.held_by(name_of(caller))
+        leased = self.core.job.leases.held_by(name_of(caller))
         self._believe(reported)
         for step in dict.fromkeys(step for step, _ in failed):
             if step in leased and step not in self.complete():  # a report made again after a lost reply counts once
@@ -89,7 +89,7 @@ class Interleavings(RuleBasedStateMachine):
         ended = {step for step, _ in failed} | {step.step for step in reported}
         held = [step for step in caller.held if step not in ended]
         answer = caller.call(self.now_s, want=want, lost=lost, completed=reported, failed=failed)
-        limit = min(self.core.leases.target, self.policy.limit(self.lowest_incomplete()))
+        limit = min(self.core.job.leases.target, self.policy.limit(self.lowest_incomplete()))
         granted = [grant.step for grant in answer.granted]
         assert len(granted) <= want
         assert sorted(set(granted)) == granted
@@ -98,7 +98,7 @@ class Interleavings(RuleBasedStateMachine):
             assert grant.step not in self.complete(), "a complete step is not leased again"
             assert grant.step not in held, "nobody gets a step that he holds"
             assert grant.skip == (grant.step in self.given_up), "P6"
-            holders = [other for other in NAMES if grant.step in self.core.leases.held_by(other)]
+            holders = [other for other in NAMES if grant.step in self.core.job.leases.held_by(other)]
             assert name_of(caller) in holders
             assert len(holders) <= HOLDERS_MAX
         if not lost:
@@ -129,7 +129,7 @@ class Interleavings(RuleBasedStateMachine):
         if skipped:
             self.skipped[shard].add(step)  # in place of what it holds
         receipts = caller.receipts[step]
-        receipts[shard] = self.lives[shard]
+        receipts[shard] = self.incarnations[shard]
         if all(receipts):
             caller.unreported.append(CompletedStep(step, list(receipts), 0.5, 8, skipped))
             del caller.receipts[step]
@@ -159,7 +159,7 @@ class Interleavings(RuleBasedStateMachine):
             zombie.call(self.now_s, want=4, completed=zombie.unreported)
         except Superseded:
             return
-        raise AssertionError("a newer life has its name")
+        raise AssertionError("a newer incarnation has its name")
 
     @rule(elapsed_s=st.sampled_from((0.3, 3.0, TTL_S + 1.0)))
     def wait(self, elapsed_s: float) -> None:
@@ -170,21 +170,21 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule(shard=shards, kept=st.sets(st.integers(0, STEPS - 1)))
     def restart_shard(self, shard: int, kept: set[int]) -> None:
-        if not isinstance(self.core.policy, Sync):  # a round that is lost takes all shards back (P12): test_rounds
+        if not isinstance(self.core.job.policy, Sync):  # a round that is lost takes all shards back (P12): test_rounds
             self.applied[shard] &= kept
-        self.lives[shard] += 1
+        self.incarnations[shard] += 1
 
     @rule(shard=shards)
     def register_shard(self, shard: int) -> None:
         held, empty = [(step, step + 1) for step in self.applied[shard]], self.skipped[shard] & self.applied[shard]
-        failed = set(self.core.leases._paused)
-        announce(self.core, shard, self.lives[shard], held=held, skipped=empty)
-        if self.registered[shard] == self.lives[shard]:
+        failed = set(self.core.job.leases._paused)
+        announce(self.core, shard, self.incarnations[shard], held=held, skipped=empty)
+        if self.registered[shard] == self.incarnations[shard]:
             self.believed[shard] |= failed & self.applied[shard]  # P24: one that failed may be in
             for step in self.complete():
                 self.failures.pop(step, None)
             return  # it says that once a second, and receipts have told more
-        self.registered[shard] = self.lives[shard]
+        self.registered[shard] = self.incarnations[shard]
         self.believed[shard] = self.applied[shard] - (self.given_up - empty)
         for step in self.complete():
             self.failures.pop(step, None)
@@ -193,14 +193,14 @@ class Interleavings(RuleBasedStateMachine):
 
     @rule()
     def stop_early(self) -> None:
-        before = self.core.leases.target
-        assert self.core.leases.stop_at_frontier() <= before
+        before = self.core.job.leases.target
+        assert self.core.job.leases.stop_at_frontier() <= before
 
     # --- what always holds ---
 
     @invariant()
-    def complete_is_what_every_registered_life_has(self) -> None:
-        leases = self.core.leases
+    def complete_is_what_every_registered_incarnation_has(self) -> None:
+        leases = self.core.job.leases
         assert {s for start, stop in leases.complete.intervals() for s in range(start, stop)} == self.complete()
         assert leases.lowest_incomplete == self.lowest_incomplete()
         for name in NAMES:
@@ -209,7 +209,7 @@ class Interleavings(RuleBasedStateMachine):
     @invariant()
     def shards_have_what_is_believed_of_them(self) -> None:
         for shard in range(SHARDS):
-            if self.registered[shard] == self.lives[shard]:
+            if self.registered[shard] == self.incarnations[shard]:
                 assert self.believed[shard] <= self.applied[shard]
 
     def teardown(self) -> None:
@@ -218,7 +218,7 @@ class Interleavings(RuleBasedStateMachine):
         for shard in range(SHARDS):
             self.register_shard(shard)
         for name in NAMES[1:]:
-            self.core.leases.end(name)  # the launcher saw them end
+            self.core.job.leases.end(name)  # the launcher saw them end
         caller = Pushing(self.core, NAMES[0], self.now_s)
         for _ in range(3 * STEPS):
             self.now_s += 0.1
@@ -226,9 +226,9 @@ class Interleavings(RuleBasedStateMachine):
             for step in list(caller.receipts):
                 for shard in range(SHARDS):
                     self._push(caller, step, shard)
-        assert self.core.leases.finished, "a step was lost"
-        assert self.complete() >= set(range(self.core.leases.target))
-        assert self.core.state is JobState.RUNNING
+        assert self.core.job.leases.finished, "a step was lost"
+        assert self.complete() >= set(range(self.core.job.leases.target))
+        assert self.core.job.state is JobState.RUNNING
 
 
 def name_of(caller: Caller) -> str:

@@ -1,4 +1,4 @@
-"""Names and lives of workers and shards: a newer life fences an older one."""
+"""Names of workers and shards: a newer incarnation fences an older one."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 
 from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
 from parashard_coordinator.core.membership import Shards, Worker, Workers
-from support.coordinator_cases import life
+from support.coordinator_cases import registration
 
 TTL_S = 10.0
 
@@ -19,14 +19,14 @@ def join(workers: Workers, name: str = "", fingerprint: str = "x86", now_s: floa
     return workers.register(name, fingerprint, "cpu", "host:9", now_s)
 
 
-def test_each_life_under_a_name_has_a_higher_incarnation() -> None:  # P3
+def test_each_incarnation_under_a_name_has_a_higher_number() -> None:  # P3
     workers = workers_of()
     assert [join(workers, "worker-0").incarnation for _ in range(3)] == [1, 2, 3]
     assert workers.by_name["worker-0"].restarts == 2
     assert len(workers.live) == 1
 
 
-def test_a_new_life_keeps_what_was_done_under_its_name() -> None:
+def test_a_new_incarnation_keeps_what_was_done_under_its_name() -> None:
     workers = workers_of()
     join(workers, "worker-0").steps_complete = 7
     assert join(workers, "worker-0").steps_complete == 7
@@ -39,7 +39,7 @@ def test_who_brings_no_name_gets_the_lowest_free_one_after_the_launcher_s() -> N
     assert (join(workers).name, workers.by_name["guest-1"].incarnation) == ("guest-1", 2)
 
 
-def test_an_earlier_life_is_told_to_stop() -> None:  # P3
+def test_an_earlier_incarnation_is_told_to_stop() -> None:  # P3
     workers = workers_of()
     join(workers, "worker-0")
     join(workers, "worker-0")
@@ -125,45 +125,45 @@ def test_other_arithmetic_is_welcome_elsewhere() -> None:
 
 def test_shards_are_missed_by_name_until_all_have_registered() -> None:  # P3
     shards = Shards(3)
-    shards.register(1, life(1))
+    shards.register(1, registration(1))
     assert not shards.all_registered
     with pytest.raises(NotReady, match="waiting for shard 0, 2 to register"):
-        shards.lives()
-    shards.register(0, life(0))
-    shards.register(2, life(2))
+        shards.registrations()
+    shards.register(0, registration(0))
+    shards.register(2, registration(2))
     assert shards.all_registered
-    assert shards.lives() == [life(0), life(1), life(2)]
+    assert shards.registrations() == [registration(0), registration(1), registration(2)]
 
 
 def test_every_registration_raises_the_view() -> None:
     shards = Shards(2)
-    shards.register(0, life(0))
-    shards.register(0, life(0, 2))
+    shards.register(0, registration(0))
+    shards.register(0, registration(0, 2))
     assert shards.view == 2
-    assert shards.life(0) == life(0, 2)
-    assert shards.life(1) is None
+    assert shards.registration(0) == registration(0, 2)
+    assert shards.registration(1) is None
 
 
-def test_an_older_life_of_a_shard_does_not_replace_a_newer_one() -> None:  # P3
+def test_an_older_incarnation_of_a_shard_does_not_replace_a_newer_one() -> None:  # P3
     shards = Shards(1)
-    shards.register(0, life(0, 3))
+    shards.register(0, registration(0, 3))
     with pytest.raises(Superseded, match="shard 0: incarnation 3 is registered, 2 is older"):
-        shards.register(0, life(0, 2))
-    assert shards.lives() == [life(0, 3)]
+        shards.register(0, registration(0, 2))
+    assert shards.registrations() == [registration(0, 3)]
     assert shards.view == 1
-    shards.register(0, life(0, 3))  # the same life may repeat itself: its first reply was lost
+    shards.register(0, registration(0, 3))  # the same incarnation may repeat itself: its first reply was lost
 
 
 @pytest.mark.parametrize("shard", [-1, 2])
 def test_a_shard_that_the_plan_does_not_have_is_refused(shard: int) -> None:
     with pytest.raises(WrongRun, match=rf"shards 0\.\.1, found shard {shard}"):
-        Shards(2).register(shard, life(0))
+        Shards(2).register(shard, registration(0))
 
 
-def test_receipts_of_other_lives_do_not_count() -> None:  # P3
+def test_receipts_of_other_incarnations_do_not_count() -> None:  # P3
     shards = Shards(3)
-    shards.register(0, life(0, 1))
-    shards.register(1, life(1, 4))
+    shards.register(0, registration(0, 1))
+    shards.register(1, registration(1, 4))
     assert shards.acknowledged([1, 4, 1]) == [0, 1], "shard 2 has not registered"
     assert shards.acknowledged([1, 3, 1]) == [0]
     assert shards.acknowledged([2, 5, 0]) == []

@@ -41,13 +41,13 @@ class Book:
             self.stands(shard, of_shard)
 
     def stands(self, shard: int, of_shard: Standing) -> None:
-        """A new life of a shard says where it stands: the leases believe that and no more (P3)."""
+        """A new incarnation of a shard says where it stands: the leases believe that and no more (P3)."""
         self.acknowledged[shard] = of_shard.held.copy()
         self.incarnations[shard] += 1
         self.says(shard, of_shard)
 
     def says(self, shard: int, of_shard: Standing) -> None:
-        """The present life of a shard speaks again."""
+        """The present incarnation of a shard speaks again."""
         self.rounds.stands(shard, replace(of_shard, incarnation=self.incarnations[shard]))
 
     def look(self) -> bool:

@@ -21,14 +21,14 @@ def test_scaling_reaches_the_job_and_a_preemption_and_an_error_the_metrics():
     core = core_of()
     try:
         with served(core) as it:
-            watch = watch_pods(cluster, it.exclusive, core.workers_wanted)
+            watch = watch_pods(cluster, it.exclusive, core.job.workers_wanted)
             watch.start()
             server.put("w-0", phase="Running")
             server.wait_for_watch()
             disrupted = {"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}
             with it.condition:
                 server.put("w-0", phase="Failed", conditions=[disrupted])
-                assert it.condition.wait_for(lambda: core.supervision.pod_ends, 20.0)
+                assert it.condition.wait_for(lambda: core.job.supervision.pod_ends, 20.0)
             it.client.scale(5)
             server.wait_for_parallelism(5)
             watch.stop()

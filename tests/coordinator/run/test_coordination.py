@@ -70,7 +70,7 @@ def test_a_coordinator_that_decides_nothing_ends_too_once_it_has_a_successor(
     assert stop.ticks == 3
 
 
-def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shards_new_incarnation_is_stored_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Else a coordinator that is killed meanwhile forgets it, and its successor counts one restart less.
     monkeypatch.setattr(module, "SAVE_S", 1e9)
     store, core = MemoryStore(), core_of(steps_total=8)
@@ -80,7 +80,7 @@ def test_a_shards_new_life_is_stored_at_once(tmp_path: Path, monkeypatch: pytest
     def look() -> None:
         saved = RunStore(store, 9).load_saved()
         assert saved is not None
-        stored.append(list(saved.shard_lives))
+        stored.append(list(saved.shard_incarnations))
 
     coordination.run(Scripted({2: look, 3: lambda: announce(core, 1, 2), 4: look}))
     assert stored == [[1, 1], [1, 2]]

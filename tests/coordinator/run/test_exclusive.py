@@ -101,13 +101,15 @@ def test_no_thread_touches_the_core_without_its_lock(tmp_path: Path, monkeypatch
 def test_who_touches_it_without_the_lock_is_seen() -> None:
     core, trespasses = owned_core()
     leaked = core.run_exclusive(lambda core, _: core)
+    leaked_job = core.run_exclusive(lambda core, _: core.job)
     assert trespasses == []
-    assert leaked.state is JobState.RUNNING
-    assert [where.partition(":")[0] for where in trespasses] == ["state"]
+    assert leaked.job is leaked_job
+    assert leaked_job.state is JobState.RUNNING
+    assert [where.partition(":")[0] for where in trespasses] == ["job", "state"]
 
 
 def test_whoever_waits_sees_what_changed_before_the_wait_began() -> None:
     core, _ = owned_core()
     core.run_exclusive(lambda core, _: core.scale(5))
-    assert core.run_until(lambda core, _: core.workers_wanted, lambda wanted: wanted == 5, DEADLINE_S) == 5
-    assert core.run_until(lambda core, _: core.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5
+    assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 5, DEADLINE_S) == 5
+    assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5

@@ -56,7 +56,7 @@ def at_its_end(
 
     core = core_of(steps_total=STEPS)
     caller = Caller(core)
-    while not core.leases.finished:
+    while not core.job.leases.finished:
         caller.lease(STEPS)
         caller.complete_all()
     run_store = RunStore(store, claim_incarnation(store, "coordinator"))
@@ -73,9 +73,9 @@ def test_the_job_is_done_when_the_store_has_them(tmp_path: Path) -> None:  # P7
     fault = store.fail("replace", REPORT_FILE)
     coordination._save_what_is_due()
     assert fault.fired == 1
-    assert (core.state, REPORT_FILE in store.contents) == (JobState.RUNNING, False)
+    assert (core.job.state, REPORT_FILE in store.contents) == (JobState.RUNNING, False)
     coordination._save_what_is_due()
-    assert core.state is JobState.DONE
+    assert core.job.state is JobState.DONE
     report = json.loads(store.contents[REPORT_FILE])
     assert (report["state"], report["checkpoint"]) == ("done", "j2")
     assert report["steps_applied"] == [STEPS, STEPS], "of the manifests: the shards themselves tell of no step"
@@ -95,11 +95,11 @@ def test_a_store_that_fails_is_waited_for_and_people_see_why(  # P21
     for _ in range(9):
         coordination._save_what_is_due()
     waits = "the job waits: weights and report cannot be stored: memory://test: no space left on device"
-    assert (core.state, core.reason) == (JobState.RUNNING, waits)
-    assert list(core.events).count(f"warning: {waits}") == 1, "said once"
+    assert (core.job.state, core.job.reason) == (JobState.RUNNING, waits)
+    assert list(core.job.events).count(f"warning: {waits}") == 1, "said once"
     assert REPORT_FILE not in store.contents
     coordination._save_what_is_due()
-    assert core.state is JobState.DONE
+    assert core.job.state is JobState.DONE
 
 
 @pytest.mark.parametrize("file", [WEIGHTS_FILE, REPORT_FILE])
@@ -119,10 +119,10 @@ def test_a_run_directory_without_room_is_waited_for_and_keeps_no_half_file(  # P
         coordination._save_what_is_due()
     path = tmp_path / file
     waits = f"the job waits: weights and report cannot be stored: {path} cannot be written: no space left on device"
-    assert (core.state, core.reason) == (JobState.RUNNING, waits)
+    assert (core.job.state, core.job.reason) == (JobState.RUNNING, waits)
     assert [entry.name for entry in tmp_path.iterdir() if entry.name.endswith(".tmp")] == []
     coordination._save_what_is_due()
-    assert (core.state, {entry.name for entry in tmp_path.iterdir()} >= RESULTS) == (JobState.DONE, True)
+    assert (core.job.state, {entry.name for entry in tmp_path.iterdir()} >= RESULTS) == (JobState.DONE, True)
 
 
 def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
@@ -130,7 +130,7 @@ def test_a_failed_job_s_report_is_written_once_there_is_room(  # P21
 ) -> None:
     store = MemoryStore()
     coordination, core, _ = at_its_end(store, tmp_path)
-    core.fail("a step failed")
+    core.job.fail("a step failed")
     store.fail("replace", REPORT_FILE)
     coordination.run(Stop())
     assert REPORT_FILE not in store.contents
@@ -144,11 +144,11 @@ def test_a_shard_that_answers_nonsense_for_long_ends_the_job(tmp_path: Path, mon
     coordination, core, shards = at_its_end(MemoryStore(), tmp_path)
     shards.refusal = MalformedFrame("shard 1: no checkpoint has such a name")
     coordination._save_what_is_due()
-    assert core.state is JobState.RUNNING
-    monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
+    assert core.job.state is JobState.RUNNING
+    monkeypatch.setattr(module, "INVALID_ANSWERS_S_MAX", -1.0)
     coordination._save_what_is_due()
-    assert core.state is JobState.FAILED
-    assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.reason
+    assert core.job.state is JobState.FAILED
+    assert "the last checkpoint cannot be stored: shard 1: no checkpoint has such a name" in core.job.reason
 
 
 def test_a_coordinator_with_a_successor_stores_nothing(tmp_path: Path) -> None:  # P3
@@ -176,16 +176,16 @@ def test_the_job_ends_with_the_checkpoint_that_is_stored_whatever_becomes_of_a_s
     announce(core, 1, 2)
     assert Caller(core).call(want=1).granted == []
     coordination._save_what_is_due()
-    assert (len(taken), core.state) == (2, JobState.DONE), "once for each shard"
+    assert (len(taken), core.job.state) == (2, JobState.DONE), "once for each shard"
 
 
 def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
     tmp_path: Path,
 ) -> None:  # P23: its predecessor may have told that the job is done
     coordination, core, _ = at_its_end(MemoryStore(), tmp_path)
-    saved = core.saved().model_copy(update={"final": "j1", "evaluations": {str(STEPS): {"accuracy": 0.75}}})
+    saved = core.job.saved().model_copy(update={"final": "j1", "evaluations": {str(STEPS): {"accuracy": 0.75}}})
     core = core_of(steps_total=STEPS, evaluate_after=[STEPS], registered=False)
-    core.resume(saved)
+    core.job.resume(saved)
     coordination._core = ExclusiveCore(core)
     announce(core, 0, 2)
     coordination._save_what_is_due()
@@ -194,7 +194,7 @@ def test_a_successor_ends_the_job_with_the_checkpoint_that_decided_its_end(
     assert Caller(core).call(want=1).granted == [], "whatever the shards have by now"
     coordination._save_what_is_due()
     report = json.loads((tmp_path / REPORT_FILE).read_text())
-    assert (core.state, report["checkpoint"], report["held_out"]["accuracy"]) == (JobState.DONE, "j1", 0.75)
+    assert (core.job.state, report["checkpoint"], report["held_out"]["accuracy"]) == (JobState.DONE, "j1", 0.75)
 
 
 def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(tmp_path: Path) -> None:
@@ -204,17 +204,17 @@ def test_a_last_checkpoint_that_is_damaged_is_given_up_for_another(tmp_path: Pat
     whole = store.contents[variables]
     store.contents[variables] = whole[:-1]
     coordination._save_what_is_due()
-    assert (core.state, core.ending) == (JobState.RUNNING, None)
+    assert (core.job.state, core.job.ending) == (JobState.RUNNING, None)
     store.contents[variables] = whole
     coordination._save_what_is_due()
-    assert core.state is JobState.DONE
+    assert core.job.state is JobState.DONE
 
 
 def test_a_folder_of_this_host_gets_no_copies(tmp_path: Path) -> None:
     store = open_store(str(tmp_path / "store"))
     coordination, core, _ = at_its_end(store, tmp_path)
     coordination._save_what_is_due()
-    assert core.state is JobState.DONE
+    assert core.job.state is JobState.DONE
     assert (store.names(""), {path.name for path in tmp_path.iterdir()}) == ([], {"store", *RESULTS})
 
 
@@ -224,10 +224,10 @@ def test_a_job_does_not_end_before_its_early_stop_is_stored(  # P7, P21: a succe
     store = MemoryStore()
     coordination, core, _ = at_its_end(store, tmp_path)
     catalogue = Catalogue(store)
-    core.early_stop = "enough"
+    core.job.early_stop = "enough"
     fault = store.fail("replace", "coordinator/")
     coordination._save_what_is_due()
-    assert (fault.fired, core.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
+    assert (fault.fired, core.job.state, RESULTS & set(store.contents)) == (1, JobState.RUNNING, set())
     assert catalogue.job_checkpoints() == [1], "its manifest would end the job for a successor"
     coordination._save_what_is_due()
     assert catalogue.job_checkpoints() == [1, 2]

@@ -73,7 +73,7 @@ class Case:
         write_plan(self.store)
         self.core = core_of(steps_total=STEPS)
         caller = Caller(self.core)
-        while not self.core.leases.finished:
+        while not self.core.job.leases.finished:
             caller.lease(STEPS)
             caller.complete_all()
         self.shards = FakeShards(Saves(self.store, damages))
@@ -92,37 +92,37 @@ def test_another_one_is_taken_for_one_that_is_damaged(tmp_path: Path, damages: i
     case = Case(tmp_path, damages)
     for _ in range(damages):
         case.coordination._save_what_is_due()
-        assert case.core.state is JobState.RUNNING
+        assert case.core.job.state is JobState.RUNNING
     case.coordination._save_what_is_due()
-    assert (case.core.state, case.manifests()) == (JobState.DONE, damages + 1)
+    assert (case.core.job.state, case.manifests()) == (JobState.DONE, damages + 1)
 
 
 def test_a_store_that_damages_every_one_ends_the_job_with_the_reason(tmp_path: Path) -> None:
     case = Case(tmp_path, damages=100)
-    while not case.core.over:
+    while not case.core.job.over:
         case.coordination._save_what_is_due()
-    assert (case.core.state, case.manifests()) == (JobState.FAILED, READS_MAX)
-    assert f"the last checkpoint was taken {READS_MAX} times and never found as it was written" in case.core.reason
-    assert "variables-" in case.core.reason, "it says which file"
+    assert (case.core.job.state, case.manifests()) == (JobState.FAILED, READS_MAX)
+    assert f"the last checkpoint was taken {READS_MAX} times and never found as it was written" in case.core.job.reason
+    assert "variables-" in case.core.job.reason, "it says which file"
 
 
 def test_at_the_end_a_shard_that_is_superseded_is_waited_for(tmp_path: Path) -> None:
     case = Case(tmp_path)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
     case.coordination._save_what_is_due()
-    assert case.core.state is JobState.RUNNING
+    assert case.core.job.state is JobState.RUNNING
     case.shards.refusal = None
     case.coordination._save_what_is_due()
-    assert case.core.state is JobState.DONE
+    assert case.core.job.state is JobState.DONE
 
 
 def test_a_shard_that_refuses_for_long_ends_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(tmp_path)
     case.shards.refusal = Superseded("another process has claimed incarnation 2 of shard-0")
-    monkeypatch.setattr(module, "NONSENSE_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "INVALID_ANSWERS_S_MAX", -1.0)
     case.coordination._save_what_is_due()
-    assert case.core.state is JobState.FAILED
-    assert "another process has claimed incarnation 2 of shard-0" in case.core.reason
+    assert case.core.job.state is JobState.FAILED
+    assert "another process has claimed incarnation 2 of shard-0" in case.core.job.reason
 
 
 @pytest.mark.parametrize("drained", [False, True])
@@ -138,16 +138,16 @@ def test_a_coordinator_that_shards_obey_no_more_ends_if_another_has_claimed_the_
         case.coordination._save_what_is_due()
 
 
-@pytest.mark.parametrize("refusal", [Unreachable("nobody answers"), Superseded("another process has claimed it")])
+@pytest.mark.parametrize("refusal", [Unreachable("no answer"), Superseded("another process has claimed it")])
 def test_a_drained_checkpoint_that_no_try_brings_about_is_given_up(tmp_path: Path, refusal: ParashardError) -> None:
     case = Case(tmp_path)
     case.core.create_checkpoint(request=7)
     case.shards.refusal = refusal
     for case.now_s in (0.0, 0.0, TAKING_S_MAX):
         case.coordination._save_what_is_due()
-        assert case.core.draining.target is not None, "it is tried again"
+        assert case.core.job.draining.target is not None, "it is tried again"
     case.now_s = TAKING_S_MAX + 1.0
     case.coordination._save_what_is_due()
     answer = case.core.create_checkpoint(request=7)
     assert answer.error == f"not every shard has saved within {TAKING_S_MAX:.0f} s: {refusal}"
-    assert case.core.draining.target is None, "leasing goes on"
+    assert case.core.job.draining.target is None, "leasing goes on"

@@ -44,7 +44,7 @@ def ended() -> Core:
     caller = Caller(core)
     for step in range(4):
         caller.lease(1, now_s=1.0)
-        core.leases.skips.update({3} if step == 3 else ())
+        core.job.leases.skips.update({3} if step == 3 else ())
         caller.call(3.0, completed=done(step, skipped=step == 3))
     for shard in range(2):
         announce(core, shard, applied=[(0, 4)], skipped=[3])
@@ -63,14 +63,14 @@ def seen() -> StatusView:
 
 def test_it_has_every_figure_that_is_promised() -> None:
     resolved = ledger()
-    figures = report(ended(), resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
+    figures = report(ended().job, resolved, seen(), 4.0) | audited(resolved, {"ledger": np.zeros((6, 2), np.float32)})
     assert figures.keys() >= REQUIRED | {"ledger_wrong"}
     assert figures["ledger_wrong"] == 6
     assert json.loads(json.dumps(figures, allow_nan=False)) == figures
 
 
 def test_the_figures_of_a_job() -> None:
-    figures = report(ended(), ledger(), seen(), 4.0)
+    figures = report(ended().job, ledger(), seen(), 4.0)
     assert (figures["job"], figures["run_id"], figures["consistency"]) == ("ledger", "run-1", "ssp:8")
     assert (figures["steps_total"], figures["steps_applied"], figures["skipped_steps"]) == (4, [4, 4], 1)
     assert (figures["duplicate_pushes"], figures["refused_pushes"]) == (7, 1)
@@ -92,19 +92,19 @@ def test_the_figures_of_a_job() -> None:
 
 def test_a_done_job_s_report_is_of_its_last_checkpoint_whatever_becomes_of_a_shard() -> None:  # P25
     core = ended()
-    final = core.due_checkpoint()
+    final = core.job.due_checkpoint()
     assert final is not None
     assert (final.steps, final.final, final.metrics) == (4, True, {"accuracy": 0.75, "loss": 0.125})
     announce(core, 1, 2)
-    assert core.evaluations.results() == {}, "what is there now is not what was judged"
-    figures = report(core, ledger(), StatusView("ledger", "async", 2), 4.0, final, (4, 4))
+    assert core.job.evaluations.results() == {}, "what is there now is not what was judged"
+    figures = report(core.job, ledger(), StatusView("ledger", "async", 2), 4.0, final, (4, 4))
     assert (figures["state"], figures["steps_applied"], figures["held_out"]["accuracy"]) == ("done", [4, 4], 0.75)
 
 
 def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
     core = core_of()
-    core.fail("no disk")
-    figures = report(core, ledger(), StatusView("ledger", "async", 2), 9.0)
+    core.job.fail("no disk")
+    figures = report(core.job, ledger(), StatusView("ledger", "async", 2), 9.0)
     assert (figures["state"], figures["reason"], figures["steps_applied"]) == ("failed", "no disk", [0, 0])
     assert (figures["training_loss"], figures["held_out"]) == (None, {}), "a training loss is no held-out loss"
     assert (figures["examples_per_s"], figures["wall_s"], figures["staleness"]["max"]) == (None, 0.0, 0)
@@ -113,9 +113,9 @@ def test_a_job_that_failed_before_its_first_step_has_a_report_too() -> None:
 
 def test_a_loss_that_is_not_finite_is_none() -> None:
     core = ended()
-    assert core.evaluations.latest is not None
-    core.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
-    figures = report(core, ledger(), seen(), 4.0)
+    assert core.job.evaluations.latest is not None
+    core.job.evaluations.latest.metrics = {"loss": math.nan, "accuracy": math.inf}
+    figures = report(core.job, ledger(), seen(), 4.0)
     assert figures["held_out"] == {"loss": None, "accuracy": None}
 
 

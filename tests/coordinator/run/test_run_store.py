@@ -223,7 +223,7 @@ def replace_target(target: int) -> Saved:
     return SAVED.model_copy(update={"target": target})
 
 
-def test_the_latest_life_s_counts_whenever_it_was_written(store: MemoryStore) -> None:  # P3
+def test_the_latest_incarnation_s_counts_whenever_it_was_written(store: MemoryStore) -> None:  # P3
     RunStore(store, 2).save(SAVED)
     RunStore(store, 1).save(replace_target(30))  # an older one, not dead yet
     assert RunStore(store, 3).load_saved() == SAVED

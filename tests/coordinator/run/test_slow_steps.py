@@ -11,7 +11,7 @@ from support.coordinator_cases import Caller, core_of, done, judged
 
 
 def told(core: Core) -> list[str]:
-    return [event for event in core.events if event.startswith(("warning: ", "resolved: "))]
+    return [event for event in core.job.events if event.startswith(("warning: ", "resolved: "))]
 
 
 def kept_alive(core: Core, *callers: Caller, until_s: float, since_s: float = 0.0) -> None:
@@ -27,12 +27,12 @@ def test_a_step_that_hangs_is_told_of_until_it_is_over() -> None:
     hung, other = Caller(core), Caller(core)
     assert hung.lease(1) == [0]
     kept_alive(core, hung, other, until_s=leases.SLOW_S)
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
     kept_alive(core, hung, other, since_s=31, until_s=40)
-    assert core.problems.texts == ["guest-0 has been at step 0 for 40 s"]
+    assert core.job.problems.texts == ["guest-0 has been at step 0 for 40 s"]
     hung.call(41.0, completed=done(0))
     core.tick(41.0)
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
     assert told(core) == [
         "warning: guest-0 has been at step 0 for 31 s",
         "resolved: guest-0 has been at step 0 for 40 s",
@@ -60,20 +60,20 @@ def test_an_evaluation_that_hangs_is_told_of_likewise() -> None:
     judge.call(completed=done(0), want=1)
     assert judge.evaluating == [1]
     kept_alive(core, judge, other, until_s=evaluations.SLOW_S)
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
     kept_alive(core, judge, other, since_s=61, until_s=70)
-    assert core.problems.texts == ["guest-0 has been at the evaluation after step 1 for 70 s"]
+    assert core.job.problems.texts == ["guest-0 has been at the evaluation after step 1 for 70 s"]
     judge.call(71.0, evaluated=judged(1, loss=0.5))
     core.tick(71.0)
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
 
 
 @pytest.mark.parametrize("others", [0, PROBLEMS_MAX])
 def test_it_is_told_once_however_many_problems_there_are(others: int) -> None:
     core = core_of()
     for i in range(others):
-        core.problems.begin(f"other {i}", "another problem")
+        core.job.problems.begin(f"other {i}", "another problem")
     caller = Caller(core)
     caller.lease(1)
     kept_alive(core, caller, until_s=50)
-    assert (len(told(core)), SLOW in core.problems) == (1, not others)
+    assert (len(told(core)), SLOW in core.job.problems) == (1, not others)

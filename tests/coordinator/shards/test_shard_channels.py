@@ -1,4 +1,4 @@
-"""A channel for each address of a present life, and none for those of lives that are gone."""
+"""A channel for each address of a present incarnation, and none for those of incarnations that are gone."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 
 from parashard._proto import shard_pb2
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.shards.channels import ShardChannels
 
-FIRST, SECOND = ShardLife(1, "127.0.0.1:1", ""), ShardLife(1, "127.0.0.1:2", "")
+FIRST, SECOND = ShardRegistration(1, "127.0.0.1:1", ""), ShardRegistration(1, "127.0.0.1:2", "")
 
 
 @pytest.fixture
@@ -20,15 +20,15 @@ def stubs() -> Iterator[ShardChannels]:
     stubs.keep([])
 
 
-def test_an_address_has_one_channel_whichever_life_is_there(stubs: ShardChannels) -> None:
-    assert stubs.of(FIRST) is stubs.of(ShardLife(2, FIRST.address, ""))
+def test_an_address_has_one_channel_whichever_incarnation_is_there(stubs: ShardChannels) -> None:
+    assert stubs.of(FIRST) is stubs.of(ShardRegistration(2, FIRST.address, ""))
     assert stubs.of(FIRST) is not stubs.of(SECOND)
 
 
-def test_the_channel_of_a_life_that_is_gone_is_closed(stubs: ShardChannels) -> None:
+def test_the_channel_of_an_incarnation_that_is_gone_is_closed(stubs: ShardChannels) -> None:
     gone, stays = stubs.of(FIRST), stubs.of(SECOND)
     stubs.keep([SECOND])
     with pytest.raises(ValueError, match="closed"):
         gone.Inspect(shard_pb2.InspectRequest())
     assert stubs.of(SECOND) is stays
-    assert stubs.of(FIRST) is not gone, "a life that is there again"
+    assert stubs.of(FIRST) is not gone, "an incarnation that is there again"

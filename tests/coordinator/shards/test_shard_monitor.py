@@ -10,11 +10,11 @@ import pytest
 from parashard._proto import shard_pb2, shard_pb2_grpc
 from parashard.errors import Unreachable, WrongRun
 from parashard.protocol.rpc import Server
-from parashard_coordinator.core.membership import ShardLife
+from parashard_coordinator.core.membership import ShardRegistration
 from parashard_coordinator.shards.channels import ShardChannels
 from parashard_coordinator.shards.monitor import ShardMonitor
 
-Starts = Callable[[int], ShardLife]
+Starts = Callable[[int], ShardRegistration]
 
 
 class OneShard(shard_pb2_grpc.ShardServicer):  # type: ignore[misc, unused-ignore]
@@ -35,12 +35,12 @@ class OneShard(shard_pb2_grpc.ShardServicer):  # type: ignore[misc, unused-ignor
 def start() -> Iterator[Starts]:
     servers: list[Server] = []
 
-    def one(shard: int) -> ShardLife:
+    def one(shard: int) -> ShardRegistration:
         server = Server("127.0.0.1:0")
         shard_pb2_grpc.add_ShardServicer_to_server(OneShard(shard), server.grpc)  # type: ignore[no-untyped-call]
         server.start()
         servers.append(server)
-        return ShardLife(1, server.address, "")
+        return ShardRegistration(1, server.address, "")
 
     yield one
     for server in servers:
@@ -48,33 +48,40 @@ def start() -> Iterator[Starts]:
 
 
 def test_every_record_is_handed_on(start: Starts) -> None:
-    lives, seen = [start(0), start(1)], []
+    registrations, seen = [start(0), start(1)], []
     watch = ShardMonitor("run-1", ShardChannels())
-    assert watch.look(lives, lambda *told: seen.append(told), 0.0) == {}
-    assert watch.look(lives, lambda *told: seen.append(told), 1.0) == {}
+    assert watch.look(registrations, lambda *told: seen.append(told), 0.0) == {}
+    assert watch.look(registrations, lambda *told: seen.append(told), 1.0) == {}
     assert [(shard, record.figures.version) for shard, record in seen] == [(0, 1), (1, 1), (0, 2), (1, 2)]
 
 
 def test_a_shard_that_refuses_does_not_hide_the_others(start: Starts) -> None:
-    lives, seen = [ShardLife(1, "127.0.0.1:1", ""), start(1)], []
-    silence = ShardMonitor("run-1", ShardChannels()).look(lives, lambda shard, _: seen.append(shard), 0.0)[0]
+    registrations, seen = [ShardRegistration(1, "127.0.0.1:1", ""), start(1)], []
+    silence = ShardMonitor("run-1", ShardChannels()).look(registrations, lambda shard, _: seen.append(shard), 0.0)[0]
     assert isinstance(silence.error, Unreachable)
     assert silence.error.peer == "127.0.0.1:1"
     assert seen == [1]
 
 
 def test_silence_is_measured_until_the_shard_answers(start: Starts) -> None:
-    dead, alive, watch = ShardLife(1, "127.0.0.1:1", ""), start(0), ShardMonitor("run-1", ShardChannels())
+    dead, alive, watch = ShardRegistration(1, "127.0.0.1:1", ""), start(0), ShardMonitor("run-1", ShardChannels())
     assert [watch.look([dead], pytest.fail, now_s)[0].silent_s for now_s in (5.0, 6.0, 9.0)] == [0.0, 1.0, 4.0]
     assert watch.look([alive], lambda *_: None, 10.0) == {}
     assert watch.look([dead], pytest.fail, 11.0)[0].silent_s == 0.0
 
 
+def test_silence_is_of_an_incarnation() -> None:
+    watch = ShardMonitor("run-1", ShardChannels())
+    watch.look([ShardRegistration(1, "127.0.0.1:1", "")], pytest.fail, 5.0)
+    silence = watch.look([ShardRegistration(2, "127.0.0.1:1", "")], pytest.fail, 9.0)[0]
+    assert (silence.incarnation, silence.silent_s) == (2, 0.0), "it has just begun"
+
+
 def test_shards_of_another_run_are_errors(start: Starts) -> None:  # P2
-    lives = [start(0), start(1)]
-    silent = ShardMonitor("run-2", ShardChannels()).look(lives, pytest.fail, 0.0)
+    registrations = [start(0), start(1)]
+    silent = ShardMonitor("run-2", ShardChannels()).look(registrations, pytest.fail, 0.0)
     assert [type(silent[shard].error) for shard in (0, 1)] == [WrongRun, WrongRun]
-    assert [silent[shard].error.peer for shard in (0, 1)] == [life.address for life in lives]
+    assert [silent[shard].error.peer for shard in (0, 1)] == [registration.address for registration in registrations]
 
 
 def test_no_shards_no_calls() -> None:

@@ -6,7 +6,7 @@ from itertools import chain, count
 
 import pytest
 
-from parashard.chaos.campaign import DELAY_S, PATIENCE_S, RETRY_S, Campaign
+from parashard.chaos.campaign import DELAY_S, RESTART_S_MAX, RETRY_S, Campaign
 from parashard.chaos.proxy import NO_FAULTS, Faults
 from parashard.chaos.schedule import LENGTHS_S, Strike, strikes
 
@@ -158,9 +158,9 @@ def test_a_process_that_stays_away_is_given_up_and_not_counted(field):
     it = campaign(field, strike(1.0, "kill_worker", "worker-0"), strike(2.0, "kill_shard", "shard-0"))
     it.advance(0.0)
     it.advance(1.0)
-    assert it.advance(1.0 + PATIENCE_S) == pytest.approx(1.0)
+    assert it.advance(1.0 + RESTART_S_MAX) == pytest.approx(1.0)
     assert field.done == []
-    it.advance(2.0 + PATIENCE_S)
+    it.advance(2.0 + RESTART_S_MAX)
     assert field.done == [("shard-0", "SIGKILL")]
     assert it.faults == {"kill_shard": 1}
 

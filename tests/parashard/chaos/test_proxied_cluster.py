@@ -1,4 +1,4 @@
-"""A proxied cluster: what children are told, where the links lead as lives come and go, and who may be struck.
+"""A proxied cluster: what children are told, where the links lead as incarnations come and go, and who may be struck.
 
 The children are modules of a few lines. A service listens at two ports, writes its address file and answers each
 connection with its first argument, at the second port after "data ".
@@ -128,15 +128,15 @@ def test_a_worker_that_came_later_connects_as_it_was_told(cluster):
     assert told(cluster, "worker-7", "--connect", "/runs/1") == ["--connect", "/runs/1"]
 
 
-def test_a_link_leads_to_the_present_life_and_to_nobody_between_two(cluster, tmp_path):
+def test_a_link_leads_to_the_present_incarnation_and_to_nobody_between_two(cluster, tmp_path):
     words = told(cluster, "shard-0", "first")
     front, data = words[2], words[4]
     file = tmp_path / "chaos" / "shard-0.json"
     assert answer(front) == ""
-    for life in ("first", "second"):
-        cluster.start("shard-0", "service", [life])
+    for incarnation in ("first", "second"):
+        cluster.start("shard-0", "service", [incarnation])
         eventually(file.exists, "it listens")
-        assert (answer(front), answer(data)) == (life, f"data {life}")
+        assert (answer(front), answer(data)) == (incarnation, f"data {incarnation}")
         assert cluster.signal("shard-0", signal.SIGKILL)
         os.waitid(os.P_PID, cluster.pid("shard-0"), os.WEXITED | os.WNOWAIT)
         cluster.reap()

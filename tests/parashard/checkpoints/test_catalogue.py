@@ -49,7 +49,7 @@ def test_drained_checkpoints_have_ids_of_their_own():
 # --- shards ---
 
 
-def test_checkpoints_are_listed_oldest_first_and_a_newer_life_is_newer():
+def test_checkpoints_are_listed_oldest_first_and_a_newer_incarnation_is_newer():
     store = MemoryStore()
     ids = [CheckpointId(1, 0, i, c) for i, c in ((1, 1), (1, 2), (1, 10), (2, 1))]
     for id_ in reversed(ids):
@@ -92,10 +92,10 @@ def test_a_manifest_in_another_ones_folder_is_not_taken_for_it():
 
 
 def test_newest_is_by_age_or_in_sync_by_round():  # P12
-    old_life = write_shard(MemoryStore(), CheckpointId(1, 0, 1, 9), round=7)
-    new_life = write_shard(MemoryStore(), CheckpointId(1, 0, 2, 1), round=6)
-    assert max(old_life, new_life, key=by_age) is new_life
-    assert max(old_life, new_life, key=by_round) is old_life
+    old_incarnation = write_shard(MemoryStore(), CheckpointId(1, 0, 1, 9), round=7)
+    new_incarnation = write_shard(MemoryStore(), CheckpointId(1, 0, 2, 1), round=6)
+    assert max(old_incarnation, new_incarnation, key=by_age) is new_incarnation
+    assert max(old_incarnation, new_incarnation, key=by_round) is old_incarnation
 
 
 # --- drained checkpoints, plans, the run ---

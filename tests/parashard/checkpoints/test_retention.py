@@ -43,7 +43,7 @@ def test_the_newest_are_kept():
     assert deleted(held([1, 2]), keep=3) == []
 
 
-def test_a_newer_life_is_newer_whatever_its_numbers():
+def test_a_newer_incarnation_is_newer_whatever_its_numbers():
     assert deleted(held([7, 8]) + held([1], incarnation=2), keep=2) == [(1, 7)]
 
 
@@ -64,7 +64,7 @@ def test_a_round_is_kept_until_a_newer_one_is_complete_on_every_shard():  # P12
 
 
 def test_in_sync_the_newest_are_those_of_the_highest_rounds():  # P12
-    # After a rollback a newer life stands at an older round.
+    # After a rollback a newer incarnation stands at an older round.
     assert deleted(rounds([10]) + rounds([6, 8], incarnation=2), keep=2, cut_round=10) == [(2, 6)]
 
 

@@ -83,7 +83,7 @@ def test_to_give_arrays_back_twice_does_not_lend_them_to_two():
     assert client.pull().variables["w"] is not client.pull().variables["w"]
 
 
-def test_another_life_of_a_shard_is_asked_for_everything():  # P16: its versions count from elsewhere
+def test_another_incarnation_of_a_shard_is_asked_for_everything():  # P16: its versions count from elsewhere
     cluster = cluster_of(2)
     client = cluster.client()
     for step in range(3):

@@ -146,11 +146,11 @@ def test_a_push_sent_again_after_its_answer_was_lost_counts_once():
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
 
 
-# --- a shard that begins another life ---
+# --- a shard that begins another incarnation ---
 
 
 def reborn_at(cluster: Cluster, kind: type) -> list[tuple[str, int | None]]:
-    """Let shard 1 be another life at the first request of a kind; return who is asked, and which version it knows."""
+    """Replace shard 1 at the first request of a kind; return who is asked, and which version it knows."""
     asked: list[tuple[str, int | None]] = []
 
     def before(address: str, request: Push | PullRun) -> None:
@@ -164,19 +164,19 @@ def reborn_at(cluster: Cluster, kind: type) -> list[tuple[str, int | None]]:
     return asked
 
 
-def test_a_push_goes_again_to_the_shard_that_has_another_life_and_to_no_other(virtual_time):  # P3, P16
+def test_a_push_goes_again_to_the_shard_that_has_another_incarnation_and_to_no_other(virtual_time):  # P3, P16
     cluster = cluster_of(2)
     client = cluster.client(look=lambda: cluster.view(2))
     pulled = client.pull()
     asked = reborn_at(cluster, Push)
     pushed = client.push(0, GRADIENTS, pulled)
-    assert asked == [("shard-0", 0), ("shard-1", 0), ("shard-1", None)]  # its version was the earlier life's
+    assert asked == [("shard-0", 0), ("shard-1", 0), ("shard-1", None)]  # its version was the earlier incarnation's
     assert pushed.incarnations == (1, 2)
     assert [receipt.result for receipt in pushed.receipts] == [PushResult.APPLIED] * 2
     assert np.array_equal(cluster.weights()["w"], GRADIENTS["w"])
 
 
-def test_a_pull_asks_another_life_for_everything(virtual_time):  # P16
+def test_a_pull_asks_another_incarnation_for_everything(virtual_time):  # P16
     cluster = cluster_of(2)
     client = cluster.client(look=lambda: cluster.view(2))
     client.pull().release()
@@ -190,7 +190,7 @@ def test_a_pull_asks_another_life_for_everything(virtual_time):  # P16
     assert [known for address, known in asked if address == "shard-1"][4:] == [0, 0, 0]
 
 
-def test_without_anybody_who_knows_where_it_is_another_life_is_an_error(virtual_time):
+def test_without_anybody_who_knows_where_it_is_another_incarnation_is_an_error(virtual_time):
     cluster = cluster_of(2)
     client = cluster.client()
     reborn_at(cluster, Push)

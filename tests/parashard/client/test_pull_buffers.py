@@ -1,4 +1,4 @@
-"""PullBuffers: arrays are used again, and what they hold is believed of one life of each shard only (P16)."""
+"""PullBuffers: arrays are used again, and what they hold is believed of one incarnation of each shard only (P16)."""
 
 import numpy as np
 import pytest
@@ -51,22 +51,24 @@ def test_the_set_given_back_last_is_used_first():  # its content is the newest, 
 
 
 @pytest.mark.parametrize(
-    ("lives", "versions"), [((1, 1), (4, 7)), ((2, 1), (None, 7)), ((1, 2), (4, None)), ((2, 2), (None, None))]
+    ("incarnations", "versions"), [((1, 1), (4, 7)), ((2, 1), (None, 7)), ((1, 2), (4, None)), ((2, 2), (None, None))]
 )
-def test_versions_of_another_life_are_forgotten(lives, versions):  # P16
+def test_versions_of_another_incarnation_are_forgotten(incarnations, versions):  # P16
     sets = PullBuffers(PLAN)
     weights = sets.take((1, 1))
     weights.versions = (4, 7)
     sets.give_back(weights)
-    assert sets.take(lives).versions == versions
+    assert sets.take(incarnations).versions == versions
 
 
-def test_a_life_that_comes_back_into_view_is_believed_nothing_it_was_forgotten_for():
+def test_an_incarnation_that_comes_back_into_view_is_believed_nothing_it_was_forgotten_for():
     sets = PullBuffers(PLAN)
     weights = sets.take((1, 1))
     weights.versions = (4, 7)
     sets.give_back(weights)
-    sets.give_back(sets.take((2, 1)))  # a pull that wrote half of what life 2 has, and failed, would have lost the set
+    sets.give_back(
+        sets.take((2, 1))
+    )  # a pull that wrote half of what incarnation 2 has, and failed, would have lost the set
     assert sets.take((1, 1)).versions == (None, 7)
 
 

@@ -210,7 +210,7 @@ def test_staleness_is_unknown_without_a_pull():
     assert [receipt.staleness for receipt in receipts] == [None, None]
 
 
-def test_versions_of_another_life_are_not_compared():  # P16
+def test_versions_of_another_incarnation_are_not_compared():  # P16
     cluster = cluster_of()
     client = cluster.client()
     for step in range(3):
@@ -292,11 +292,11 @@ def test_connections_follow_the_view():
     assert sorted(log[4:]) == ["close a:1", "close b:2"]
 
 
-def test_another_life_at_the_same_address_is_connected_again():  # P3: what was agreed with the life before is void
+def test_another_incarnation_at_the_same_address_is_connected_again():  # P3: what was agreed before is void
     log: list[str] = []
     plan = plan_of({"w": Variable("w", (2,))})
     plan = Plan(1, plan.variables, plan.shards)
     client = ShardClient(RUN, DIGEST, plan, "w", connect=lambda *seam: _Recorded(*seam, log))  # type: ignore[arg-type]
-    for life in (1, 2):
-        client.use(View(life, (ShardAddress("a:1", life),)))
+    for incarnation in (1, 2):
+        client.use(View(incarnation, (ShardAddress("a:1", incarnation),)))
     assert log == ["open a:1 as w for 0.1", "close a:1", "open a:1 as w for 0.2"]

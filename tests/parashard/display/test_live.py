@@ -6,8 +6,8 @@ import pytest
 from rich.console import Console
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.display.live import NoView, PlainView, TerminalView, console_for, open_view
-from parashard.display.screen import plain_line
+from parashard.display.live import STAYING_EVENTS, NoView, PlainView, TerminalView, console_for, open_view
+from parashard.display.screen import plain_line, screen_lines
 from support.status_cases import status_of
 
 
@@ -60,6 +60,52 @@ def test_a_warning_and_its_end_stay_when_the_terminal_view_goes():
     assert any("shard-1 ended: exit code 1" in line for line in said)
     for staying in ("warning: the disk is full", "resolved: the disk is full", "data: 8 training rows"):
         assert staying in out.getvalue()
+
+
+SILENT = "shard-1 does not answer; the job stands still until it does"
+WARNED = status_of(problems=[SILENT], events=["worker-0 started (cpu)", f"warning: {SILENT}"], events_total=2)
+ANSWERED = status_of(events=[f"warning: {SILENT}", "resolved: shard-1 answers again"], events_total=3)
+
+
+class SayingView(TerminalView):
+    """Remembers what it prints above itself."""
+
+    def __init__(self):
+        super().__init__(console_of(terminal=True)[0])
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+def lines_about_the_shard(view, status):
+    screen = screen_lines(status, 80, 23, elsewhere=STAYING_EVENTS)
+    lines = [*view.said, *(line.plain for line in screen)]
+    told = ("warning: shard-1", "! shard-1", "resolved: shard-1")
+    return [line for line in lines if line.startswith(told)]
+
+
+def test_a_warning_is_on_the_terminal_once_while_it_holds_and_once_when_it_is_over():
+    view = SayingView()
+    try:
+        view.show(WARNED)
+        view.show(WARNED)
+        assert [line[:9] for line in lines_about_the_shard(view, WARNED)[:1]] == ["! shard-1"]
+        assert (len(lines_about_the_shard(view, WARNED)), view.said) == (1, [])
+        view.show(ANSWERED)
+        view.show(ANSWERED)
+        told = [f"warning: {SILENT}", "resolved: shard-1 answers again"]
+        assert (view.said, lines_about_the_shard(view, ANSWERED)) == (told, told)
+    finally:
+        view.close()
+    assert len(view.said) == 2
+
+
+def test_what_is_wrong_when_the_terminal_view_goes_stays():
+    view = SayingView()
+    view.show(WARNED)
+    view.close()
+    assert view.said == [f"warning: {SILENT}"]
 
 
 def test_no_view_shows_nothing():

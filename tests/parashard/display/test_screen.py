@@ -116,6 +116,13 @@ def test_columns_go_whole_where_there_is_no_room_and_numbers_are_never_cut():
     assert row[-3:] == ["12,346", "12,345", "60"]
 
 
+def test_an_event_that_tells_of_a_problem_in_view_is_left_out():
+    problems = ["shard-1 does not answer", *(f"problem {i}" for i in range(5))]
+    lines = lines_of(status_of(problems=problems, events=[f"warning: {problem}" for problem in problems]), 80, 40)
+    assert [line for line in lines if "shard-1 does" in line] == ["! shard-1 does not answer"]
+    assert [line for line in lines if "problem 4" in line] == ["warning: problem 4"], "it is not among those in full"
+
+
 def test_who_is_down_is_marked():
     lines = lines_of(status_of(), 80, 23)
     assert next(line for line in lines if line.startswith("worker-0")).split()[1] == "cpu"

@@ -101,11 +101,11 @@ def test_without_a_word_of_ours_the_last_line_of_a_traceback_must_do(cluster, mo
     assert reaped(cluster)[0].reason == "ZeroDivisionError: by the user (exit code 1)"
 
 
-def test_the_last_words_of_an_earlier_life_are_not_those_of_this_one(cluster, module):
-    cluster.start("shard-0", module("print('parashard shard-0: first life'); raise SystemExit(1)"), [])
-    assert reaped(cluster)[0].reason == "first life (exit code 1)"
-    cluster.start("shard-0", module("raise KeyError('second life')"), [])
-    assert reaped(cluster)[0].reason == "KeyError: 'second life' (exit code 1)"
+def test_the_last_words_of_an_earlier_incarnation_are_not_those_of_this_one(cluster, module):
+    cluster.start("shard-0", module("print('parashard shard-0: first incarnation'); raise SystemExit(1)"), [])
+    assert reaped(cluster)[0].reason == "first incarnation (exit code 1)"
+    cluster.start("shard-0", module("raise KeyError('second incarnation')"), [])
+    assert reaped(cluster)[0].reason == "KeyError: 'second incarnation' (exit code 1)"
     cluster.start("shard-0", module("import os; os._exit(1)"), [])
     assert reaped(cluster)[0].reason == "exit code 1"
 
@@ -154,7 +154,7 @@ def test_a_child_has_the_variables_of_its_module(cluster, module, monkeypatch):
     assert [cluster.log_path(child).read_text() for child in ("worker-0", "worker-1")] == ["1\n", "9\n"]
 
 
-def test_lives_of_one_name_share_a_log(cluster, module):
+def test_incarnations_of_one_name_share_a_log(cluster, module):
     name = module("print('hello')")
     for _ in range(2):
         cluster.start("worker-0", name, [])
@@ -231,20 +231,20 @@ signal.pause()
 
 def test_children_end_when_their_parent_is_killed(module, tmp_path, pipe):
     # The child holds a second pipe open for writing; the kernel closes it when the child is gone, whoever reaps it.
-    os.mkfifo(tmp_path / "life")
-    child = module(UP + "life = open(sys.argv[2], 'w')\n" + UNTIL_LIFELINE_CLOSES)
-    command = [sys.executable, "-c", PARENT, str(tmp_path), child, str(pipe), str(tmp_path / "life")]
+    os.mkfifo(tmp_path / "held")
+    child = module(UP + "held = open(sys.argv[2], 'w')\n" + UNTIL_LIFELINE_CLOSES)
+    command = [sys.executable, "-c", PARENT, str(tmp_path), child, str(pipe), str(tmp_path / "held")]
     parent = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     pid = int(parent.stdout.readline())
     try:
         awaited(pipe)
-        with (tmp_path / "life").open("rb") as life:
+        with (tmp_path / "held").open("rb") as held:
             parent.send_signal(signal.SIGKILL)
             parent.communicate(timeout=DEADLINE_S)
-            ready, _, _ = select.select([life], [], [], DEADLINE_S)
+            ready, _, _ = select.select([held], [], [], DEADLINE_S)
             assert ready, "the child outlived its parent"
-            assert life.read() == b""
+            assert held.read() == b""
     except BaseException:
         os.kill(pid, signal.SIGKILL)
         raise

@@ -99,7 +99,7 @@ def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]
 @pytest.mark.parametrize(
     ("error", "noted"),
     [(Unreachable("nobody"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
-    ids=["nobody answers", "it answers and refuses"],
+    ids=["no answer", "it answers and refuses"],
 )
 def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: ParashardError, noted: list[str]) -> None:
     run.answers = for_so_long(1.5 * run.silence_s, error)

@@ -1,4 +1,4 @@
-"""Which card a name means to a process, and what is said where there is none."""
+"""Which GPU a name means to a process, and what is said where there is none."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from parashard.process import cuda
 
 
 class Driver:
-    """As much of CuPy as counting and opening cards takes."""
+    """As much of CuPy as counting and opening GPUs takes."""
 
-    def __init__(self, cards: int) -> None:
+    def __init__(self, devices: int) -> None:
         self.used: list[int] = []
         runtime = SimpleNamespace(
-            getDeviceCount=lambda: cards,
-            getDeviceProperties=lambda index: {"name": f"Card {index}"},
+            getDeviceCount=lambda: devices,
+            getDeviceProperties=lambda index: {"name": f"GPU {index}"},
             CUDARuntimeError=OSError,
         )
         self.cuda = SimpleNamespace(
@@ -27,7 +27,7 @@ class Driver:
 
 
 @pytest.mark.parametrize(
-    ("process", "cards", "index"),
+    ("process", "devices", "index"),
     [
         ("worker-0", 4, 0),
         ("worker-3", 4, 3),
@@ -44,17 +44,17 @@ class Driver:
         ("worker-\N{ARABIC-INDIC DIGIT TWO}", 4, 0),
     ],
 )
-def test_processes_are_spread_by_their_numbers(process: str, cards: int, index: int) -> None:
-    assert cuda.spread(process, cards) == index
+def test_processes_are_spread_by_their_numbers(process: str, devices: int, index: int) -> None:
+    assert cuda.spread(process, devices) == index
 
 
 @pytest.mark.parametrize(("asked", "index"), [("cuda", 1), ("cuda:0", 0), ("cuda:7", 7)])
-def test_a_name_means_a_card(monkeypatch: pytest.MonkeyPatch, asked: str, index: int) -> None:
+def test_a_name_means_a_gpu(monkeypatch: pytest.MonkeyPatch, asked: str, index: int) -> None:
     monkeypatch.setitem(sys.modules, "cupy", Driver(2))
     assert cuda.index_of(asked, "worker-3") == index
 
 
-def test_a_card_that_is_at_fault_may_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_at_fault_may_be_mended(monkeypatch: pytest.MonkeyPatch) -> None:
     def uncorrectable() -> None:
         raise OSError("cudaErrorECCUncorrectable")
 
@@ -62,7 +62,7 @@ def test_a_card_that_is_at_fault_may_be_mended(monkeypatch: pytest.MonkeyPatch) 
     driver.cuda.Device = lambda index: SimpleNamespace(use=uncorrectable)
     monkeypatch.setitem(sys.modules, "cupy", driver)
     with pytest.raises(Unavailable, match="no CUDA device can be used here: cudaErrorECCUncorrectable"):
-        cuda.card(1)
+        cuda.device(1)
 
 
 @pytest.mark.parametrize(
@@ -73,29 +73,29 @@ def test_other_names_mean_none_and_nobody_looks_for_cupy(monkeypatch: pytest.Mon
     assert cuda.index_of(asked, "worker-0") is None
 
 
-def test_a_card_is_opened_for_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_is_opened_for_the_thread_that_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = Driver(2)
     monkeypatch.setitem(sys.modules, "cupy", driver)
-    cuda.card(1)
+    cuda.device(1)
     assert driver.used == [1]
-    assert cuda.card_name(1) == "cuda:1 Card 1"
+    assert cuda.device_name(1) == "cuda:1 GPU 1"
 
 
-def test_a_card_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", Driver(2))
     with pytest.raises(ConfigurationError, match="cuda:2 is not there: this machine has 2 CUDA devices"):
-        cuda.card(2)
+        cuda.device(2)
 
 
 def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
-    for ask in (cuda.namespace, cuda.cards, lambda: cuda.card(0), lambda: cuda.index_of("cuda", "worker-0")):
+    for ask in (cuda.namespace, cuda.device_count, lambda: cuda.device(0), lambda: cuda.index_of("cuda", "worker-0")):
         with pytest.raises(ConfigurationError, match=r"install parashard\[cuda12\]"):
             ask()
 
 
 @pytest.mark.parametrize(
-    ("asked", "cards", "told"),
+    ("asked", "devices", "told"),
     [
         ("cuda", 1, ""),
         ("cuda:1", 2, ""),
@@ -106,9 +106,9 @@ def test_without_cupy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     ],
 )
 def test_a_device_is_checked_without_being_opened(
-    monkeypatch: pytest.MonkeyPatch, asked: str, cards: int, told: str
+    monkeypatch: pytest.MonkeyPatch, asked: str, devices: int, told: str
 ) -> None:
-    driver = Driver(cards)
+    driver = Driver(devices)
     monkeypatch.setitem(sys.modules, "cupy", driver)
     try:
         cuda.check(asked)

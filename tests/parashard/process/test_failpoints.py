@@ -28,12 +28,12 @@ Arm = Callable[..., None]
 
 @pytest.fixture
 def arm(tmp_path: Path) -> Iterator[Arm]:
-    """Return a function that begins a life of an armed process, with markers in `tmp_path`."""
+    """Return a function that begins an incarnation of an armed process, with markers in `tmp_path`."""
 
-    def begin_life(spec: str, seed: str = "0") -> None:
+    def begin_incarnation(spec: str, seed: str = "0") -> None:
         failpoints.arm({"PARASHARD_FAILPOINTS": spec, "PARASHARD_FAILPOINTS_DIR": str(tmp_path), **seeded(seed)})
 
-    yield begin_life
+    yield begin_incarnation
     failpoints.arm({})
 
 
@@ -62,11 +62,11 @@ def test_nothing_happens_where_nothing_is_armed(arm, tmp_path):
     assert firings(tmp_path) == {}
 
 
-def test_it_fires_at_the_hit_that_was_asked_for_and_once_in_a_life(arm, tmp_path):
+def test_it_fires_at_the_hit_that_was_asked_for_and_once_in_an_incarnation(arm, tmp_path):
     arm(f"{PULL}=error@3*5")
     assert hits_until_it_fires(PULL) == 3
     assert hits_until_it_fires(PULL) is None
-    arm(f"{PULL}=error@3*5")  # the next life
+    arm(f"{PULL}=error@3*5")  # the next incarnation
     assert hits_until_it_fires(PULL) == 3
     assert firings(tmp_path) == {PULL: 2}
 
@@ -86,9 +86,9 @@ def test_several_failpoints_may_be_armed(arm, tmp_path):
     assert firings(tmp_path) == {PULL: 1, PUSH: 1}
 
 
-def test_lives_end_at_different_moments_that_the_seed_repeats(arm):
+def test_incarnations_end_at_different_moments_that_the_seed_repeats(arm):
     def moments(seed: str) -> list[int | None]:
-        return [hit_of_process(Fault(PULL, "kill", 0.0, 1, 50, 20), seed, life) for life in range(1, 21)]
+        return [hit_of_process(Fault(PULL, "kill", 0.0, 1, 50, 20), seed, incarnation) for incarnation in range(1, 21)]
 
     assert moments("7") == moments("7")
     assert moments("7") != moments("8")
@@ -143,11 +143,11 @@ for number in (1, 2, 3):
 @pytest.mark.parametrize(("action", "code"), [("kill", -signal.SIGKILL), ("exit", ExitCode.RETRY)])
 def test_a_process_ends_in_the_middle_and_its_firing_is_counted(action, code, tmp_path):
     environ = {"PARASHARD_FAILPOINTS": f"{PULL}={action}@2", "PARASHARD_FAILPOINTS_DIR": str(tmp_path)}
-    for said, ended in (("1\n", code), ("1\n2\n3\n", 0)):  # the second life comes through: once was asked for
-        life = subprocess.run(
+    for said, ended in (("1\n", code), ("1\n2\n3\n", 0)):  # the second incarnation comes through: once was asked for
+        incarnation = subprocess.run(
             [sys.executable, "-c", LIFE], env={**os.environ, **environ}, capture_output=True, text=True, check=False
         )
-        assert (life.stdout, life.returncode) == (said, ended), life.stderr
+        assert (incarnation.stdout, incarnation.returncode) == (said, ended), incarnation.stderr
     assert firings(tmp_path) == {PULL: 1}
 
 
@@ -230,7 +230,7 @@ def test_without_a_folder_for_its_markers_a_process_does_not_start(tmp_path):
 
 
 def test_a_service_that_cannot_be_armed_says_so_and_is_not_started_again(tmp_path):
-    life = subprocess.run(
+    incarnation = subprocess.run(
         [
             sys.executable,
             "-c",
@@ -242,8 +242,10 @@ def test_a_service_that_cannot_be_armed_says_so_and_is_not_started_again(tmp_pat
         text=True,
         check=False,
     )
-    assert life.returncode == ExitCode.CONFIGURATION
-    assert life.stderr.splitlines()[-1].startswith("parashard shard-0: PARASHARD_FAILPOINTS: 'x' is no failpoint")
+    assert incarnation.returncode == ExitCode.CONFIGURATION
+    assert incarnation.stderr.splitlines()[-1].startswith(
+        "parashard shard-0: PARASHARD_FAILPOINTS: 'x' is no failpoint"
+    )
 
 
 # --- the list ---

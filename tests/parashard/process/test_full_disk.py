@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from parashard.errors import NotReady, StoreFailed
-from parashard.process.full_disk import DISK_PATIENCE_S, retry_while_disk_fails
+from parashard.process.full_disk import DISK_RETRY_S_MAX, retry_while_disk_fails
 from parashard.process.shell import ExitCode, exit_code_of
 from parashard.store.claims import claim_incarnation
 from parashard.store.local import LocalStore
@@ -55,7 +55,7 @@ def test_after_a_minute_it_says_why_instead(monkeypatch: pytest.MonkeyPatch) -> 
     pauses = Pauses()
     with pytest.raises(OSError, match="No space left") as raised:
         retry_while_disk_fails(failing(1000, FULL), "claims", pauses)
-    assert DISK_PATIENCE_S <= sum(s for s in pauses.s if s) < 2 * DISK_PATIENCE_S
+    assert DISK_RETRY_S_MAX <= sum(s for s in pauses.s if s) < 2 * DISK_RETRY_S_MAX
     store_failed = StoreFailed("claims: no space left on device")
     store_failed.__cause__ = raised.value
     assert exit_code_of(store_failed) == ExitCode.IO_ERROR

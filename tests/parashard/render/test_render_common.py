@@ -44,8 +44,8 @@ def load(folder: Path, *sets: str) -> LoadedJob:
         ("checkpoint.url=memory://x", "checkpoint.url: found memory://x, which each container has for itself"),
         ("checkpoint.url=gs://bucket/x", "checkpoint.url: found gs://bucket/x, and the images have no client for it"),
         ("checkpoint.url=az://bucket/x", "checkpoint.url: found az://bucket/x, and the images have no client for it"),
-        ("cluster.shard_device=cuda", "cluster.shard_device: found cuda, and shards have no card"),
-        ("cluster.shard_device=cuda:1", "cluster.shard_device: found cuda:1, and shards have no card"),
+        ("cluster.shard_device=cuda", "cluster.shard_device: found cuda, and shards have no GPU"),
+        ("cluster.shard_device=cuda:1", "cluster.shard_device: found cuda:1, and shards have no GPU"),
         (PARQUET, "data.source: found parquet, which needs pyarrow, and the images do not have it"),
     ],
 )

@@ -21,11 +21,11 @@ def store(tmp_path: Path) -> LocalStore:
     return LocalStore(tmp_path / "made" / "when needed")
 
 
-def test_the_first_life_is_1_and_each_next_one_is_higher(store):  # P3
+def test_the_first_incarnation_is_1_and_each_next_one_is_higher(store):  # P3
     assert newest_claim(store, "shard-0") == 0
-    for life in (1, 2, 3):
-        assert claim_incarnation(store, "shard-0") == life
-        assert newest_claim(store, "shard-0") == life
+    for incarnation in (1, 2, 3):
+        assert claim_incarnation(store, "shard-0") == incarnation
+        assert newest_claim(store, "shard-0") == incarnation
 
 
 def test_a_claim_tells_people_who_made_it(store):
@@ -84,7 +84,7 @@ def test_a_name_that_the_store_does_not_take_is_refused(store, name):
         claim_incarnation(store, name)
 
 
-def test_lives_have_a_bound(store, monkeypatch):
+def test_incarnations_have_a_bound(store, monkeypatch):
     monkeypatch.setattr(claims, "CLAIMS_MAX", 3)
     assert [claim_incarnation(store, "shard-0") for _ in range(2)] == [1, 2]
     with pytest.raises(ConfigurationError, match="has had 3 incarnations"):

@@ -60,7 +60,7 @@ def test_a_bug_of_the_peer_is_its_failure(talk, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_life_refuses_whoever_means_the_one_before(talk, method):  # P3
+def test_another_incarnation_refuses_whoever_means_the_one_before(talk, method):  # P3
     earlier = replace(TARGET, incarnation=TARGET.incarnation - 1)
     transport = talk.peer.connect(talk.peer.where, replace(GREETING, target=earlier))
     into = Buffers([bytearray(4)])

@@ -113,9 +113,9 @@ class TestTaking:
 
     def test_a_failure_to_open_takes_no_place(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
-        shard.refusal = Unreachable("nobody answers")
+        shard.refusal = Unreachable("no answer")
         for _ in range(2):
-            with pytest.raises(Unreachable, match="nobody answers"):
+            with pytest.raises(Unreachable, match="no answer"):
                 connections.take(soon())
         shard.refusal = None
         assert connections.take(soon()).number == 0
@@ -256,9 +256,9 @@ class TestExchange:
         assert shard.opened[0].closed
 
     def test_no_connection_is_a_failure_to_begin(self, connections, shard):
-        shard.refusal = Unreachable("nobody answers")
+        shard.refusal = Unreachable("no answer")
         begun = self.begun(connections)
-        with pytest.raises(Unreachable, match="nobody answers"):
+        with pytest.raises(Unreachable, match="no answer"):
             begun.result()
 
     def test_cancelling_closes_the_connection(self, connections, shard):

@@ -130,7 +130,7 @@ def test_a_shard_that_is_not_there_is_unreachable(root: Path) -> None:
     assert caught.value.peer == str(root / "none.sock")
 
 
-def test_another_life_of_the_shard_refuses_the_connection(shard, transport) -> None:  # P3
+def test_another_incarnation_of_the_shard_refuses_the_connection(shard, transport) -> None:  # P3
     def refuse(target: object) -> None:
         raise StaleIncarnation("this is incarnation 2")
 

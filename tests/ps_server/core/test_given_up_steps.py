@@ -79,23 +79,23 @@ def test_an_empty_push_replaces_a_gradient_that_waits_for_its_turn(start: Start)
     assert process.shard.updates.skipped == IntervalSet([(2, 3)])
 
 
-def test_a_round_that_has_folded_the_gradient_begins_again_in_another_life(start: Start) -> None:
+def test_a_round_that_has_folded_the_gradient_begins_again_in_another_incarnation(start: Start) -> None:
     process = start()
     send(process, 0)
     send(process, 1)
     send(process, 3)
     with pytest.raises(StaleIncarnation):
         give_up(process, 1)
-    assert process.shard.identity.incarnation == 2, "receipts of the earlier life count no more (P3)"
+    assert process.shard.identity.incarnation == 2, "receipts of the earlier incarnation count no more (P3)"
     assert process.shard.updates.held == IntervalSet([(1, 2)]), "its empty push alone"
-    assert process.host.changed.is_set(), "the new life is announced at once"
+    assert process.host.changed.is_set(), "the new incarnation is announced at once"
     assert give_up(process, 1) is PushResult.DUPLICATE
     for step in (0, 2, 3):
         assert send(process, step) is PushResult.BUFFERED
     assert same_bits(process, without("sync:4", 1, 0, 1, 2, 3))
 
 
-def test_a_request_that_names_the_earlier_life_begins_no_further_one(start: Start) -> None:
+def test_a_request_that_names_the_earlier_incarnation_begins_no_further_one(start: Start) -> None:
     process = start()
     send(process, 0)
     late = push_for(process.shard, 0, [], slices=(), skipped=True)

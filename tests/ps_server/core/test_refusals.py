@@ -59,7 +59,7 @@ REFUSALS: dict[str, tuple[Callable[[Shard], Push], type[ParashardError]]] = {
     "another job": (aimed_elsewhere(job_digest="e" * 64), WrongRun),
     "another shard": (aimed_elsewhere(shard=3), WrongRun),
     "another plan": (aimed_elsewhere(plan_version=4), StalePlan),
-    "another life": (aimed_elsewhere(incarnation=9), StaleIncarnation),
+    "another incarnation": (aimed_elsewhere(incarnation=9), StaleIncarnation),
     "a step past the end": (lambda shard: dataclasses.replace(whole(shard), step=shard.steps_total), MalformedFrame),
     "a negative step": (lambda shard: dataclasses.replace(whole(shard), step=-1), MalformedFrame),
     "an unknown variable": (with_slices(Slice(Partition("other", 0, 2), 1)), UnknownVariable),

@@ -1,4 +1,4 @@
-"""Shard: a push counts once, only in the life that it names, and its staleness and lag are recorded."""
+"""Shard: a push counts once, only in the incarnation that it names, and its staleness and lag are recorded."""
 
 import dataclasses
 
@@ -71,15 +71,15 @@ def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, ste
         ({"job_digest": "e" * 64}, WrongRun),
         ({"shard": 1}, WrongRun),
         ({"plan_version": 6}, StalePlan),
-        ({"incarnation": 0}, StaleIncarnation),  # P3: an earlier life, or a later one
+        ({"incarnation": 0}, StaleIncarnation),  # P3: an earlier incarnation, or a later one
         ({"incarnation": 2}, StaleIncarnation),
     ],
 )
-def test_a_request_for_another_life_is_refused(changed: dict[str, object], error: type[Exception]) -> None:
+def test_a_request_for_another_incarnation_is_refused(changed: dict[str, object], error: type[Exception]) -> None:
     shard = shard_of(PLAN, compensation=0.5)
     push(shard, 0, 1.0)
     before, target = state_of(shard), dataclasses.replace(shard.identity, **changed)
-    for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong life
+    for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong incarnation
         with pytest.raises(error):
             shard.push(push_for(shard, step, np.ones(ELEMENTS), target=target))
     with pytest.raises(error):
@@ -90,7 +90,7 @@ def test_a_request_for_another_life_is_refused(changed: dict[str, object], error
 
 def test_the_right_error_comes_first() -> (
     None
-):  # who is of another run stops; to look at plan and life would mislead it
+):  # who is of another run stops; to look at plan and incarnation would mislead it
     shard = shard_of(PLAN)
     target = dataclasses.replace(shard.identity, run_id="run-2", plan_version=9, incarnation=9)
     with pytest.raises(WrongRun, match=r"shard 0 of run run-2 .* this is shard 0 of run run-1"):

@@ -1,4 +1,4 @@
-"""Checkpoints beside running pushes: what they hold, and what a store that fails or another life costs."""
+"""Checkpoints beside running pushes: what they hold, and what a store that fails or another incarnation costs."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_pushes_that_come_while_it_is_being_saved_are_not_in_it(store: MemorySto
     assert bits_in(shard.state_in(stored.id), shard.shard) == before
 
 
-def test_the_cadence_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
+def test_the_schedule_cuts_at_its_step_and_saves_beside_what_follows(store: MemoryStore) -> None:
     shard = process(store, every_steps=2)
     shard.push(0, 1)
     before = bits_of(shard.shard)
@@ -65,7 +65,7 @@ def test_the_cadence_cuts_at_its_step_and_saves_beside_what_follows(store: Memor
 
 def test_a_cut_that_waits_stays_what_it_was_while_another_checkpoint_is_taken(store: MemoryStore) -> None:  # P1
     shard = process(store, every_steps=2)
-    shard.push(0, 1)  # the cadence cuts
+    shard.push(0, 1)  # the schedule cuts
     before = bits_of(shard.shard)
     shard.push(2)
     taken = shard.checkpointer.take()
@@ -100,7 +100,7 @@ def test_what_the_saving_thread_has_copied_is_no_push_s_stall(store: MemoryStore
     assert shard.checkpointer.record.stall_s == stalled_s
 
 
-def test_a_life_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12
+def test_an_incarnation_that_replaces_one_with_a_cut_stalls_nothing(store: MemoryStore) -> None:  # P12
     shard = process(store, consistency="sync:2", every_steps=2)
     for step in range(2):
         shard.push(step)
@@ -224,7 +224,7 @@ def test_a_failure_is_counted_and_never_acknowledged_and_leaves_nothing_behind(
     assert (record.stored, record.failed, record.error) == (1, 1, "")
 
 
-def test_a_failure_by_the_cadence_costs_that_checkpoint_and_no_push(store: MemoryStore) -> None:
+def test_a_failure_by_the_schedule_costs_that_checkpoint_and_no_push(store: MemoryStore) -> None:
     shard = process(store, every_steps=2)
     fault = store.fail("create", "manifest")
     shard.push(0, 1)
@@ -246,10 +246,10 @@ def test_files_that_cannot_be_removed_either_are_no_checkpoint(store: MemoryStor
     assert shard.numbers() == []
 
 
-# --- lives ---
+# --- incarnations ---
 
 
-def test_an_older_life_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P3
+def test_an_older_incarnation_s_checkpoint_is_dropped(store: MemoryStore) -> None:  # P3
     older, newer = process(store), process(store)
     older.push(0)
     before = dict(store.contents)
@@ -272,7 +272,7 @@ def test_a_checkpoint_that_is_dropped_for_a_newer_claim_is_counted_as_failed(sto
     assert "another process has claimed incarnation 2 of shard-0" in record.error
 
 
-def test_a_life_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
+def test_an_incarnation_that_is_replaced_while_it_saves_leaves_no_checkpoint(store: MemoryStore) -> None:  # P3
     shard = process(store)
     shard.push(0)
     create = store.create

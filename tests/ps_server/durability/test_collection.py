@@ -29,7 +29,7 @@ def test_the_newest_are_kept_and_every_so_many_th(store: MemoryStore) -> None:
     assert files == {f"i00000001-c0000000{number}" for number in (3, 6, 7, 8)}, "their files went with them"
 
 
-def test_a_life_collects_what_earlier_lives_left(store: MemoryStore) -> None:
+def test_an_incarnation_collects_what_earlier_incarnations_left(store: MemoryStore) -> None:
     saved_after_each(process(store, keep=100), 0, 1, 2)
     shard = process(store, keep=2)
     saved_after_each(shard, 3)
@@ -69,7 +69,7 @@ def test_in_rounds_nothing_is_deleted_that_all_may_have_to_return_to(store: Memo
     assert shard.checkpointer.rounds == [2, 3, 4]
 
 
-def test_nothing_is_deleted_by_an_older_life(store: MemoryStore) -> None:  # P3
+def test_nothing_is_deleted_by_an_older_incarnation(store: MemoryStore) -> None:  # P3
     shard = process(store, keep=1)
     saved_after_each(shard, 0)
     create = store.create

@@ -1,4 +1,4 @@
-"""The lives of a shard in one process: the first one restores, a return to a round begins another (P3, P12)."""
+"""The incarnations of a shard in one process: the first one restores, a return to a round begins another (P3, P12)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def at_round(shard: ShardProcess, round_: int) -> list[object]:
     return seen
 
 
-# --- the first life ---
+# --- the first incarnation ---
 
 
 def test_each_process_has_an_incarnation_of_its_own_before_it_serves(store: MemoryStore) -> None:  # P3
@@ -67,14 +67,16 @@ def test_a_shard_can_return_where_it_began_and_to_every_round_it_has_saved(store
     assert shard.lifecycle.returnable() == [0]
     at_round(shard, 3)
     assert shard.lifecycle.returnable() == [0, 1, 2, 3]
-    assert process(store).lifecycle.returnable() == [0, 1, 2, 3], "whichever life saved them"
+    assert process(store).lifecycle.returnable() == [0, 1, 2, 3], "whichever incarnation saved them"
 
 
 # --- a return ---
 
 
 @pytest.mark.parametrize("round_", [0, 1, 2, 3])
-def test_a_return_begins_a_new_life_with_the_bits_that_the_round_began_with(store: MemoryStore, round_: int) -> None:
+def test_a_return_begins_a_new_incarnation_with_the_bits_that_the_round_began_with(
+    store: MemoryStore, round_: int
+) -> None:
     shard = process(store)
     seen = at_round(shard, 3)
     shard.push(6)
@@ -84,13 +86,13 @@ def test_a_return_begins_a_new_life_with_the_bits_that_the_round_began_with(stor
     assert process(store).lifecycle.first_incarnation == 3, "another process"
     assert bits_of(shard.shard) == seen[round_]
     assert shard.host.restored == f"returned to round {round_}"
-    assert shard.host.changed.is_set(), "the new life is announced at once"
+    assert shard.host.changed.is_set(), "the new incarnation is announced at once"
     shard.push(*range(2 * round_, 6))
     shard.reach(3)
     assert bits_of(shard.shard) == seen[3], "and it goes the same way again"
 
 
-def test_after_a_return_the_earlier_life_s_pushes_and_pulls_are_refused(store: MemoryStore) -> None:  # P3, P11
+def test_after_a_return_the_earlier_incarnation_s_pushes_and_pulls_are_refused(store: MemoryStore) -> None:  # P3, P11
     shard = process(store)
     at_round(shard, 1)
     earlier = shard.shard

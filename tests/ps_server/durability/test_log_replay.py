@@ -25,7 +25,7 @@ PAGE_BYTES = 4096
 
 
 def written(folder: Path, *segments: tuple[int, ...], incarnation: int = 1, first: int = 0, elements: int = 3) -> None:
-    """Write one life's log: the steps of each of its segments."""
+    """Write one incarnation's log: the steps of each of its segments."""
     log = opened(folder, incarnation, first)
     for number, steps in enumerate(segments):
         if number:
@@ -79,7 +79,7 @@ def test_other_files_are_not_looked_at(tmp_path):
     assert (steps, end.reason) == ([0], "end")
 
 
-# --- lives ---
+# --- incarnations ---
 
 
 def test_a_successor_takes_over_where_its_replay_ended(tmp_path):  # P3
@@ -96,14 +96,14 @@ def test_a_successor_takes_over_where_its_replay_ended(tmp_path):  # P3
         log.close()
 
 
-def test_the_newest_life_ends_every_older_one(tmp_path):  # P3
+def test_the_newest_incarnation_ends_every_older_one(tmp_path):  # P3
     written(tmp_path, (0, 1, 2, 3))
     written(tmp_path, (14, 15), incarnation=2, first=4)
     written(tmp_path, (21, 22), incarnation=3, first=1)  # it had to begin further back: damage at record 1
     assert read(tmp_path)[0] == [0, 21, 22]
 
 
-def test_a_life_that_wrote_nothing_changes_nothing(tmp_path):
+def test_an_incarnation_that_wrote_nothing_changes_nothing(tmp_path):
     written(tmp_path, (0, 1))
     written(tmp_path, (), incarnation=2, first=2)
     (tmp_path / segment_name(3, 1, 2)).touch()  # it died before its header was written

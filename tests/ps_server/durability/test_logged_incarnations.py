@@ -135,7 +135,7 @@ def test_an_older_checkpoint_and_the_log_give_what_a_damaged_one_had(start: Star
     assert bits_of(second.shard) == bits_of(undisturbed("async", 0, 1, 2, 3).shard)
 
 
-def test_the_log_goes_on_over_any_number_of_lives(start: Start) -> None:
+def test_the_log_goes_on_over_any_number_of_incarnations(start: Start) -> None:
     for step in range(4):
         shard = start()
         assert list(shard.shard.updates.applied.intervals()) == ([(0, step)] if step else [])
@@ -221,7 +221,7 @@ def test_a_return_goes_on_in_the_same_log(start: Start) -> None:  # P12, P18
     second = start("sync:2")
     assert second.shard.identity.incarnation == 3
     held = second.shard.updates.held
-    assert 3 in held, "what the new life has acknowledged"
+    assert 3 in held, "what the new incarnation has acknowledged"
     second.push(*[step for step in (2, 3) if step not in held])
     second.reach(2)
     other = undisturbed("sync:2", 0, 1, 2, 3)

@@ -1,4 +1,4 @@
-"""What a shard's new life begins from: its newest good checkpoint, the plan's drained one, or the first values."""
+"""What a new incarnation begins from: the shard's newest good checkpoint, the plan's drained one, or first values."""
 
 from __future__ import annotations
 
@@ -58,12 +58,12 @@ def damage(store: MemoryStore, id_: CheckpointId, part: str) -> None:
     store.contents[name] = bytes(content)
 
 
-def test_without_checkpoints_a_life_begins_at_the_first_values(store: MemoryStore) -> None:
+def test_without_checkpoints_an_incarnation_begins_at_the_first_values(store: MemoryStore) -> None:
     restored = restorer(store).newest()
     assert (restored.state, restored.known, restored.text) == (None, [], "initial values")
 
 
-def test_the_newest_life_s_newest_checkpoint_is_restored(store: MemoryStore) -> None:
+def test_the_newest_incarnation_s_newest_checkpoint_is_restored(store: MemoryStore) -> None:
     for incarnation, number, steps in ((1, 9, 8), (2, 1, 5), (2, 2, 6)):
         written(store, incarnation, number, steps)
     restored = restorer(store).newest()

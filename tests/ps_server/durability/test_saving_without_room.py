@@ -118,14 +118,14 @@ class FullFile:
 
 @pytest.fixture
 def logged(tmp_path: Path) -> Iterator[list[ShardProcess]]:
-    """Return the lives of a shard with a log, which saves nothing by itself; they are closed in the end."""
-    lives: list[ShardProcess] = []
-    yield lives
-    for life in lives:
-        life.close()
+    """Return the incarnations of a shard with a log, which saves nothing by itself; they are closed in the end."""
+    incarnations: list[ShardProcess] = []
+    yield incarnations
+    for incarnation in incarnations:
+        incarnation.close()
 
 
-def next_life(logged: list[ShardProcess], folder: Path, consistency: str = "async") -> ShardProcess:
+def next_incarnation(logged: list[ShardProcess], folder: Path, consistency: str = "async") -> ShardProcess:
     options = {"every_steps": 0, "every_s": 3600.0, "durability": "log", "log_fsync": False}
     logged.append(process(open_store(str(folder)), consistency=consistency, **options))
     return logged[-1]
@@ -141,7 +141,7 @@ def log_error(shard: ShardProcess) -> str:
 def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, P21
     tmp_path: Path, logged: list[ShardProcess], consistency: str
 ) -> None:
-    shard = next_life(logged, tmp_path, consistency)
+    shard = next_incarnation(logged, tmp_path, consistency)
     shard.push(0)
     assert shard.log.current is not None
     assert shard.log.current._file is not None
@@ -155,13 +155,13 @@ def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, 
         pushed_at(shard, step, now_s)
     assert log_error(shard) == ""
     shard.push(4)
-    again = next_life(logged, tmp_path, consistency)
+    again = next_incarnation(logged, tmp_path, consistency)
     assert again.shard.updates.held.stop() == 5
     assert bits_of(again.shard) == bits_of(shard.shard)
 
 
 def test_a_log_that_fills_the_disk_gives_way_to_a_checkpoint(tmp_path: Path, logged: list[ShardProcess]) -> None:  # P21
-    shard = next_life(logged, tmp_path)
+    shard = next_incarnation(logged, tmp_path)
     shard.push(0, 1)
     assert shard.log.current is not None
     segments = [path.name for path in tmp_path.glob("log/**/*.log")]
@@ -182,4 +182,4 @@ def test_a_log_that_fills_the_disk_gives_way_to_a_checkpoint(tmp_path: Path, log
         pushed_at(shard, step, now_s)
     assert (shard.checkpointer.record.failed, shard.checkpointer.record.stored, log_error(shard)) == (2, 1, "")
     shard.push(6)
-    assert bits_of(next_life(logged, tmp_path).shard) == bits_of(shard.shard)
+    assert bits_of(next_incarnation(logged, tmp_path).shard) == bits_of(shard.shard)

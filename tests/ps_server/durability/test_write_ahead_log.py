@@ -1,4 +1,4 @@
-"""The push log of one life: positions, segments, what is deleted, and that a bad disk never stops training."""
+"""The push log of one incarnation: positions, segments, what is deleted, and that a bad disk never stops training."""
 
 import errno
 import os
@@ -15,7 +15,7 @@ from support.log_cases import DEADLINE_S, IDENTITY, Disk, append, files, opened,
 RECORD_BYTES = HEAD_BYTES + 12  # of the gradients of 3 elements
 
 
-def test_positions_rise_by_one_from_where_the_last_life_ended(tmp_path):
+def test_positions_rise_by_one_from_where_the_last_incarnation_ended(tmp_path):
     log = opened(tmp_path, incarnation=4, first_position=17)
     assert append(log, 5, 3) == [17, 18]
     log.roll()
@@ -91,7 +91,7 @@ def test_a_segment_is_deleted_as_a_whole_or_not(tmp_path):
     log.close()
 
 
-def test_a_life_that_was_followed_deletes_nothing(tmp_path):  # P3
+def test_an_incarnation_that_was_followed_deletes_nothing(tmp_path):  # P3
     zombie = opened(tmp_path, incarnation=1)
     append(zombie, 0)
     zombie.roll()
@@ -99,7 +99,7 @@ def test_a_life_that_was_followed_deletes_nothing(tmp_path):  # P3
     before = files(tmp_path)
     zombie.delete_below(9)
     assert files(tmp_path) == before
-    successor.delete_below(9)  # it may delete what older lives left
+    successor.delete_below(9)  # it may delete what older incarnations left
     assert files(tmp_path) == before[-1:]
     for log in (zombie, successor):
         log.close()

@@ -35,24 +35,24 @@ def test_what_is_lent_comes_back_after_an_error() -> None:
 
 def test_rooms_that_are_kept_go_when_another_needs_the_memory() -> None:
     memory = PushMemory(BUDGET_BYTES)
-    rooms = ReceiveBuffers(memory)
-    with rooms.take(4 * QUEUE_GRAIN_BYTES), rooms.take(2 * QUEUE_GRAIN_BYTES):
+    buffers = ReceiveBuffers(memory)
+    with buffers.take(4 * QUEUE_GRAIN_BYTES), buffers.take(2 * QUEUE_GRAIN_BYTES):
         pass
-    assert (memory.held_bytes, rooms.kept_bytes) == (0, 6 * QUEUE_GRAIN_BYTES)
+    assert (memory.held_bytes, buffers.kept_bytes) == (0, 6 * QUEUE_GRAIN_BYTES)
     memory.take("elsewhere", 4 * QUEUE_GRAIN_BYTES)
-    assert rooms.kept_bytes == 4 * QUEUE_GRAIN_BYTES, "the one used longest ago went"
+    assert buffers.kept_bytes == 4 * QUEUE_GRAIN_BYTES, "the one used longest ago went"
     memory.take("", 4 * QUEUE_GRAIN_BYTES)
-    assert rooms.kept_bytes == 0
+    assert buffers.kept_bytes == 0
 
 
 def test_a_kept_room_that_is_too_large_for_what_is_left_is_not_in_the_way() -> None:
     memory = PushMemory(BUDGET_BYTES)
-    rooms = ReceiveBuffers(memory)
-    with rooms.take(4 * QUEUE_GRAIN_BYTES):
+    buffers = ReceiveBuffers(memory)
+    with buffers.take(4 * QUEUE_GRAIN_BYTES):
         pass
     memory.take("elsewhere", 4 * QUEUE_GRAIN_BYTES)
     memory.take("elsewhere", 2 * QUEUE_GRAIN_BYTES)
-    with rooms.take(2 * QUEUE_GRAIN_BYTES):
+    with buffers.take(2 * QUEUE_GRAIN_BYTES):
         assert memory.held_bytes == BUDGET_BYTES
 
 
@@ -62,14 +62,14 @@ STEPS = st.tuples(st.sampled_from(["room", "slot", "payload", "lent", "end"]), s
 @given(st.lists(STEPS, max_size=40))
 def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, int]]) -> None:  # P19
     memory = PushMemory(BUDGET_BYTES, clock=lambda: 0.0)
-    rooms, slots = ReceiveBuffers(memory), Slots(memory)
+    buffers, slots = ReceiveBuffers(memory), Slots(memory)
     begun = []
     for what, size in actions:
         try:
             if what == "room":
-                begun.append(rooms.take(size))
+                begun.append(buffers.take(size))
             elif what == "payload":
-                begun.append(rooms.lent(memoryview(bytes(size)), "w"))
+                begun.append(buffers.lent(memoryview(bytes(size)), "w"))
                 begun[-1].__enter__()
             elif what == "slot":
                 begun.append(slots.take(size, "w"))
@@ -83,11 +83,11 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
             if what in ("slot", "payload", "lent"):
                 begun.pop()
         assert memory.held_bytes <= BUDGET_BYTES
-        assert rooms.held_bytes + slots.held_bytes <= memory.held_bytes
-        assert memory.held_bytes + rooms.kept_bytes <= BUDGET_BYTES
+        assert buffers.held_bytes + slots.held_bytes <= memory.held_bytes
+        assert memory.held_bytes + buffers.kept_bytes <= BUDGET_BYTES
     for context in begun:
         context.__exit__(None, None, None)
-    assert (memory.held_bytes, rooms.held_bytes, slots.held_bytes) == (0, 0, 0)
+    assert (memory.held_bytes, buffers.held_bytes, slots.held_bytes) == (0, 0, 0)
 
 
 @pytest.mark.parametrize(

@@ -34,101 +34,101 @@ def test_a_push_without_content_has_room_too():
 
 
 def test_a_room_is_used_again():
-    rooms = ReceiveBuffers(PushMemory(8 * MIB))
-    with rooms.take(MIB) as first:
+    buffers = ReceiveBuffers(PushMemory(8 * MIB))
+    with buffers.take(MIB) as first:
         before = address_of(first)
         first[0] = 42
-    with rooms.take(MIB - 5) as second:
+    with buffers.take(MIB - 5) as second:
         assert (address_of(second), second[0]) == (before, 42)
 
 
 def test_the_room_used_last_is_used_first():
-    rooms = ReceiveBuffers(PushMemory(8 * MIB))
-    with rooms.take(MIB) as view, rooms.take(MIB):  # the second comes back before the first
+    buffers = ReceiveBuffers(PushMemory(8 * MIB))
+    with buffers.take(MIB) as view, buffers.take(MIB):  # the second comes back before the first
         last = address_of(view)
-    with rooms.take(MIB) as view:
+    with buffers.take(MIB) as view:
         assert address_of(view) == last
 
 
 def test_a_small_push_does_not_waste_a_large_room():
-    rooms = ReceiveBuffers(PushMemory(8 * MIB))
-    with rooms.take(4 * MIB):
+    buffers = ReceiveBuffers(PushMemory(8 * MIB))
+    with buffers.take(4 * MIB):
         pass
-    with rooms.take(MIB):
-        assert rooms.held_bytes == MIB
+    with buffers.take(MIB):
+        assert buffers.held_bytes == MIB
 
 
 def test_pushes_beyond_the_budget_are_turned_away_and_reserve_nothing():  # P19
     memory = PushMemory(3 * MIB)
-    rooms = ReceiveBuffers(memory)
-    with rooms.take(2 * MIB):
+    buffers = ReceiveBuffers(memory)
+    with buffers.take(2 * MIB):
         with pytest.raises(QueueFull, match=r"hold 2097152 bytes; another 2097152 would pass 3145728"):
-            rooms.take(2 * MIB)
-        with rooms.take(MIB):
-            assert rooms.held_bytes == 3 * MIB
-    assert (rooms.held_bytes, memory.held_bytes_max) == (0, 3 * MIB)
+            buffers.take(2 * MIB)
+        with buffers.take(MIB):
+            assert buffers.held_bytes == 3 * MIB
+    assert (buffers.held_bytes, memory.held_bytes_max) == (0, 3 * MIB)
 
 
 def test_a_push_alone_is_admitted_however_large():  # P19
-    rooms = ReceiveBuffers(PushMemory(MIB))
-    with rooms.take(5 * MIB) as view:
+    buffers = ReceiveBuffers(PushMemory(MIB))
+    with buffers.take(5 * MIB) as view:
         assert view.nbytes == 5 * MIB
         with pytest.raises(QueueFull):
-            rooms.take(1)
-    assert rooms.kept_bytes == 0  # it would hold more than the budget
+            buffers.take(1)
+    assert buffers.kept_bytes == 0  # it would hold more than the budget
 
 
 def test_a_machine_without_memory_is_a_full_queue():
-    rooms = ReceiveBuffers(PushMemory(1 << 62))
+    buffers = ReceiveBuffers(PushMemory(1 << 62))
     with pytest.raises(QueueFull, match="no memory for a push of 4611686018427387904 bytes"):
-        rooms.take(1 << 62)
-    assert rooms.held_bytes == 0
+        buffers.take(1 << 62)
+    assert buffers.held_bytes == 0
 
 
 def test_a_room_comes_back_after_an_error():
-    rooms = ReceiveBuffers(PushMemory(MIB))
-    with pytest.raises(ZeroDivisionError), rooms.take(MIB):
+    buffers = ReceiveBuffers(PushMemory(MIB))
+    with pytest.raises(ZeroDivisionError), buffers.take(MIB):
         raise ZeroDivisionError
-    assert rooms.held_bytes == 0
+    assert buffers.held_bytes == 0
 
 
 @given(st.lists(st.one_of(st.integers(0, 5 * MIB), st.just("leave")), max_size=30))
 def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
-    rooms, budget = ReceiveBuffers(PushMemory(4 * MIB)), 4 * MIB
+    buffers, budget = ReceiveBuffers(PushMemory(4 * MIB)), 4 * MIB
     lent: list[tuple[Callable[..., None], int]] = []
     for action in actions:
         if action == "leave":
             if lent:
                 lent.pop(0)[0](None, None, None)
-            assert rooms.held_bytes + rooms.kept_bytes <= max(budget, rooms.held_bytes)
+            assert buffers.held_bytes + buffers.kept_bytes <= max(budget, buffers.held_bytes)
             continue
         try:
-            room = rooms.take(action)
+            room = buffers.take(action)
         except QueueFull:
             assert lent
             continue
         with_size = room.__enter__().nbytes
         assert with_size == action
         lent.append((room.__exit__, action))
-        assert len(lent) == 1 or rooms.held_bytes <= budget
-        assert sum(size for _, size in lent) <= rooms.held_bytes <= 2 * sum(s + QUEUE_GRAIN_BYTES for _, s in lent)
-        assert rooms.held_bytes + rooms.kept_bytes <= max(budget, rooms.held_bytes)
+        assert len(lent) == 1 or buffers.held_bytes <= budget
+        assert sum(size for _, size in lent) <= buffers.held_bytes <= 2 * sum(s + QUEUE_GRAIN_BYTES for _, s in lent)
+        assert buffers.held_bytes + buffers.kept_bytes <= max(budget, buffers.held_bytes)
 
 
 def test_a_peer_that_holds_rooms_it_does_not_use_leaves_some_to_others() -> None:
     now_s = [0.0]
     memory = PushMemory(16 * QUEUE_GRAIN_BYTES, clock=lambda: now_s[0])
-    rooms = ReceiveBuffers(memory)
-    with rooms.take(1, "worker/other"):
+    buffers = ReceiveBuffers(memory)
+    with buffers.take(1, "worker/other"):
         pass
-    held = [rooms.take(1, "worker/hog") for _ in range(12)]
+    held = [buffers.take(1, "worker/hog") for _ in range(12)]
     with pytest.raises(QueueFull, match="another 65536 would pass the share of one peer in 1048576"):
-        rooms.take(1, "worker/hog")
-    with rooms.take(1, "worker/other"):
+        buffers.take(1, "worker/hog")
+    with buffers.take(1, "worker/other"):
         assert memory.shares.of("worker/hog") == 12 * QUEUE_GRAIN_BYTES
     now_s[0] = ALONE_S
-    held.append(rooms.take(1, "worker/hog"))  # nobody else has asked for long
+    held.append(buffers.take(1, "worker/hog"))  # nobody else has asked for long
     for room in held:
         with room:
             pass
-    assert (rooms.held_bytes, memory.shares.of("worker/hog"), memory.shares.refused) == (0, 0, 1)
+    assert (buffers.held_bytes, memory.shares.of("worker/hog"), memory.shares.refused) == (0, 0, 1)

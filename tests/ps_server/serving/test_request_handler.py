@@ -128,14 +128,16 @@ def test_a_shard_that_stops_refuses_all_at_once() -> None:
     ("changed", "error"),
     [({"run_id": "run-2"}, WrongRun), ({"plan_version": 6}, StalePlan), ({"incarnation": 2}, StaleIncarnation)],
 )
-def test_a_greeting_of_another_life_is_refused(changed: dict[str, object], error: type[Exception]) -> None:  # P2, P3
+def test_a_greeting_of_another_incarnation_is_refused(
+    changed: dict[str, object], error: type[Exception]
+) -> None:  # P2, P3
     it = Doubles()
     it.plane.check(it.shard.identity)
     with pytest.raises(error):
         it.plane.check(dataclasses.replace(it.shard.identity, **changed))  # type: ignore[arg-type]
 
 
-def test_the_longest_push_is_the_whole_vector_as_float32_of_the_life_that_is_served() -> None:
+def test_the_longest_push_is_the_whole_vector_as_float32_of_the_incarnation_that_is_served() -> None:
     it = Doubles()
     assert it.plane.push_bytes_max == 16
     it.host.shard = shard_of(plan_of(variables_of(Variable("w", (9,)))), incarnation=2)

@@ -50,7 +50,7 @@ def test_hello_says_who_it_is():
     assert stream.header_bytes_max == 4096, "it may be a stranger"
 
 
-def test_hello_to_another_life_is_refused():  # P3
+def test_hello_to_another_incarnation_is_refused():  # P3
     another = Target(TARGET.run_id, TARGET.job_digest, 1, 0, TARGET.incarnation + 1)
     with pytest.raises(StaleIncarnation):
         greeted(Said(hello(another)), FakePlane(2), deadline_s=7.0)

@@ -132,7 +132,7 @@ def test_a_return_gives_the_new_incarnation(it: Commanded) -> None:  # P3, P12
         ({"incarnation": 0}, StaleIncarnation, "the command names incarnation 0"),
     ],
 )
-def test_a_command_that_is_not_for_this_life_or_from_an_old_coordinator_changes_nothing(
+def test_a_command_that_is_not_for_this_incarnation_or_from_an_old_coordinator_changes_nothing(
     it: Commanded, command: str, changed: dict[str, Any], error: type[ParashardError], told: str
 ) -> None:  # P2, P3
     before, stored = bits_of(it.process.shard), dict(it.store.contents)
@@ -142,7 +142,7 @@ def test_a_command_that_is_not_for_this_life_or_from_an_old_coordinator_changes_
     assert it.store.contents == stored
 
 
-def test_an_earlier_life_s_command_that_comes_late_is_refused_after_a_return(it: Commanded) -> None:  # P3
+def test_an_earlier_incarnation_s_command_that_comes_late_is_refused_after_a_return(it: Commanded) -> None:  # P3
     it.roll_back(0)
     with pytest.raises(StaleIncarnation):
         it.roll_back(0)

@@ -126,15 +126,15 @@ class TestHello:
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
         assert shard.memory.held_bytes_max == 0
 
-    def test_a_life_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
+    def test_an_incarnation_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
         shard.shared = False
         with pytest.raises(QueueFull, match="no shared memory"):
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
 
-    def test_a_connection_does_not_keep_the_memory_of_a_life_that_is_over(self, shard, stream) -> None:
+    def test_a_connection_does_not_keep_the_memory_of_an_incarnation_that_is_over(self, shard, stream) -> None:
         before = mapped_bytes("parashard-weights")
         shard.plane.memory = SharedWeights(OFFSETS)
-        assert mapped_bytes("parashard-weights") == before, "one life came, one went"
+        assert mapped_bytes("parashard-weights") == before, "one incarnation came, one went"
 
     def test_anything_else_is_no_beginning(self, dial) -> None:
         stream = dial()

@@ -97,7 +97,7 @@ class TestLies:
 
 
 class TestPeersThatStop:
-    """Hold a thread and a room until their deadline, and no longer."""
+    """Hold a thread and a buffer until their deadline, and no longer."""
 
     @pytest.fixture(autouse=True)
     def impatient(self, monkeypatch) -> None:
@@ -111,7 +111,7 @@ class TestPeersThatStop:
         stream._connection.sendall(content[:cut])
         with pytest.raises(Unreachable, match="closed"):
             stream.receive(deadline_s=soon())
-        assert (served.rooms.held_bytes, served.plane.pushes) == (0, [])
+        assert (served.buffers.held_bytes, served.plane.pushes) == (0, [])
 
     def test_reading(self):
         elements = 4 << 20

@@ -54,7 +54,7 @@ class TestPushAndPull:
         [push] = served.plane.pushes
         assert (push.step, push.payload.nbytes) == (3, 4 * ELEMENTS)
         assert push.slices == (Slice(Partition("w", 0, ELEMENTS), 1),)
-        assert served.rooms.held_bytes == 0
+        assert served.buffers.held_bytes == 0
 
     def test_a_part_of_the_weights(self, served):
         served.push(push_of(ramp()))
@@ -95,7 +95,7 @@ class TestPushAndPull:
         with ThreadPoolExecutor(4) as pool:
             versions = [r.version for r in pool.map(lambda _: served.push(push_of(ramp())), range(40))]
         assert len(versions) == 40
-        assert served.rooms.held_bytes == 0
+        assert served.buffers.held_bytes == 0
 
 
 ERRORS = [StaleRound("round 3 is over"), NonFiniteGradient("step 3"), QueueFull("busy"), NotReady("stopping")]
@@ -135,7 +135,7 @@ class TestErrorsOfTheShard:
         self.goes_on(served)
 
     def test_a_push_that_finds_no_room_is_skipped(self):  # P19
-        with shard(ELEMENTS, budget_bytes=1) as served, served.rooms.take(1):
+        with shard(ELEMENTS, budget_bytes=1) as served, served.buffers.take(1):
             with pytest.raises(QueueFull, match="another 65536 would pass 1"):
                 served.push(push_of(ramp()))
             assert served.plane.pushes == []
@@ -146,12 +146,12 @@ class TestErrorsOfTheShard:
         with pytest.raises(PeerFailed, match="ZeroDivisionError"):
             served.push(push_of(ramp()))
         served.plane.before_push = lambda: None
-        assert served.rooms.held_bytes == 0
+        assert served.buffers.held_bytes == 0
 
     @staticmethod
     def goes_on(served: Served) -> None:
         """Push and pull on the connection that there is: no other can be made."""
-        assert served.rooms.held_bytes == 0
+        assert served.buffers.held_bytes == 0
         served.transport._connections._limit = 1
         (connection,) = served.transport._connections._free
         served.push(push_of(ramp()))
@@ -160,9 +160,9 @@ class TestErrorsOfTheShard:
 
 
 class TestHello:
-    """Nothing is said before it, and it names the life that is meant."""
+    """Nothing is said before it, and it names the incarnation that is meant."""
 
-    def test_to_another_life_is_refused(self, served):  # P3
+    def test_to_another_incarnation_is_refused(self, served):  # P3
         stream = served.connect()
         with pytest.raises(StaleIncarnation, match="names incarnation 8; this is 7"):
             greet(stream, Greeting(Target("run", "digest", 1, 0, 8), "w"), deadline_s=soon())

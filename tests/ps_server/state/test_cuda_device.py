@@ -1,4 +1,4 @@
-"""CudaDevice: what it asks of CuPy, in which order. What CuPy makes of it takes a card: see test_cuda_kernels.py."""
+"""CudaDevice: what it asks of CuPy, in which order. What CuPy makes of it takes a GPU: see test_cuda_kernels.py."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from parashard.errors import ConfigurationError
-from parashard_server.state.cuda_device import CudaDevice, open_card
+from parashard_server.state.cuda_device import CudaDevice, open_device
 
 
 class Recorded:
@@ -23,7 +23,7 @@ class Recorded:
         self.room_elements = 100
         runtime = SimpleNamespace(
             getDeviceCount=lambda: 2,
-            getDeviceProperties=lambda index: {"name": b"Recorded Card"},
+            getDeviceProperties=lambda index: {"name": b"Recorded GPU"},
             hostRegister=self._register,
             hostUnregister=lambda address: self.asked.append("unregister"),
             CUDARuntimeError=OSError,
@@ -51,7 +51,7 @@ class Recorded:
 
 
 class Vector:
-    """On the card."""
+    """On the GPU."""
 
     def __init__(self, values: np.ndarray, asked: list[str]) -> None:
         self.values, self._asked = values, asked
@@ -72,40 +72,40 @@ def cupy(monkeypatch: pytest.MonkeyPatch) -> Recorded:
     return cupy
 
 
-def test_a_shard_takes_the_card_that_it_is_told_or_one_in_turn(cupy: Recorded) -> None:
-    assert [card.name for card in (open_card("cuda:0", 1), open_card("cuda", 3)) if card] == [
-        "cuda:0 Recorded Card",
-        "cuda:1 Recorded Card",
+def test_a_shard_takes_the_gpu_that_it_is_told_or_one_in_turn(cupy: Recorded) -> None:
+    assert [device.name for device in (open_device("cuda:0", 1), open_device("cuda", 3)) if device] == [
+        "cuda:0 Recorded GPU",
+        "cuda:1 Recorded GPU",
     ]
-    assert open_card("cpu", 0) is None
+    assert open_device("cpu", 0) is None
     with pytest.raises(ConfigurationError, match="'auto' is unknown; allowed: cpu, cuda, cuda:N"):
-        open_card("auto", 0)
+        open_device("auto", 0)
 
 
-def test_a_card_that_is_too_small_is_told(cupy: Recorded) -> None:
-    with pytest.raises(ConfigurationError, match=r"cuda:1 Recorded Card has no room for 404 bytes of this shard"):
+def test_a_gpu_that_is_too_small_is_told(cupy: Recorded) -> None:
+    with pytest.raises(ConfigurationError, match=r"cuda:1 Recorded GPU has no room for 404 bytes of this shard"):
         CudaDevice(1).full(101, 0.0)
 
 
 def test_copies_go_by_the_shards_stream_and_are_done_when_they_return(cupy: Recorded) -> None:
-    card = CudaDevice(1)
-    vector = card.full(3, 0.0)
+    device = CudaDevice(1)
+    vector = device.full(3, 0.0)
     cupy.asked.clear()
-    card.copy_in(vector, np.arange(3, dtype=np.float32))
+    device.copy_in(vector, np.arange(3, dtype=np.float32))
     host = np.zeros(3, np.float32)
-    card.copy_out(host, vector)
+    device.copy_out(host, vector)
     used = ["device 1", "stream"]
     assert cupy.asked == [*used, "set", "synchronize", *used, "get", "synchronize"]
     assert host.tolist() == [0.0, 1.0, 2.0]
 
 
 def test_nothing_is_copied_of_nothing(cupy: Recorded) -> None:
-    card = CudaDevice(0)
-    empty, vector = np.empty(0, np.float32), card.full(0, 0.0)
+    device = CudaDevice(0)
+    empty, vector = np.empty(0, np.float32), device.full(0, 0.0)
     cupy.asked.clear()
-    card.copy_in(vector, empty)
-    card.copy_out(empty, vector)
-    card.lock_pages(empty)
+    device.copy_in(vector, empty)
+    device.copy_out(empty, vector)
+    device.lock_pages(empty)
     assert cupy.asked == []
 
 

@@ -1,4 +1,4 @@
-"""The CUDA kernels have the bits of the reference: their sources compiled for this CPU, and, with a card, on it."""
+"""The CUDA kernels have the bits of the reference: their sources compiled for this CPU, and, with a GPU, on it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ SIZES = (0, 1, 1000, 40_000)
 
 
 class Hosted:
-    """CUDA kernels with the host's vectors as arguments: copied to the card, and back after every call."""
+    """CUDA kernels with the host's vectors as arguments: copied to the GPU, and back after every call."""
 
-    def __init__(self, to_card: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
-        self._to_card, self._to_host = to_card, to_host
+    def __init__(self, to_device: Callable[[np.ndarray], Any], to_host: Callable[[Any], np.ndarray]) -> None:
+        self._to_device, self._to_host = to_device, to_host
 
     def __getattr__(self, rule: str) -> Callable[..., None]:
         def update(*vectors: np.ndarray, **settings: Any) -> None:
-            on_card = [self._to_card(vector) for vector in vectors]
-            getattr(cuda, rule)(*on_card, **settings)
-            for vector, moved in zip(vectors, on_card, strict=True):
+            on_device = [self._to_device(vector) for vector in vectors]
+            getattr(cuda, rule)(*on_device, **settings)
+            for vector, moved in zip(vectors, on_device, strict=True):
                 vector[:] = self._to_host(moved)
 
         return update
@@ -69,32 +69,32 @@ def test_ftrl_at_a_vanishing_rate_launches_nothing(on_this_cpu: Hosted) -> None:
     assert_same_bits(run(on_this_cpu, "ftrl", 20, learning_rate=0.0), before)
 
 
-# --- a real card ---
+# --- a real GPU ---
 
 
 @pytest.fixture
-def on_a_card(xp_gpu: Any) -> Hosted:
+def on_a_device(xp_gpu: Any) -> Hosted:
     return Hosted(xp_gpu.asarray, xp_gpu.asnumpy)
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("kind", KERNELS)
-def test_a_card_gives_the_bits_of_the_reference(on_a_card: Hosted, kind: str, size: int) -> None:  # P13
-    assert_same_bits(run(on_a_card, kind, size), run(reference, kind, size))
+def test_a_gpu_gives_the_bits_of_the_reference(on_a_device: Hosted, kind: str, size: int) -> None:  # P13
+    assert_same_bits(run(on_a_device, kind, size), run(reference, kind, size))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("spec", [SGD(learning_rate=0.1), Adam(learning_rate=0.1), LAMB(learning_rate=0.1)])
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_shard_on_a_card_gives_the_bits_of_one_on_the_host(xp_gpu: Any, spec: OptimizerSpec, shared: bool) -> None:
+def test_a_shard_on_a_gpu_gives_the_bits_of_one_on_the_host(xp_gpu: Any, spec: OptimizerSpec, shared: bool) -> None:
     plan = plan_of(variables_of(Variable("bias", (3,)), Variable("weight", (257, 129), Initializer("normal", 1.0))))
-    card = CudaDevice(0)
-    optimizer = Optimizer(spec, card.kernels)
-    warm_up(card, optimizer)
+    device = CudaDevice(0)
+    optimizer = Optimizer(spec, device.kernels)
+    warm_up(device, optimizer)
     offsets = [0, *(placed.stop for placed in plan.layouts[0])]
     memory = weight_memory(offsets, shared=shared)
-    gpu = CudaStorage(plan, 0, optimizer, drawn_from(SEED), card=card, memory=memory)
+    gpu = CudaStorage(plan, 0, optimizer, drawn_from(SEED), device=device, memory=memory)
     host = Storage(plan, 0, Optimizer(spec), drawn_from(SEED))
     for t in range(1, 6):
         gradient = np.random.default_rng(t).normal(size=host.elements).astype(np.float32)

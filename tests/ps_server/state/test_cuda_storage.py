@@ -1,4 +1,4 @@
-"""CudaStorage on a card of NumPy: the bits of Storage on every path, and a mirror that readers can trust."""
+"""CudaStorage on a GPU of NumPy: the bits of Storage on every path, and a mirror that readers can trust."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from parashard_server.state.cuda_storage import CudaStorage, warm_up
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.storage import Storage, drawn_from
 from support.in_process import SEED, plan_of, push, variables_of
-from support.late_card import LateCard
+from support.late_device import LateDevice
 from support.shard_process import ADAM, job_reply
 
 VARIABLES = variables_of(
@@ -44,9 +44,9 @@ def on_host(spec: OptimizerSpec | None = None) -> Storage:
     return Storage(PLAN, 0, Optimizer(spec or Adam(learning_rate=0.1)), drawn_from(SEED))
 
 
-def on_card(card: LateCard, spec: OptimizerSpec | None = None, memory: Any = None) -> CudaStorage:
-    optimizer = Optimizer(spec or Adam(learning_rate=0.1), card.kernels)
-    return CudaStorage(PLAN, 0, optimizer, drawn_from(SEED), card=card, memory=memory)
+def on_device(device: LateDevice, spec: OptimizerSpec | None = None, memory: Any = None) -> CudaStorage:
+    optimizer = Optimizer(spec or Adam(learning_rate=0.1), device.kernels)
+    return CudaStorage(PLAN, 0, optimizer, drawn_from(SEED), device=device, memory=memory)
 
 
 def gradient(t: int) -> Float32s:
@@ -67,7 +67,7 @@ def slots_of(storage: Storage) -> dict[str, bytes]:
 @pytest.mark.parametrize("kind", EVERY)
 def test_pushes_give_the_bits_that_they_give_on_the_host(kind: type[OptimizerSpec]) -> None:
     spec = kind(learning_rate=0.1, **({"initial_accumulator": 0.5} if kind is Adagrad else {}))
-    host, gpu = on_host(spec), on_card(LateCard(), spec)
+    host, gpu = on_host(spec), on_device(LateDevice(), spec)
     assert read(gpu) == read(host)
     for t in range(1, 5):
         for storage in (host, gpu):
@@ -87,7 +87,7 @@ EVENTS = st.one_of(
 
 @given(st.lists(EVENTS, max_size=16))
 def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Sequence[Any]) -> None:
-    storages: list[Storage] = [on_host(), on_card(LateCard())]
+    storages: list[Storage] = [on_host(), on_device(LateDevice())]
     pushed, snapshots = 0, []
     for event, *more in events:
         if event == "push":
@@ -111,7 +111,7 @@ def test_no_order_of_pushes_pulls_and_snapshots_tells_it_from_a_host(events: Seq
 
 
 def test_it_goes_on_from_a_checkpoint() -> None:
-    before = on_card(LateCard())
+    before = on_device(LateDevice())
     before.apply(gradient(1), t=1)
     snapshot = before.snapshot()
     while snapshot.save_next():
@@ -121,9 +121,9 @@ def test_it_goes_on_from_a_checkpoint() -> None:
     after = CudaStorage(
         PLAN,
         0,
-        Optimizer(Adam(learning_rate=0.1), (card := LateCard()).kernels),
+        Optimizer(Adam(learning_rate=0.1), (device := LateDevice()).kernels),
         lambda variable, start, stop: values[Partition(variable.name, start, stop)],
-        card=card,
+        device=device,
     )
     after.restore_slots({name: {p: slot[run] for p, run in places.items()} for name, slot in snapshot.slots.items()})
     after.begin_at(1)
@@ -134,9 +134,9 @@ def test_it_goes_on_from_a_checkpoint() -> None:
 
 
 def test_a_shard_without_partitions_has_nothing_to_move() -> None:
-    card = LateCard()
+    device = LateDevice()
     plan = plan_of(variables_of(Variable("a", (1,))), shards=2)
-    storage = CudaStorage(plan, 1, Optimizer(SGD(learning_rate=1.0), card.kernels), drawn_from(SEED), card=card)
+    storage = CudaStorage(plan, 1, Optimizer(SGD(learning_rate=1.0), device.kernels), drawn_from(SEED), device=device)
     storage.apply(np.empty(0, np.float32), t=1)
     assert storage.moved(0, 0, None) == ()
 
@@ -144,19 +144,19 @@ def test_a_shard_without_partitions_has_nothing_to_move() -> None:
 # --- pushes ---
 
 
-def test_a_push_is_acknowledged_when_the_card_has_moved_the_weights() -> None:  # P14
-    card = LateCard()
-    storage = on_card(card)
+def test_a_push_is_acknowledged_when_the_gpu_has_moved_the_weights() -> None:  # P14
+    device = LateDevice()
+    storage = on_device(device)
     storage.apply(gradient(1), t=1)
-    assert not card.asked
+    assert not device.asked
 
 
 def test_a_kernel_that_fails_late_fails_its_push() -> None:  # P14
-    card = LateCard()
-    storage = on_card(card)
+    device = LateDevice()
+    storage = on_device(device)
 
     def broken(*vectors: Any, **settings: Any) -> None:
-        card.asked.append(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
+        device.asked.append(lambda: 1 // 0)  # type: ignore[arg-type,return-value]
 
     storage._optimizer._kernel = broken
     with pytest.raises(ZeroDivisionError):
@@ -164,44 +164,44 @@ def test_a_kernel_that_fails_late_fails_its_push() -> None:  # P14
 
 
 def test_a_gradient_goes_by_page_locked_memory_and_is_only_read() -> None:
-    card = LateCard()
-    storage = on_card(card)
-    card.copied_in.clear()
+    device = LateDevice()
+    storage = on_device(device)
+    device.copied_in.clear()
     pushed = gradient(1)
     pushed.flags.writeable = False
     storage.apply(pushed, t=1)
-    assert len(card.copied_in) == len(card.staged) == 1
-    assert card.copied_in[0] is card.staged[0]
-    assert card.staged[0].tobytes() == pushed.tobytes()
+    assert len(device.copied_in) == len(device.staged) == 1
+    assert device.copied_in[0] is device.staged[0]
+    assert device.staged[0].tobytes() == pushed.tobytes()
 
 
 def test_a_gradient_that_had_to_be_laid_out_is_there_already() -> None:
-    card = LateCard()
-    storage = on_card(card, SGD(learning_rate=-1.0))
+    device = LateDevice()
+    storage = on_device(device, SGD(learning_rate=-1.0))
     before = storage.weights.copy()
     laid = storage.decode_gradient(
         (Slice(Partition("bias", 0, 3), 1, DType.FLOAT16),), memoryview(np.ones(3, "<f2")).cast("B")
     )
-    assert laid is card.staged[0]
+    assert laid is device.staged[0]
     storage.apply(laid, t=1)
     read(storage)
     assert (storage.weights - before).sum() == pytest.approx(3.0, abs=1e-5)
 
 
 def test_weights_are_read_by_page_locked_memory() -> None:
-    card = LateCard()
-    storage = on_card(card)
-    assert card.locked[0] is storage.weights
+    device = LateDevice()
+    storage = on_device(device)
+    assert device.locked[0] is storage.weights
 
 
 def test_a_kernel_is_compiled_before_the_first_push() -> None:
-    card, called = LateCard(), []
-    optimizer = Optimizer(Adam(), card.kernels)
+    device, called = LateDevice(), []
+    optimizer = Optimizer(Adam(), device.kernels)
     kernel = optimizer._kernel
     optimizer._kernel = lambda *vectors, **settings: called.append(kernel(*vectors, **settings))
-    warm_up(card, optimizer)
+    warm_up(device, optimizer)
     assert called == [None]
-    assert not card.asked
+    assert not device.asked
 
 
 @pytest.mark.parametrize(
@@ -214,34 +214,34 @@ def test_a_kernel_is_compiled_before_the_first_push() -> None:
 )
 def test_slices_are_checked_as_on_the_host(slices: tuple[Slice, ...], error: type[Exception]) -> None:
     with pytest.raises(error):
-        on_card(LateCard()).check_slices(slices)
+        on_device(LateDevice()).check_slices(slices)
 
 
 # --- the mirror ---
 
 
 def test_weights_come_to_the_host_when_they_are_asked_for_and_once() -> None:
-    card = LateCard()
-    storage = on_card(card)
+    device = LateDevice()
+    storage = on_device(device)
     first = storage.weights.copy()
     for t in (1, 2):
         storage.apply(gradient(t), t=t)
-    assert card.copied_out == []
+    assert device.copied_out == []
     assert storage.weights.tobytes() == first.tobytes()
     read(storage, 0, 4)  # the first partition's first element
-    assert [host.size for host in card.copied_out] == [OFFSETS[1]]
+    assert [host.size for host in device.copied_out] == [OFFSETS[1]]
     read(storage)
-    assert len(card.copied_out) == len(OFFSETS) - 2  # every partition once, but for the frozen one
+    assert len(device.copied_out) == len(OFFSETS) - 2  # every partition once, but for the frozen one
     read(storage)
-    assert len(card.copied_out) == len(OFFSETS) - 2
+    assert len(device.copied_out) == len(OFFSETS) - 2
 
 
 def test_versions_tell_what_is_being_copied() -> None:
-    card = LateCard()
-    storage = on_card(card)
+    device = LateDevice()
+    storage = on_device(device)
     storage.begin_at(4)
     seen: list[tuple[list[int], list[int]]] = []
-    card.while_copying_out = lambda: seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
+    device.while_copying_out = lambda: seen.append((storage.memory.begun.tolist(), storage.memory.done.tolist()))
     storage.apply(gradient(5), t=5)
     storage.apply(gradient(6), t=6)
     assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [4] * (len(OFFSETS) - 1)
@@ -256,8 +256,8 @@ def test_versions_tell_what_is_being_copied() -> None:
 
 @pytest.mark.skipif(not can_share(), reason="this machine cannot share memory")
 def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
-    card, memory = LateCard(), SharedWeights(OFFSETS)
-    storage = on_card(card, memory=memory)
+    device, memory = LateDevice(), SharedWeights(OFFSETS)
+    storage = on_device(device, memory=memory)
     reader = WeightsReader.mapped(memory.read_descriptor, ELEMENTS, len(OFFSETS) - 1)
 
     def by_reader(known: int | None, version: int, *, exact: bool = False) -> tuple[int, bytes]:
@@ -272,7 +272,7 @@ def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
     storage.apply(gradient(2), t=2)
     assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: nobody has asked for version 2
     stops: list[int] = []
-    card.while_copying_out = lambda: stops.append(by_reader(None, 1)[0])
+    device.while_copying_out = lambda: stops.append(by_reader(None, 1)[0])
     read(storage)
     moving = [start for index, start in enumerate(OFFSETS[:-1]) if index != STILL]
     assert stops == [4 * start for start in moving]  # up to the partition that is being copied
@@ -284,9 +284,9 @@ def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
 # --- a whole shard ---
 
 
-def built(card: LateCard, state: ShardState | None = None, **of_job: Any) -> Shard:
+def built(device: LateDevice, state: ShardState | None = None, **of_job: Any) -> Shard:
     reply = job_reply(**{"steps_total": 12, **of_job})
-    return ShardBuilder(reply, 0, device="cuda:0", open_card=lambda asked, shard: card).build(4, state)
+    return ShardBuilder(reply, 0, device="cuda:0", open_device=lambda asked, shard: device).build(4, state)
 
 
 def pulled(shard: Shard, known: int | None = None, round_: int | None = None) -> tuple[int, list[bytes]]:
@@ -296,15 +296,15 @@ def pulled(shard: Shard, known: int | None = None, round_: int | None = None) ->
 
 
 @pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_a_flag_or_the_job_puts_a_shard_on_a_card(device: str) -> None:
+def test_a_flag_or_the_job_puts_a_shard_on_a_gpu(device: str) -> None:
     opened: list[tuple[str, int]] = []
 
-    def open_card(asked: str, shard: int) -> LateCard:
+    def open_device(asked: str, shard: int) -> LateDevice:
         opened.append((asked, shard))
-        return LateCard()
+        return LateDevice()
 
     assert isinstance(
-        ShardBuilder(job_reply(), 1, device=device, open_card=open_card).build(1, None).storage, CudaStorage
+        ShardBuilder(job_reply(), 1, device=device, open_device=open_device).build(1, None).storage, CudaStorage
     )
     assert opened == [(device, 1)]
 
@@ -318,9 +318,9 @@ def test_delay_compensation_needs_the_host() -> None:
         ShardBuilder(job_reply(optimizer={"delay_compensation": 0.1}), 0, device="cuda:0")
 
 
-def test_pushes_and_pulls_of_a_shard_on_a_card() -> None:
+def test_pushes_and_pulls_of_a_shard_on_a_gpu() -> None:
     host = ShardBuilder(job_reply(optimizer=ADAM, steps_total=12), 0).build(4, None)
-    gpu = built(LateCard(), optimizer=ADAM)
+    gpu = built(LateDevice(), optimizer=ADAM)
     known = None
     for step in (3, 0, 7):
         for shard in (host, gpu):
@@ -334,9 +334,9 @@ def test_pushes_and_pulls_of_a_shard_on_a_card() -> None:
     assert pulled(gpu) == pulled(host)
 
 
-def test_rounds_of_a_shard_on_a_card() -> None:  # P10, P11
+def test_rounds_of_a_shard_on_a_gpu() -> None:  # P10, P11
     host = ShardBuilder(job_reply(optimizer=ADAM, consistency="sync:3", steps_total=12), 0).build(4, None)
-    gpu = built(LateCard(), optimizer=ADAM, consistency="sync:3")
+    gpu = built(LateDevice(), optimizer=ADAM, consistency="sync:3")
     for round_ in range(3):
         for step in (3 * round_ + 2, 3 * round_, 3 * round_ + 1):
             for shard in (host, gpu):

@@ -7,7 +7,7 @@ function does.
 Each element goes through the operations of `reference` in its order, with one rounding each: no contraction of a
 product and a sum into one (`--fmad=false`), and NVRTC's defaults for the rest, which are correctly rounded division and
 square root and no flushing of subnormals. LAMB's norms are added block by block, in index order. So the bits are meant
-to be those of the reference, on any card; a test marked `gpu` compares them.
+to be those of the reference, on any GPU; a test marked `gpu` compares them.
 """
 
 from __future__ import annotations

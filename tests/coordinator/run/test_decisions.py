@@ -2,41 +2,37 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import NotReady
-from parashard.job.load import job_from_toml
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import LeaseCall
 from parashard_coordinator.core.core import Core
-from parashard_coordinator.run import coordination as module
-from parashard_coordinator.run.coordination import Coordination
+from parashard_coordinator.run import decisions as module
+from parashard_coordinator.run.decisions import DecisionStore
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
-from support.checkpoint_cases import DIGEST, RUN
 from support.coordinator_cases import Caller, core_of, judged
-from support.resolved_job import resolved_here
-from support.small_job import SMALL_JOB
 from support.store_fakes import MemoryStore
 
 FULL = "memory://test: no space left on device"
 
 
 class Job:
-    """A coordination whose store can be told to fail; calls go through its lock, as from the wire."""
+    """A core whose store can be told to fail; calls go through its lock, as from the wire."""
 
-    def __init__(self, folder: Path, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         self.store = MemoryStore()
         self.core = core_of(**options)
         self.exclusive = ExclusiveCore(self.core)
-        resolved = resolved_here(job_from_toml(SMALL_JOB))
         run_store = RunStore(self.store, claim_incarnation(self.store, "coordinator"))
-        job = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-        self.coordination = Coordination(self.exclusive, resolved, resolved.plan, job, folder, run_store)
+        self.decisions = DecisionStore(self.exclusive, run_store, self._note)
+
+    def _note(self, text: str, over: bool) -> None:
+        record = self.core.job
+        record.resolved("records", text) if over else record.warn("records", text)
 
     def call(self, caller: Caller, **report: Any) -> Any:
         def lease(core: Core, now_s: float) -> Any:
@@ -48,26 +44,26 @@ class Job:
         return self.store.contents.get("coordinator/i00000001.json", b"").decode()
 
 
-def test_a_result_acts_at_once_and_is_stored_once_that_is_possible(tmp_path: Path) -> None:  # P21
-    job = Job(tmp_path, steps_total=1, evaluate_after=[1])
+def test_a_result_acts_at_once_and_is_stored_once_that_is_possible() -> None:  # P21
+    job = Job(steps_total=1, evaluate_after=[1])
     caller = Caller(job.core)
     caller.lease(1)
     caller.complete_all(want=1)
     fault = job.store.fail("replace", "coordinator/", times=2)
     job.call(caller, evaluated=judged(1, loss=0.5))
-    assert job.core.evaluations.finished
-    job.coordination._save_if_changed()
+    assert job.core.job.evaluations.finished
+    job.decisions.save_if_changed()
     assert (fault.fired, job.stored()) == (2, "")
-    assert list(job.core.events).count(f"warning: the coordinator's records cannot be written: {FULL}") == 1
-    job.coordination._save_if_changed()
+    assert list(job.core.job.events).count(f"warning: the coordinator's records cannot be written: {FULL}") == 1
+    job.decisions.save_if_changed()
     assert '"loss":0.5' in job.stored().replace(" ", "")
 
 
 def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(module, "SKIP_PAUSE_S", 0.0)
-    job = Job(tmp_path, steps_total=1, max_attempts=1, skip_bad_steps=True)
+    job = Job(steps_total=1, max_attempts=1, skip_bad_steps=True)
     caller = Caller(job.core)
     fault = job.store.fail("replace", "coordinator/", times=3)
     assert caller.lease(1) == [0]
@@ -77,7 +73,7 @@ def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
 
 
 def test_a_skip_that_cannot_be_stored_ends_the_process_before_anybody_hears_of_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # P7, P24
     class Ended(BaseException):
         pass
@@ -85,9 +81,9 @@ def test_a_skip_that_cannot_be_stored_ends_the_process_before_anybody_hears_of_i
     def end(code: int) -> None:
         raise Ended(code)
 
-    monkeypatch.setattr(module, "SKIP_PATIENCE_S", -1.0)
+    monkeypatch.setattr(module, "SKIP_RETRY_S_MAX", -1.0)
     monkeypatch.setattr(module.os, "_exit", end)
-    job = Job(tmp_path, steps_total=1, max_attempts=1, skip_bad_steps=True)
+    job = Job(steps_total=1, max_attempts=1, skip_bad_steps=True)
     caller = Caller(job.core)
     job.store.fail("replace", "coordinator/", times=9)
     caller.lease(1)
@@ -95,8 +91,8 @@ def test_a_skip_that_cannot_be_stored_ends_the_process_before_anybody_hears_of_i
         job.call(caller, failed=[(0, "NaN")], want=1)
 
 
-def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored(tmp_path: Path) -> None:  # P13, P21
-    job = Job(tmp_path, same_arithmetic=True)
+def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored() -> None:  # P13, P21
+    job = Job(same_arithmetic=True)
     job.store.fail("replace", "coordinator/", times=1)
 
     def joins(fingerprint: str) -> Any:
@@ -106,13 +102,13 @@ def test_no_worker_s_arithmetic_becomes_the_job_s_before_that_is_stored(tmp_path
 
     with pytest.raises(NotReady, match="no space left on device"):
         joins("one")
-    assert job.core.workers.fingerprint == ""
+    assert job.core.job.workers.fingerprint == ""
     assert joins("one").name == "worker-0"
     assert "one" in job.stored()
 
 
-def test_a_held_call_is_answered_though_the_store_fails(tmp_path: Path) -> None:  # P21
-    job = Job(tmp_path)
+def test_a_held_call_is_answered_though_the_store_fails() -> None:  # P21
+    job = Job()
     caller = Caller(job.core)
     job.store.fail("replace", "coordinator/", times=100)
     job.exclusive.run_exclusive(lambda core, _: core.scale(3))

@@ -1,6 +1,6 @@
-"""A Card of NumPy arrays whose kernels run as late as they may: when somebody waits, or copies.
+"""A GPU of NumPy arrays whose kernels run as late as they may: when somebody waits, or copies.
 
-Kernels are the reference, and may be called only by a thread that has made the card its own.
+Kernels are the reference, and may be called only by a thread that has made the GPU its own.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from parashard_server.state.kernels import reference
 UPDATES = ("sgd", "momentum", "nesterov", "adagrad", "rmsprop", "adam", "adamw", "ftrl", "lamb")
 
 
-class LateCard:
-    """See `parashard_server.state.cuda_storage.Card`.
+class LateDevice:
+    """See `parashard_server.state.cuda_storage.Device`.
 
     Attributes
     ----------
@@ -32,7 +32,7 @@ class LateCard:
     staged, locked : list of ndarray
         Memory that was given out, or locked.
     while_copying_out : callable
-        Called in the middle of every copy from the card.
+        Called in the middle of every copy from the GPU.
     """
 
     def __init__(self) -> None:
@@ -78,5 +78,5 @@ class LateCard:
             self.asked.popleft()()
 
     def _ask(self, kernel: Callable[..., None], *vectors: Float32s, **settings: Any) -> None:
-        assert self._using.here, "a kernel was called in a thread that does not use the card"
+        assert self._using.here, "a kernel was called in a thread that does not use the GPU"
         self.asked.append(partial(kernel, *vectors, **settings))

@@ -1,6 +1,6 @@
-"""CoreState: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
+"""JobRecord: the in-memory state of one job: its members, leases, progress, events, and what a successor must know.
 
-Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which builds on this.
+Pure. Knows no call: what calls do to a job is `parashard_coordinator.core.core`'s, which has one of these.
 `parashard_coordinator.api.status`, `parashard_coordinator.run.report` and `parashard_coordinator.api.metrics` read it.
 """
 
@@ -19,7 +19,7 @@ from parashard_coordinator.core.failures import Failures
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.leases import StepLeases
-from parashard_coordinator.core.membership import ShardLife, Shards, Workers
+from parashard_coordinator.core.membership import ShardRegistration, Shards, Workers
 from parashard_coordinator.core.policies import LeasingPolicy
 from parashard_coordinator.core.progress import Progress
 from parashard_coordinator.core.rounds import RoundBook
@@ -35,7 +35,7 @@ DATA_WARNINGS_SHOWN = 8
 
 @dataclass(frozen=True)
 class DueCheckpoint:
-    """A checkpoint of all shards that can be taken: of these lives, which have exactly the first `steps` steps.
+    """A checkpoint of all shards that can be taken: of these registrations, which have exactly the first `steps` steps.
 
     `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.
     `stored` is its id once it is taken and is the final one: the job ends with it, whatever becomes of the shards.
@@ -43,14 +43,14 @@ class DueCheckpoint:
 
     steps: int
     round: int | None
-    lives: tuple[ShardLife, ...]
+    registrations: tuple[ShardRegistration, ...]
     final: bool
     metrics: Mapping[str, float] | None
     stored: str = ""
 
 
-class CoreState:
-    """One job's course.
+class JobRecord:
+    """The state of one job, from its start to its end.
 
     Parameters
     ----------
@@ -111,16 +111,14 @@ class CoreState:
         self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
         self.shard_restarts = 0
-        self._earlier_lives = [0] * options.shards  # incarnations that an earlier coordinator knew of
+        self.resumes = 0  # how often its user has started the run again
+        self.earlier_incarnations = [0] * options.shards  # incarnations that an earlier coordinator knew of
         self.events: deque[str] = deque(maxlen=EVENTS_KEPT)
         self.events_total = 0
         self.new_events: list[str] = []
         self.problems = Problems()
         self.staleness_p95 = 0  # as the shards last told
-        self._silent_shards: set[int] = set()
-        self._shard_seen_s: dict[int, float] = {}
-        self._acted_s = self._awake_since_s = -math.inf
-        self._slow_told = False
+        self.silent_shards: set[int] = set()
 
     # --- how it stands ---
 
@@ -166,7 +164,7 @@ class CoreState:
             return None
         steps = self.leases.target if target is None else target
         metrics = self.evaluations.results().get(steps) if final else None  # P25
-        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.lives()), final, metrics)
+        return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.registrations()), final, metrics)
 
     @property
     def skipped_steps(self) -> int:
@@ -179,13 +177,18 @@ class CoreState:
         return len(self.skipped.partly())
 
     @property
+    def coordinator_restarts(self) -> int:
+        """How often the coordinator was started again by something else than a resume of the run."""
+        return self.options.incarnation - 1 - self.resumes
+
+    @property
     def shards_live(self) -> int:
         """How many shards have registered and are not known to be silent."""
         return sum(map(self.shard_live, range(self.options.shards)))
 
     def shard_live(self, shard: int) -> bool:
         """Tell whether a shard has registered and is not known to be silent."""
-        return self.shards.life(shard) is not None and shard not in self._silent_shards
+        return self.shards.registration(shard) is not None and shard not in self.silent_shards
 
     def ends_with(self, last: DueCheckpoint) -> None:
         """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
@@ -205,7 +208,7 @@ class CoreState:
     def done(self) -> None:
         """Record that the report is written."""
         self.resolved(END_WAITS, "the last checkpoint, weights and report are stored")
-        self._become(JobState.DONE, self.early_stop or "every step is in")
+        self.change_state(JobState.DONE, self.early_stop or "every step is in")
 
     def stop(self, reason: str) -> None:
         """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
@@ -216,7 +219,7 @@ class CoreState:
         """Stop the job; the first reason stays. `must_be_fixed`: its model or its data, before it is started again."""
         if not self.over:
             self.exit_code = CONFIGURATION if must_be_fixed else FAILED
-            self._become(JobState.FAILED, reason)
+            self.change_state(JobState.FAILED, reason)
 
     def waits(self, reason: str) -> None:
         """Take note of what the end of the job waits for, for as long as it takes."""
@@ -232,11 +235,11 @@ class CoreState:
 
     def opened(self, data: str, warnings: Sequence[str]) -> None:
         """Tell what the job trains on, and what a user may have overlooked in it."""
-        self._event(f"data: {data}")
+        self.add_event(f"data: {data}")
         for warning in warnings[:DATA_WARNINGS_SHOWN]:
-            self._event(f"warning: {warning}")
+            self.add_event(f"warning: {warning}")
         if len(warnings) > DATA_WARNINGS_SHOWN:
-            self._event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
+            self.add_event(f"warning: {len(warnings) - DATA_WARNINGS_SHOWN} more columns like these")
 
     # --- what outlives this process ---
 
@@ -253,8 +256,9 @@ class CoreState:
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
-            shard_lives=tuple(self._last_life(shard) for shard in range(self.options.shards)),
+            shard_incarnations=tuple(self.last_incarnation(shard) for shard in range(self.options.shards)),
             rollbacks=self.rounds.rollbacks,
+            resumes=self.resumes,
             workers_wanted=self.workers_wanted,
             scale_requests=self.scale_requests,
             examples=self.progress.examples,
@@ -276,43 +280,46 @@ class CoreState:
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
-        if len(saved.shard_lives) == self.options.shards:  # else another placement: other shards under the same numbers
-            self._earlier_lives = list(saved.shard_lives)
-        self.rounds.rollbacks = saved.rollbacks
+        if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
+            self.earlier_incarnations = list(saved.shard_incarnations)
+        self.rounds.rollbacks, self.resumes = saved.rollbacks, saved.resumes
         self.workers_wanted, self.scale_requests = saved.workers_wanted, saved.scale_requests
         self.workers.fingerprint = saved.fingerprint
         self.progress.resume(saved.examples, saved.training_s)
 
     def started_anew(self) -> None:
-        """Forget which lives and scalings an earlier coordinator knew of: somebody has started the whole run again."""
+        """Forget the incarnations and scalings that an earlier coordinator knew of: its user has resumed the run."""
+        self.resumes += 1
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
-        self._earlier_lives = [0] * self.options.shards
+        self.earlier_incarnations = [0] * self.options.shards
 
-    # --- inside, and for the core ---
+    # --- changes of state, and what is told of them ---
 
-    def _last_life(self, shard: int) -> int:
+    def last_incarnation(self, shard: int) -> int:
         """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""
         if shard not in range(self.options.shards):
             return 0
-        life = self.shards.life(shard)
-        return self._earlier_lives[shard] if life is None else life.incarnation
+        registration = self.shards.registration(shard)
+        return self.earlier_incarnations[shard] if registration is None else registration.incarnation
 
-    def _become(self, state: JobState, reason: str) -> None:
+    def change_state(self, state: JobState, reason: str) -> None:
+        """Enter a state, and tell why."""
         self.state, self.reason = state, readable(reason, EVENT_BYTES_MAX)
-        self._event(f"{self.state_name}: {reason}")
+        self.add_event(f"{self.state_name}: {reason}")
 
     def warn(self, key: str, text: str) -> None:
         """Warn of what is wrong from now on, once; it stays on the screens until `resolved`."""
         if self.problems.begin(key, readable(text, EVENT_BYTES_MAX)):
-            self._event(f"warning: {text}")
+            self.add_event(f"warning: {text}")
 
     def resolved(self, key: str, text: str = "") -> None:
         """Take a warning back, if it was given; `text` says what holds now, where it is not just the contrary."""
         warned = self.problems.end(key)
         if warned:
-            self._event(f"resolved: {text or warned}")
+            self.add_event(f"resolved: {text or warned}")
 
-    def _event(self, text: str) -> None:
+    def add_event(self, text: str) -> None:
+        """Tell people of what has happened: log, status and live view show it."""
         text = readable(text, EVENT_BYTES_MAX)  # errors that shards answer with come this way, too
         self.events.append(text)
         self.events_total += 1

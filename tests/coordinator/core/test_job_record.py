@@ -11,9 +11,9 @@ from support.coordinator_cases import DIGEST, RUN, Caller, core_of, done
 
 def test_the_first_reason_of_a_failure_stays() -> None:
     core = core_of()
-    core.fail("the disk is full")
-    core.fail("and then the lights went out")
-    assert (core.state, core.reason, core.over) == (JobState.FAILED, "the disk is full", True)
+    core.job.fail("the disk is full")
+    core.job.fail("and then the lights went out")
+    assert (core.job.state, core.job.reason, core.job.over) == (JobState.FAILED, "the disk is full", True)
     with pytest.raises(JobFailed, match="the disk is full"):
         Caller(core)
 
@@ -23,11 +23,11 @@ def test_a_job_that_is_done_cannot_fail() -> None:
     caller = Caller(core)
     caller.lease(1)
     caller.complete_all()
-    assert core.complete
-    core.done()
-    assert not core.complete, "the report is written once"
-    core.fail("too late")
-    assert (core.state, core.reason) == (JobState.DONE, "every step is in")
+    assert core.job.complete
+    core.job.done()
+    assert not core.job.complete, "the report is written once"
+    core.job.fail("too late")
+    assert (core.job.state, core.job.reason) == (JobState.DONE, "every step is in")
     answer = caller.call(want=3)
     assert (answer.granted, answer.state) == ([], JobState.DONE)
 
@@ -42,52 +42,52 @@ def test_a_job_that_is_done_cannot_fail() -> None:
 )
 def test_a_call_for_another_run_or_job_is_refused(run_id: str, digest: str | None, told: str) -> None:  # P2
     core = core_of()
-    core.check_run(RUN, DIGEST)
-    core.check_run(RUN)
+    core.job.check_run(RUN, DIGEST)
+    core.job.check_run(RUN)
     with pytest.raises(WrongRun, match=told):
-        core.check_run(run_id, digest)
+        core.job.check_run(run_id, digest)
 
 
 def test_a_job_that_its_user_stops_has_not_failed() -> None:
     core = core_of()
-    core.stop("interrupted")
-    assert (core.over, core.state_name, core.events[-1]) == (True, "stopped", "stopped: interrupted")
+    core.job.stop("interrupted")
+    assert (core.job.over, core.job.state_name, core.job.events[-1]) == (True, "stopped", "stopped: interrupted")
     failed = core_of()
-    failed.fail("the disk is full")
-    failed.stop("interrupted")
-    assert (failed.state_name, failed.reason) == ("failed", "the disk is full")
+    failed.job.fail("the disk is full")
+    failed.job.stop("interrupted")
+    assert (failed.job.state_name, failed.job.reason) == ("failed", "the disk is full")
 
 
 def test_a_problem_is_told_once_and_when_it_is_over() -> None:
     core = core_of()
-    before = core.events_total
+    before = core.job.events_total
     for left in (40, 20):
-        core.warn("disk", f"checkpoint failed: no space left on device ({left} bytes)")
-    assert core.problems.texts == ["checkpoint failed: no space left on device (20 bytes)"], "as it is now"
-    core.resolved("disk")
-    core.resolved("disk")
-    assert list(core.events)[before - core.events_total :] == [
+        core.job.warn("disk", f"checkpoint failed: no space left on device ({left} bytes)")
+    assert core.job.problems.texts == ["checkpoint failed: no space left on device (20 bytes)"], "as it is now"
+    core.job.resolved("disk")
+    core.job.resolved("disk")
+    assert list(core.job.events)[before - core.job.events_total :] == [
         "warning: checkpoint failed: no space left on device (40 bytes)",
         "resolved: checkpoint failed: no space left on device (20 bytes)",
     ]
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
 
 
 def test_a_job_without_workers_has_a_problem_until_one_is_heard() -> None:
     core = core_of(lease_ttl_s=10.0)
     caller = Caller(core)
     core.tick(11.0)
-    assert core.problems.texts == ["no worker is up; the job stands still until one is"]
+    assert core.job.problems.texts == ["no worker is up; the job stands still until one is"]
     caller.call(12.0)
-    assert core.problems.texts == []
+    assert core.job.problems.texts == []
 
 
 def test_events_are_bounded_and_counted() -> None:
     core = core_of()
     for _ in range(100):
         Caller(core, "worker-0")
-    assert len(core.events) == 50
-    assert core.events_total == 103
+    assert len(core.job.events) == 50
+    assert core.job.events_total == 103
 
 
 def test_a_job_without_shards_runs_at_once() -> None:
@@ -95,4 +95,4 @@ def test_a_job_without_shards_runs_at_once() -> None:
     caller = Caller(core)
     caller.lease(1)
     caller.call(completed=done(0, incarnations=()))
-    assert core.complete
+    assert core.job.complete

@@ -1,0 +1,125 @@
+"""DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect (P7).
+
+Owns when that state is stored, and what becomes of this process when it cannot be or when a later coordinator has
+claimed the run (P23). Called by `parashard_coordinator.run.exclusive` after each decision, and by
+`parashard_coordinator.run.coordination`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from parashard.errors import NotReady, StoreFailed, Superseded
+from parashard.process.logs import structlog
+from parashard.process.shell import ExitCode
+from parashard.process.side_effects import SideEffect
+from parashard.process.trouble import STEADY_S
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.saved import Saved
+from parashard_coordinator.run.exclusive import ExclusiveCore
+from parashard_coordinator.run.store import RunStore
+
+SKIP_RETRY_S_MAX = 20.0  # for which storing a skipped step is retried until this process ends
+SKIP_PAUSE_S = 0.5
+
+log = structlog.get_logger("coordinator")
+
+
+class DecisionStore:
+    """Stores the state of a job for a later coordinator.
+
+    Parameters
+    ----------
+    core : ExclusiveCore
+        The job; its decisions are stored from now on.
+    run_store : RunStore
+        Gets the state.
+    on_trouble : callable
+        Told of an error text and False when storing fails, and of a text and True when it works again.
+    """
+
+    def __init__(self, core: ExclusiveCore, run_store: RunStore, on_trouble: Callable[[str, bool], None]) -> None:
+        self._core = core
+        self._run_store = run_store
+        self._saving = SideEffect("the coordinator's records", on_trouble, STEADY_S)
+        self._saved: Saved | None = None
+        self._stored_skips, self._stored_fingerprint = core.run_exclusive(
+            lambda core, _: (frozenset(core.job.leases.skips), core.job.workers.fingerprint)
+        )
+        core.on_decision = self._save_decision
+
+    @property
+    def error(self) -> str:
+        """Why the state is not stored at present, or ""."""
+        return self._saving.error
+
+    @property
+    def failures(self) -> int:
+        """Failed attempts in a row."""
+        return self._saving.failures
+
+    def save_if_changed(self) -> None:
+        """Store changed state; in any case raise if there is a later coordinator (P23).
+
+        Under the core's lock: an older state must not replace a decision that is stored concurrently.
+        """
+
+        def save(core: Core, _: float) -> None:
+            saved = core.job.saved()
+            if saved == self._saved:
+                self.check_claim()
+            else:
+                self._save(saved)
+
+        self._core.run_exclusive(save)
+
+    def _save(self, saved: Saved) -> bool:
+        if not self._saving.attempt(lambda: self._run_store.save(saved)):
+            return False
+        self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
+        return True
+
+    def check_claim(self) -> None:
+        """Raise `Superseded` if a later coordinator has claimed the run; an error of the store is ignored."""
+        with suppress(StoreFailed):
+            self._run_store.check_newest()
+
+    def _save_decision(self, core: Core) -> None:
+        """Store a decision before it takes effect (P7); under the core's lock, so that no other call intervenes.
+
+        A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
+        is stored later. A step must not be skipped by one coordinator and computed by another: for such a decision a
+        store that fails for long ends this process, as a later coordinator does, before the decision is visible.
+
+        Raises
+        ------
+        NotReady
+            To a worker whose arithmetic would have become the job's: it joins again.
+        """
+        deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
+        try:
+            while not self._save(core.job.saved()):
+                if core.job.leases.skips <= self._stored_skips:
+                    break
+                if time.monotonic() > deadline_s:
+                    _give_up("skip-not-stored", self.error, ExitCode.RETRY)
+                time.sleep(SKIP_PAUSE_S)
+            else:
+                return
+        except Superseded as error:
+            _give_up("superseded", str(error), ExitCode.FENCED)
+        if core.job.options.same_arithmetic and core.job.workers.fingerprint != self._stored_fingerprint:
+            core.job.workers.fingerprint = self._stored_fingerprint
+            raise NotReady(f"the coordinator's store does not work: {self.error}")
+
+
+def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
+    """End this process at once, before its decision takes effect."""
+    try:
+        log.critical(event, error=error)
+    finally:
+        os._exit(code)  # P21

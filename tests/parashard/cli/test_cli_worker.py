@@ -1,0 +1,39 @@
+"""`parashard worker`: what the process that it becomes is told."""
+
+import pytest
+
+from support.command_line import Command, begun
+
+
+def test_a_worker_joins_a_run_by_its_name(parashard, monkeypatch):
+    begun("small-1")
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    for where in ("small-1", "runs/small-1", "host:1", "elsewhere"):
+        parashard("worker", "--connect", where)
+    assert [words[words.index("--connect") + 1] for words in started] == [
+        *["runs/small-1"] * 2,
+        "host:1",
+        "elsewhere",
+    ]
+
+
+@pytest.mark.parametrize("flags", [["--log-format", "json"], []])
+def test_a_worker_by_hand_logs_for_people_unless_it_is_told_otherwise(
+    parashard: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    parashard("worker", "--connect", "host:1", *flags)
+    ((*_, flag, form),) = started
+    assert (flag, str(form)) == ("--log-format", "json" if flags else "text")
+
+
+@pytest.mark.parametrize("flags", [["--trace"], []])
+def test_a_worker_that_is_to_trace_is_told_so(
+    parashard: Command, monkeypatch: pytest.MonkeyPatch, flags: list[str]
+) -> None:
+    started: list[list[str]] = []
+    monkeypatch.setattr("os.execv", lambda path, words: started.append(words))
+    parashard("worker", "--connect", "host:1", *flags)
+    assert [[word for word in words if word == "--trace"] for words in started] == [flags]
