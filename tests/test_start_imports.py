@@ -27,6 +27,8 @@ RARELY = {
 """What neither a service nor a command imports as it starts, and what for it is imported."""
 
 SERVICE = {
+    "prometheus_client": "what /metrics shows: the first scrape imports it",
+    "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
     "parashard.models.dense": "computes: only the job's own model is imported",
