@@ -6,6 +6,10 @@ the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and wo
 
 from __future__ import annotations
 
+from parashard.process.imports import imported
+
+# isort: split
+
 import argparse
 import math
 import os
@@ -61,6 +65,7 @@ LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
 
+imported()
 log = structlog.get_logger("coordinator")
 
 

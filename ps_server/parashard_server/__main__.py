@@ -7,6 +7,10 @@ life lacks, in sync mode the part of a round that was only held, is computed aga
 
 from __future__ import annotations
 
+from parashard.process.imports import imported
+
+# isort: split
+
 import math
 import secrets
 import threading
@@ -59,6 +63,7 @@ ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1  # where nobody answered
 LOOK_S = 0.05
 
+imported()
 log = structlog.get_logger("shard")
 
 
