@@ -11,6 +11,8 @@ import sys
 
 import pytest
 
+from parashard.job.load import as_toml, job_from_toml
+
 RARELY = {
     "cryptography": "reads certificates: only with --tls-dir",
     "cupy": "a card",
@@ -65,8 +67,24 @@ except SystemExit:
 """
 HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
 
+JOB = """
+[job]
+name = "start"
+epochs = 1
+batch_size = 1
+[data]
+source = "digits"
+[model]
+kind = "ledger"
+[optimizer]
+kind = "adam"
+"""
+CHECKED = {"pydantic": "has the words for what is wrong in a job"}
+READS_ITS_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})"
+
 STARTS = {
-    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
+    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS | CHECKED),
+    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS | CHECKED),
     "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
     "parashard --help": (HELP, RARELY | COMMAND),
