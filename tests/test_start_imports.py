@@ -29,6 +29,7 @@ RARELY = {
 """What neither a service nor a command imports as it starts, and what for it is imported."""
 
 SERVICE = {
+    "pydantic": "has the words for what is wrong in a job, and in a record of a store",
     "prometheus_client": "what /metrics shows: the first scrape imports it",
     "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
@@ -79,12 +80,13 @@ kind = "ledger"
 [optimizer]
 kind = "adam"
 """
-CHECKED = {"pydantic": "has the words for what is wrong in a job"}
 READS_ITS_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})"
 
 STARTS = {
-    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS | CHECKED),
-    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS | CHECKED),
+    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS),
+    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
+    "shard's job": (f"import parashard_server.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
+    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
     "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
     "parashard --help": (HELP, RARELY | COMMAND),

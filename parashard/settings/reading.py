@@ -7,15 +7,20 @@ records of a store.
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import EllipsisType, NoneType, UnionType
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeVar, Union, cast, get_args, get_origin
 
 from parashard.settings.forms import forms_of, tables_in
 from parashard.settings.table import After, Before, Key, Table
+
+JSON_BYTES_MAX = 1 << 16
+"""Longest text that is read without pydantic, which takes less time for a longer one, its import included."""
 
 _Table = TypeVar("_Table", bound=Table)
 
@@ -42,6 +47,24 @@ def read_table(form: type[_Table], plain: Any) -> _Table:
     table = form(**values, **left)
     table.check()
     return table
+
+
+def read_json(form: type[_Table], text: bytes) -> _Table:
+    """Return the table of a JSON text, validated by pydantic if it is long or cannot be read without.
+
+    Raises
+    ------
+    ValueError
+        If it is not valid; a pydantic.ValidationError.
+    """
+    if len(text) <= JSON_BYTES_MAX:
+        with suppress(ValueError, RecursionError):
+            plain = json.loads(text)
+            json.dumps(plain, ensure_ascii=False, allow_nan=False).encode()  # ValueError of half a character or NaN
+            return read_table(form, plain)
+    from parashard.settings.validation import validated_json
+
+    return cast(_Table, validated_json(form, text))
 
 
 def _value(annotation: Any, plain: Any) -> Any:

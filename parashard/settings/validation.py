@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache, partial
 from typing import Annotated, Any, cast, get_args
 
-from pydantic import GetCoreSchemaHandler, TypeAdapter
+from pydantic import GetCoreSchemaHandler, TypeAdapter, ValidationError
 from pydantic_core import CoreSchema, core_schema
 
 from parashard.settings.forms import USERS_FORM, tag_values
@@ -26,7 +26,28 @@ def validated(form: Any, plain: Any) -> Any:
     pydantic.ValidationError
         If it is not valid.
     """
-    return _adapter(form).validate_json(json.dumps(plain, default=str), strict=True)
+    return validated_json(form, json.dumps(plain, default=str).encode())
+
+
+def validated_json(form: Any, text: bytes) -> Any:
+    """Return the same of a JSON text."""
+    return _adapter(form).validate_json(text, strict=True)
+
+
+def first_problem(error: ValueError) -> str:
+    """Return the first problem of a `ValidationError`: where, and what."""
+    assert isinstance(error, ValidationError)
+    first = error.errors()[0]
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
+
+
+def wrong_keys(form: Any, plain: Any) -> list[str]:
+    """Return the keys of a table whose values are not allowed."""
+    try:
+        validated(form, plain)
+    except ValidationError as error:
+        return [str(one["loc"][0]) for one in error.errors()]
+    return []
 
 
 @lru_cache(maxsize=64)
