@@ -5,6 +5,8 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DOCS_READY := $(VENV)/.docs-installed
 
+unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile every module again
+
 DATA ?= mnist
 SEEDS ?= 1500
 JOBS ?= 2

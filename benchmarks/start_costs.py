@@ -18,13 +18,14 @@ from collections.abc import Callable
 
 from benchmarks.shard_start import JOB, measure_whole
 from benchmarks.tables import load_before, spread, table, write
+from parashard.job.load import as_toml, job_from_toml
 
 BASELINE = "numpy, grpc, protobuf"
 AIMS = {"worker": 1.3, "coordinator": 1.3, "shard and its kernels": 1.6, "parashard --help": 0.5}
 DEADLINE_S = 120.0
 
 END = "\nimport os\nos._exit(0)"  # as services end: the interpreter's own way out is no part of a start
-READ_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({JOB!r})\n"
+READ_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})\n"
 KERNELS = """
 from parashard.plan.optimizers import Adam
 from parashard_server.state.kernels import fused
@@ -80,6 +81,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=9)
     parser.add_argument("--write", action="store_true", help="write start_costs.json and start_costs.md")
     arguments = parser.parse_args()
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)  # else every process compiles our modules again
     runs = {name: of_python("-c", program + END) for name, program in PROGRAMS.items()}
     load = os.getloadavg()[0]
     runs["shard, until it serves"] = measure_whole

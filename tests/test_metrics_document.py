@@ -13,8 +13,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.metrics_core import Metric
 
-from parashard.telemetry.http import new_registry
 from parashard.telemetry.refusals import RefusedPeers
+from parashard.telemetry.registry import new_registry
 from parashard_coordinator.api.metrics import CoordinatorCollector
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import Options

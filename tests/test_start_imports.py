@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from parashard.job.load import as_toml, job_from_toml
+
 RARELY = {
     "cryptography": "reads certificates: only with --tls-dir",
     "cupy": "a GPU",
@@ -28,6 +30,9 @@ RARELY = {
 """What neither a service nor a command imports as it starts, and what for it is imported."""
 
 SERVICE = {
+    "pydantic": "has the words for what is wrong in a job, and in a record of a store",
+    "prometheus_client": "what /metrics shows: the first scrape imports it",
+    "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
     "parashard.models.dense": "computes: only the job's own model is imported",
@@ -70,7 +75,24 @@ ShardBuilder(job_reply(optimizer=ADAM), 0).build(1, None)
 """
 HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
 
+JOB = """
+[job]
+name = "start"
+epochs = 1
+batch_size = 1
+[data]
+source = "digits"
+[model]
+kind = "ledger"
+[optimizer]
+kind = "adam"
+"""
+READS_ITS_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})"
+
 STARTS = {
+    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS),
+    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
+    "shard's job": (f"import parashard_server.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
     "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
     "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),

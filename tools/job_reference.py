@@ -12,27 +12,23 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PosixPath
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
-
-import annotated_types
-from pydantic import AfterValidator, BaseModel, BeforeValidator
-from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
+from typing import Any, Literal, Union, get_args, get_origin
 
 from parashard.job.policy import Policy
 from parashard.job.schema import Job
-from parashard.models.user import UserOptions
+from parashard.settings.forms import TAGS, annotated, bare, description_of, tables_in, tag_values
+from parashard.settings.table import After, Before, Key, Table
 
 REFERENCE = Path(__file__).resolve().parent.parent / "docs" / "job-file.md"
-TAGS = ("kind", "source")
-"""The keys that choose among the forms of a table."""
 
-_SIGNS = (
-    (annotated_types.Ge, "ge", ">="),
-    (annotated_types.Gt, "gt", ">"),
-    (annotated_types.Le, "le", "<="),
-    (annotated_types.Lt, "lt", "<"),
-)
+_SIGNS = {
+    "ge": ">= {}",
+    "gt": "> {}",
+    "le": "<= {}",
+    "lt": "< {}",
+    "min_length": ">= {} long",
+    "max_length": "<= {} long",
+}
 _TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Policy: "text", Path: "path"}
 
 HEAD = """\
@@ -119,73 +115,82 @@ evaluations also give `mean_squared_error` and `mean_absolute_error` in the labe
 def reference() -> str:
     """Return the text of the reference."""
     parts = [HEAD]
-    for name, field in Job.model_fields.items():
-        parts += _table_section(name, field)
+    for name in Job.keys:
+        parts += _table_section(name)
         parts += [TABLES] if name == "data" else []
     return "\n".join([*parts, RELATIONS])
 
 
-def _table_section(name: str, field: FieldInfo) -> list[str]:
-    assert field.description, f"[{name}] has no description"
-    models = _models(field.annotation)
+def _table_section(name: str) -> list[str]:
+    description = description_of(Job, name)
+    assert description, f"[{name}] has no description"
+    annotation = bare(Job.annotations()[name])
     if name == "variables":
+        (form,) = tables_in(get_args(annotation)[1])
         return [
-            f'## `[variables."PATTERN"]`\n\n{field.description}\n\n'
+            f'## `[variables."PATTERN"]`\n\n{description}\n\n'
             "Patterns are the shell's (`*`, `?`, `[abc]`) and must match a whole name; one that matches no variable\n"
             'is an error. Where several match, the later one wins, key by key. Example: `[variables."*.bias"]`.\n',
-            _keys(models[0], models[0].model_fields),
+            _keys(form, form.keys),
         ]
-    parts = [f"## `[{name}]`\n\n{field.description}\n"]
-    if len(models) == 1:
-        parts.append(_keys(models[0], models[0].model_fields))
+    forms = tables_in(annotation)
+    parts = [f"## `[{name}]`\n\n{description}\n"]
+    if len(forms) == 1:
+        parts.append(_keys(forms[0], forms[0].keys))
     else:
-        parts += _forms(name, models, level=3)
-    for key, options in _nested(models).items():
+        parts += _forms(name, forms, level=3)
+    for key, options in _nested(forms).items():
         parts.append(f'### `{name}.{key}`\n\nA table, such as `{key} = {{ kind = "{_tag(options[0])[1]}" }}`.\n')
         parts += _forms(f"{name}.{key}", options, level=4)
     return parts
 
 
-def _forms(name: str, models: Sequence[type[BaseModel]], *, level: int) -> list[str]:
+def _forms(name: str, forms: Sequence[type[Table]], *, level: int) -> list[str]:
     """Describe the forms of a table: the keys that all share, then each form with its own."""
-    shared = [key for key in models[0].model_fields if key not in TAGS and len({_row(m, key) for m in models}) == 1]
+    shared = [key for key in forms[0].keys if key not in TAGS and len({_row(form, key) for form in forms}) == 1]
     parts = []
     if shared:
         parts.append("Keys of every form:\n")
-        parts.append(_keys(models[0], shared))
-    for model in models:
-        tag, value = _tag(model)
-        own = [key for key in model.model_fields if key not in TAGS and key not in shared]
-        text = (model.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        parts.append(_keys(forms[0], shared))
+    for form in forms:
+        tag, value = _tag(form)
+        own = [key for key in form.keys if key not in TAGS and key not in shared]
+        text = (form.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
         parts.append(f'{"#" * level} `{name}`: `{tag} = "{value}"`\n\n{re.sub(" +", " ", text)}\n')
         if own:
-            parts.append(_keys(model, own))
+            parts.append(_keys(form, own))
     return parts
 
 
-def _keys(model: type[BaseModel], keys: Iterable[str]) -> str:
+def _keys(form: type[Table], keys: Iterable[str]) -> str:
     head = "| key | type | default | bounds | meaning |\n|---|---|---|---|---|\n"
-    return head + "".join(f"{_row(model, key)}\n" for key in keys)
+    return head + "".join(f"{_row(form, key)}\n" for key in keys)
 
 
-def _row(model: type[BaseModel], key: str) -> str:
+def _row(form: type[Table], key: str) -> str:
     """Return a key's line; AssertionError if the key has no description."""
-    field = model.model_fields.get(key)
-    if field is None:
-        return f"{model.__name__} has no {key}"
-    assert field.description, f"{model.__name__}.{key} has no description"
-    cells = (f"`{field.alias or key}`", _type(field.annotation), _default(field), _bounds(field), field.description)
+    declared = form.keys.get(key)
+    if declared is None:
+        return f"{form.__name__} has no {key}"
+    description, annotation = description_of(form, key), form.annotations()[key]
+    assert description, f"{form.__name__}.{key} has no description"
+    cells = (
+        f"`{declared.in_file or key}`",
+        _type(annotation),
+        _default(declared),
+        _bounds([declared, *annotated(annotation)]),
+        description,
+    )
     return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
 
 
 def _type(annotation: Any) -> str:
+    annotation = bare(annotation)
     origin, arguments = get_origin(annotation), get_args(annotation)
-    if _models(annotation):
+    if tables_in(annotation):
         return "table"
     if origin is Literal:
         return ", ".join(f"`{json.dumps(value)}`" for value in arguments)
-    if origin is Annotated:
-        return _type(arguments[0])
     if origin in (Union, UnionType):  # None is no alternative: the key is unset
         return " or ".join(_type(argument) for argument in arguments if argument is not NoneType)
     if origin is tuple:
@@ -193,48 +198,32 @@ def _type(annotation: Any) -> str:
     return _TYPES[annotation]
 
 
-def _default(field: FieldInfo) -> str:
-    default = field.get_default(call_default_factory=not field.is_required())
-    if default is PydanticUndefined:
+def _default(declared: Key) -> str:
+    if declared.needed:
         return "needed"
+    default = declared.value()
     if default is None:
         return "unset"
-    if isinstance(default, BaseModel):
+    if isinstance(default, Table):
         return f'`{{ kind = "{_tag(type(default))[1]}" }}`'
     if isinstance(default, Policy | PosixPath):
         default = str(default)
     return f"`{json.dumps(default)}`"
 
 
-def _bounds(field: FieldInfo) -> str:
-    found = [_bound(item) for item in _metadata(field)]
+def _bounds(items: Iterable[Any]) -> str:
+    found = [text for item in items for text in _bounds_of(item)]
     return ", ".join(text for text in found if text)
 
 
-def _metadata(field: FieldInfo) -> Iterable[Any]:
-    yield from field.metadata
-    pending = [field.annotation]
-    while pending:
-        annotation = pending.pop()
-        if get_origin(annotation) is Annotated:
-            yield from get_args(annotation)[1:]
-        if get_origin(annotation) not in (Literal, None):
-            pending += get_args(annotation)
-
-
-def _bound(item: Any) -> str:
-    for kind, attribute, sign in _SIGNS:
-        if isinstance(item, kind):
-            return f"{sign} {_number(getattr(item, attribute))}"
-    if isinstance(item, annotated_types.MinLen):
-        return f">= {item.min_length} long"
-    if isinstance(item, annotated_types.MaxLen):
-        return f"<= {item.max_length} long"
-    if isinstance(item, AfterValidator):
-        return _allowed(item.func, 1e300)
-    if isinstance(item, BeforeValidator):
-        return _allowed(item.func, "\0")
-    return ""
+def _bounds_of(item: Any) -> list[str]:
+    if isinstance(item, Key):
+        return [_SIGNS[name].format(_number(bound)) for name, bound in item.bounds.items()]
+    if isinstance(item, After):
+        return [_allowed(item.check, 1e300)]
+    if isinstance(item, Before):
+        return [_allowed(item.check, "\0")]
+    return []
 
 
 def _allowed(check: Callable[..., Any], impossible: object) -> str:
@@ -243,6 +232,8 @@ def _allowed(check: Callable[..., Any], impossible: object) -> str:
         check(impossible)
     except ValueError as error:
         return re.sub(r"^must be |, found .*$", "", str(error), flags=re.DOTALL)
+    except TypeError:  # of text: its words are in the description
+        pass
     return ""
 
 
@@ -258,30 +249,18 @@ def _number(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _models(annotation: Any) -> list[type[BaseModel]]:
-    """Return the models that an annotation can be, in its order."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    arguments = get_args(annotation)
-    if get_origin(annotation) is Annotated:
-        arguments = arguments[:1]
-    return [] if get_origin(annotation) is Literal else [m for argument in arguments for m in _models(argument)]
-
-
-def _nested(models: Sequence[type[BaseModel]]) -> dict[str, list[type[BaseModel]]]:
+def _nested(forms: Sequence[type[Table]]) -> dict[str, list[type[Table]]]:
     return {
         key: found
-        for model in models
-        for key, field in model.model_fields.items()
-        if len(found := _models(field.annotation)) > 1
+        for form in forms
+        for key, annotation in form.annotations().items()
+        if len(found := tables_in(annotation)) > 1
     }
 
 
-def _tag(model: type[BaseModel]) -> tuple[str, str]:
-    tag = next(t for t in TAGS if t in model.model_fields)
-    values = get_args(model.model_fields[tag].annotation)
-    assert values or model is UserOptions, f"{model.__name__}.{tag} names no form"
-    return tag, values[0] if values else "module:factory"
+def _tag(form: type[Table]) -> tuple[str, str]:
+    tag = next(tag for tag in TAGS if tag in form.keys)
+    return tag, tag_values(form, tag)[0]
 
 
 if __name__ == "__main__":

@@ -6,6 +6,10 @@ the closed lifeline ends it. SIGTERM before the end: save, exit 0; shards and wo
 
 from __future__ import annotations
 
+from parashard.process.imports import imported
+
+# isort: split
+
 import argparse
 import math
 import os
@@ -38,7 +42,6 @@ from parashard.store import Store, open_store
 from parashard.store.claims import claim_incarnation
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
-from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
 from parashard_coordinator.api.service import REQUEST_BYTES_MAX
 from parashard_coordinator.core.calls import JobState, Options
@@ -63,6 +66,7 @@ LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
 
+imported()
 log = structlog.get_logger("coordinator")
 
 
@@ -128,7 +132,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     server = Server(join_address(arguments.host, arguments.port), credentials, REQUEST_BYTES_MAX)
     coordination.service.add_to(server)
     admission = server.admission
-    refused = RefusedPeers({"calls": lambda: admission.refused, "slow": lambda: admission.slow})
+    refused = {"calls": lambda: admission.refused, "slow": lambda: admission.slow}
     http = open_http_port(arguments, partial(coordination.http_port, arguments.host, refused=refused), run_id)
     server.start()
     http.start()

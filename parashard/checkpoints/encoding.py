@@ -12,21 +12,15 @@ import json
 import re
 from typing import ClassVar, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
 from parashard.errors import DamagedCheckpoint, StoreFailed
+from parashard.settings.reading import read_json
+from parashard.settings.table import Table
 
 MANIFEST_BYTES_MAX = 16 << 20
 """Largest record that is read or written: enough for about a million intervals of applied steps."""
 
 _HEAD = b'{"body":'
 _TAIL = re.compile(rb',"kind":"([a-z-]{1,40})","sha256":"[0-9a-f]{64}"\}\Z')
-
-
-class Table(BaseModel):
-    """A part of a record: frozen, strict, without unknown fields."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
 class Record(Table):
@@ -46,8 +40,12 @@ def encode(record: Record) -> bytes:
     ------
     StoreFailed
         If that is over MANIFEST_BYTES_MAX, and so could not be read back.
+    ValueError
+        If a value of the record is not allowed.
     """
     body = _canonical(record)
+    if len(body) <= MANIFEST_BYTES_MAX:
+        body = _canonical(read_json(type(record), body))  # what is written can be read
     content = _HEAD + body + _tail(record.kind, body)
     if len(content) > MANIFEST_BYTES_MAX:
         raise StoreFailed(f"a {record.kind} of {len(content)} bytes is not written; at most {MANIFEST_BYTES_MAX}")
@@ -79,12 +77,16 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     if content != _HEAD + body + _tail(kind, body):
         raise DamagedCheckpoint(f"{where}: these {len(content)} bytes are not a whole {kind} as it was written")
     try:
-        record = cls.model_validate_json(body)
-    except ValidationError as error:
-        first = error.errors()[0]
-        field = ".".join(map(str, first["loc"]))
-        raise DamagedCheckpoint(f"{where}: not a {kind} of format 1: {field}: {first['msg']}") from None
-    if _canonical(record) != body:
+        record = read_json(cls, body)
+    except ValueError as error:
+        from parashard.settings.validation import first_problem
+
+        raise DamagedCheckpoint(f"{where}: not a {kind} of format 1: {first_problem(error)}") from None
+    try:
+        is_canonical = _canonical(record) == body
+    except ValueError:  # of a number that is not finite, which the body's own text has
+        is_canonical = False
+    if not is_canonical:
         raise DamagedCheckpoint(f"{where}: a {kind} that is not in canonical form")
     return record
 
@@ -109,8 +111,7 @@ def sha256_of(content: bytes | memoryview) -> str:
 
 
 def _canonical(record: Record) -> bytes:
-    body = record.model_dump(mode="json")
-    return json.dumps(body, sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
+    return json.dumps(record.plain(), sort_keys=True, separators=(",", ":"), allow_nan=False).encode("ascii")
 
 
 def _tail(kind: str, body: bytes) -> bytes:

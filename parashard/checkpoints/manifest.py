@@ -7,27 +7,25 @@ coordinator, which make the records.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Annotated, Any, Self
 
-from pydantic import Field, SerializerFunctionWrapHandler, field_validator, model_serializer
-
-from parashard.checkpoints.encoding import Record, Table
+from parashard.checkpoints.encoding import Record
 from parashard.errors import ConfigurationError, DamagedCheckpoint
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition, Plan
 from parashard.plan.variables import Initializer, Variable, in_name_order
+from parashard.settings.table import After, Table, key
 
-Count = Annotated[int, Field(ge=0, lt=2**63)]
-Ordinal = Annotated[int, Field(ge=0, lt=10**9)]
+Count = Annotated[int, key(ge=0, lt=2**63)]
+Ordinal = Annotated[int, key(ge=0, lt=10**9)]
 """A number in file names: of an incarnation, checkpoint, plan or shard."""
-Sha256 = Annotated[str, Field(pattern=r"^[0-9a-f]{64}\z")]
-Name = Annotated[str, Field(min_length=1, max_length=200)]
-FileName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}\z")]
-Folder = Annotated[str, Field(pattern=r"^shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}\z")]
-Slot = Annotated[str, Field(pattern=r"^[^/]{1,200}\z")]
+Sha256 = Annotated[str, key(pattern="[0-9a-f]{64}")]
+Name = Annotated[str, key(min_length=1, max_length=200)]
+FileName = Annotated[str, key(pattern="[A-Za-z0-9_-][A-Za-z0-9._-]{0,199}")]
+Folder = Annotated[str, key(pattern="shards/p[0-9]{4,9}/s[0-9]{4,9}/i[0-9]{8,9}-c[0-9]{8,9}")]
+Slot = Annotated[str, key(pattern="[^/]{1,200}")]
 Rows = tuple[Name, Count, Count]
-Shape = Annotated[tuple[Annotated[int, Field(ge=1, lt=2**63)], ...], Field(min_length=1)]
+Shape = Annotated[tuple[Annotated[int, key(ge=1, lt=2**63)], ...], key(min_length=1)]
 
 
 class StoredFile(Table):
@@ -36,6 +34,32 @@ class StoredFile(Table):
     name: FileName
     size_bytes: Count
     sha256: Sha256
+
+
+def _sorted(steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    if tuple(IntervalSet(steps).intervals()) != steps:
+        raise ValueError("intervals must be sorted, not empty, and must not touch")
+    return steps
+
+
+def _different(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    if len(set(values)) != len(values):
+        raise ValueError("all must differ from each other")
+    return values
+
+
+def _different_and_not_empty(partitions: tuple[Rows, ...]) -> tuple[Rows, ...]:
+    if any(start >= stop for _, start, stop in partitions):
+        raise ValueError("row ranges must not be empty")
+    return _different(partitions)
+
+
+def _named_differently(files: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
+    _different(tuple(file.name for file in files))
+    return files
+
+
+Steps = Annotated[tuple[tuple[Count, Count], ...], After(_sorted)]
 
 
 class ShardManifest(Record):
@@ -57,48 +81,20 @@ class ShardManifest(Record):
     number: Ordinal
     round: Count | None
     version: Count
-    applied: tuple[tuple[Count, Count], ...]
-    slots: tuple[Slot, ...]
-    partitions: tuple[Rows, ...]
-    files: tuple[StoredFile, ...]
+    applied: Steps
+    slots: Annotated[tuple[Slot, ...], After(_different)]
+    partitions: Annotated[tuple[Rows, ...], After(_different_and_not_empty)]
+    files: Annotated[tuple[StoredFile, ...], After(_named_differently)]
     log_position: Count | None
     written_at: float
-    skipped: tuple[tuple[Count, Count], ...] = ()
+    skipped: Steps = ()
 
-    @field_validator("applied", "skipped")
-    @classmethod
-    def _sorted(cls, steps: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
-        if tuple(IntervalSet(steps).intervals()) != steps:
-            raise ValueError("intervals must be sorted, not empty, and must not touch")
-        return steps
-
-    @model_serializer(mode="wrap")
-    def _without_none_skipped(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Omit an empty `skipped`, so that manifests of versions without the field stay canonical."""
-        body: dict[str, Any] = serialize(self)
+    def plain(self) -> dict[str, Any]:
+        """Return the fields, without an empty `skipped`, which versions without the field did not write."""
+        body = super().plain()
         if not self.skipped:
-            body.pop("skipped", None)
+            del body["skipped"]
         return body
-
-    @field_validator("partitions")
-    @classmethod
-    def _rows(cls, partitions: tuple[Rows, ...]) -> tuple[Rows, ...]:
-        _distinct("partitions", partitions)
-        if any(start >= stop for _, start, stop in partitions):
-            raise ValueError("row ranges must not be empty")
-        return partitions
-
-    @field_validator("slots")
-    @classmethod
-    def _slots(cls, slots: tuple[str, ...]) -> tuple[str, ...]:
-        _distinct("slots", slots)
-        return slots
-
-    @field_validator("files")
-    @classmethod
-    def _files(cls, files: tuple[StoredFile, ...]) -> tuple[StoredFile, ...]:
-        _distinct("files", [file.name for file in files])
-        return files
 
     @property
     def steps(self) -> IntervalSet:
@@ -247,7 +243,7 @@ class JobManifest(Record):
     coordinator_incarnation: Ordinal
     steps: Count
     final: bool
-    parts: Annotated[tuple[Part, ...], Field(min_length=1)]
+    parts: Annotated[tuple[Part, ...], key(min_length=1)]
     written_at: float
 
 
@@ -263,7 +259,7 @@ class InitialManifest(Record):
     job_digest: Sha256
     incarnation: Ordinal
     sha256: Sha256
-    variables: Annotated[tuple[tuple[Name, Shape], ...], Field(min_length=1)]
+    variables: Annotated[tuple[tuple[Name, Shape], ...], key(min_length=1)]
     files: tuple[StoredFile, ...]
 
 
@@ -277,9 +273,3 @@ class RunRecord(Record):
     identity: dict[str, Any]
     job_toml: str
     created_at: float
-
-
-def _distinct(what: str, values: Iterable[Any]) -> None:
-    listed = list(values)
-    if len(set(listed)) != len(listed):
-        raise ValueError(f"{what} must differ from each other")

@@ -9,12 +9,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, TypeVar
 
 from parashard.errors import ParashardError, QueueFull, RetryLater, StaleIncarnation, Unreachable, WrongRun
 from parashard.transports.base import Pending
+
+if TYPE_CHECKING:
+    import tenacity
 
 RETRY_PAUSE_S = 0.02
 RETRY_PAUSE_MAX_S = 0.5
@@ -122,6 +123,8 @@ class FanOut:
         """Ask a shard again, after an error, until it answers or the budget is spent."""
         if self._giving_up.is_set() or not self._retry_budget_s:
             raise error
+        import tenacity  # only where a shard has to be asked again
+
         self._look(error)
 
         def look(state: tenacity.RetryCallState) -> None:

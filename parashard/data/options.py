@@ -7,13 +7,13 @@ the job loads none of them. Called by the job file's schema and the sources.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 from parashard.data.base import MAX_CLASSES, Indices
 from parashard.plan.permutation import MAX_LENGTH, Permutation
+from parashard.settings.table import After, OneOf, Table, key
 
 _NO_EPOCH = -1  # the permutation of no job's epoch, so that a split is unrelated to any order of training
 _MAX_CENTRE_ELEMENTS = 1 << 24  # 128 MiB of float64
@@ -26,18 +26,16 @@ TARGET_MEANING = (
 )
 
 
-class SplitOptions(BaseModel):
+class SplitOptions(Table):
     """How many examples are held out, and which."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
-
-    held_out: float = Field(
+    held_out: float = key(
         default=0.2,
         ge=0.0,
         lt=1.0,
         description="Fraction of the examples that is kept out of training; unused where the data has its own split.",
     )
-    split_seed: int = Field(
+    split_seed: int = key(
         default=0, ge=0, description="Chooses which examples are held out; independent of the job's seed."
     )
 
@@ -54,65 +52,63 @@ class SplitOptions(BaseModel):
 class TableOptions(SplitOptions):
     """What the tabular sources share; inputs of shape (encoded columns,), targets from the label column."""
 
-    path: Path = Field(description="The training table.")
-    label: str = Field(description="Name of the column to predict.")
-    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
-    held_out_path: Path | None = Field(
+    path: Path = key(description="The training table.")
+    label: str = key(description="Name of the column to predict.")
+    target: TargetKind | None = key(default=None, description=TARGET_MEANING)
+    held_out_path: Path | None = key(
         default=None,
         description="A held-out table with the same columns, encoded with what the training table taught; without it "
         "a fraction of the training table is held out.",
     )
-    categorical: tuple[str, ...] = Field(
+    categorical: tuple[str, ...] = key(
         default=(), description="Numeric columns to one-hot encode all the same (codes); text columns always are."
     )
-    ignore: tuple[str, ...] = Field(default=(), description="Columns that are no inputs, such as ids.")
-    missing: str = Field(
+    ignore: tuple[str, ...] = key(default=(), description="Columns that are no inputs, such as ids.")
+    missing: str = key(
         default="",
         description='What stands for a missing value besides an empty cell, NA, N/A, NaN and null, such as "?".',
     )
 
 
+def _one_character(separator: str) -> str:
+    if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
+        raise ValueError(f"must be one character and then only spaces, found {separator!r}")
+    return separator
+
+
+def _distinct(columns: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(columns)) < len(columns):
+        raise ValueError(f"names must differ, found {columns}")
+    return columns
+
+
 class CsvOptions(TableOptions):
     """One text table, or one for training and one held out."""
 
-    source: Literal["csv"] = Field(default="csv", description="Separated text in UTF-8.")
-    columns: tuple[str, ...] | None = Field(
-        default=None, min_length=2, description="Names of the columns of files without a header row."
+    source: Literal["csv"] = key(default="csv", description="Separated text in UTF-8.")
+    columns: Annotated[tuple[str, ...], key(min_length=2), After(_distinct)] | None = key(
+        default=None, description="Names of the columns of files without a header row."
     )
-    separator: str = Field(default=",", description="One character, and then spaces if they follow it in the files.")
-    comment: str = Field(default="", description="Lines that begin with this are skipped; empty: none are.")
-    strip_label: str = Field(
+    separator: Annotated[str, After(_one_character)] = key(
+        default=",", description="One character, and then spaces if they follow it in the files."
+    )
+    comment: str = key(default="", description="Lines that begin with this are skipped; empty: none are.")
+    strip_label: str = key(
         default="", description='Removed from the end of a label, such as the "." in the test file of UCI Adult.'
     )
-
-    @field_validator("separator")
-    @classmethod
-    def _one_character(cls, separator: str) -> str:
-        if not separator or separator[0] in '"\r\n' or separator[1:].strip(" "):
-            raise ValueError(f"must be one character and then only spaces, found {separator!r}")
-        return separator
-
-    @field_validator("columns")
-    @classmethod
-    def _distinct(cls, columns: tuple[str, ...] | None) -> tuple[str, ...] | None:
-        if columns is not None and len(set(columns)) < len(columns):
-            raise ValueError(f"names must differ, found {columns}")
-        return columns
 
 
 class DigitsOptions(SplitOptions):
     """The bundled digits; inputs of shape (64,) in [0, 1], 10 classes."""
 
-    source: Literal["digits"] = Field(default="digits", description="scikit-learn's bundled handwritten digits.")
+    source: Literal["digits"] = key(default="digits", description="scikit-learn's bundled handwritten digits.")
 
 
-class IdxOptions(BaseModel):
+class IdxOptions(Table):
     """A folder with the four files of MNIST; inputs of shape (rows, columns) in [0, 1]."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
-
-    source: Literal["idx"] = Field(default="idx", description="MNIST's own file format.")
-    path: Path = Field(
+    source: Literal["idx"] = key(default="idx", description="MNIST's own file format.")
+    path: Path = key(
         description="Folder with train-images-idx3-ubyte, train-labels-idx1-ubyte, t10k-images-idx3-ubyte and "
         "t10k-labels-idx1-ubyte, each with or without .gz."
     )
@@ -121,52 +117,48 @@ class IdxOptions(BaseModel):
 class NpzOptions(SplitOptions):
     """One .npz archive; inputs as they are, integer and boolean targets as class labels, float targets as values."""
 
-    source: Literal["npz"] = Field(default="npz", description="NumPy's .npz archive.")
-    path: Path = Field(description="The archive.")
-    inputs: str = Field(default="inputs", description="Name of the array of inputs, one example per row.")
-    targets: str = Field(default="targets", description="Name of the array of targets: integers or floats, one axis.")
-    held_out_inputs: str = Field(
+    source: Literal["npz"] = key(default="npz", description="NumPy's .npz archive.")
+    path: Path = key(description="The archive.")
+    inputs: str = key(default="inputs", description="Name of the array of inputs, one example per row.")
+    targets: str = key(default="targets", description="Name of the array of targets: integers or floats, one axis.")
+    held_out_inputs: str = key(
         default="held_out_inputs", description="Name of the held-out inputs; without it a fraction is held out."
     )
-    held_out_targets: str = Field(default="held_out_targets", description="Name of the held-out targets.")
-    target: TargetKind | None = Field(default=None, description=TARGET_MEANING)
+    held_out_targets: str = key(default="held_out_targets", description="Name of the held-out targets.")
+    target: TargetKind | None = key(default=None, description=TARGET_MEANING)
 
 
 class ParquetOptions(TableOptions):
     """One Parquet file, or one for training and one held out."""
 
-    source: Literal["parquet"] = Field(default="parquet", description="Apache Parquet; needs pyarrow.")
+    source: Literal["parquet"] = key(default="parquet", description="Apache Parquet; needs pyarrow.")
 
 
-class SyntheticOptions(BaseModel):
+class SyntheticOptions(Table):
     """Gaussian clusters; inputs of shape (features,)."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid")
-
-    source: Literal["synthetic"] = Field(default="synthetic", description="Gaussian clusters, generated when needed.")
-    examples: int = Field(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
-    held_out: int = Field(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
-    features: int = Field(default=16, ge=1, le=1 << 20, description="Length of an input.")
-    classes: int = Field(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
-    noise: float = Field(
+    source: Literal["synthetic"] = key(default="synthetic", description="Gaussian clusters, generated when needed.")
+    examples: int = key(default=10_000, ge=1, le=MAX_LENGTH, description="Number of training examples.")
+    held_out: int = key(default=0, ge=0, le=MAX_LENGTH, description="Number of held-out examples.")
+    features: int = key(default=16, ge=1, le=1 << 20, description="Length of an input.")
+    classes: int = key(default=2, ge=2, le=MAX_CLASSES, description="Number of clusters, one per class.")
+    noise: float = key(
         default=1.0,
         ge=0.0,
-        allow_inf_nan=False,
         description="Standard deviation of an input around its cluster's centre; centres have a deviation of 1.",
     )
-    seed: int = Field(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
+    seed: int = key(default=0, ge=0, description="Draws the examples; independent of the job's seed.")
 
-    @model_validator(mode="after")
-    def _centres_fit(self) -> Self:
+    def check(self) -> None:
+        """Refuse centres that need too much memory."""
         if self.classes * self.features > _MAX_CENTRE_ELEMENTS:
             raise ValueError(
                 f"classes * features must be at most {_MAX_CENTRE_ELEMENTS}, found {self.classes} * {self.features}"
             )
-        return self
 
 
 DataOptions = Annotated[
     CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions,
-    Field(discriminator="source"),
+    OneOf("source"),
 ]
 """The `[data]` table of a job file; its key `source` says which."""

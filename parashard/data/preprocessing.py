@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from parashard.data.columns import (
     Column,
@@ -35,16 +34,14 @@ from parashard.data.columns import (
 )
 from parashard.errors import BadData
 from parashard.plan.variables import Float32s
+from parashard.settings.reading import read_json
+from parashard.settings.table import OneOf, Table
 
 MAX_CATEGORIES = 4096
 """Most categories that one column may have: each becomes an input of its own, in every example."""
 
 
-class _Part(BaseModel):
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", allow_inf_nan=False)
-
-
-class NumberColumn(_Part):
+class NumberColumn(Table):
     """One input, (x - mean) / deviation, 0 for a missing value; with `missing_input` a second: 1 if it is missing."""
 
     kind: Literal["number"] = "number"
@@ -70,7 +67,7 @@ class NumberColumn(_Part):
             out[:, 1] = missing
 
 
-class TextColumn(_Part):
+class TextColumn(Table):
     """An input per category, 1 in that of the row's, 0 in the others; with `missing_input` a last: 1 if it is missing.
 
     A row with a text that is no category, as none of the training rows has it, is 0 in all of them.
@@ -96,10 +93,10 @@ class TextColumn(_Part):
             out[text.codes < 0, -1] = 1.0
 
 
-InputColumn = Annotated[NumberColumn | TextColumn, Field(discriminator="kind")]
+InputColumn = Annotated[NumberColumn | TextColumn, OneOf("kind")]
 
 
-class ClassTarget(_Part):
+class ClassTarget(Table):
     """Classes: output (logit) i of a classifier belongs to classes[i]."""
 
     kind: Literal["class"] = "class"
@@ -107,7 +104,7 @@ class ClassTarget(_Part):
     classes: tuple[str, ...]
 
 
-class ValueTarget(_Part):
+class ValueTarget(Table):
     """A number: the built-in models' output z means mean + deviation * z. Both are of the training targets."""
 
     kind: Literal["value"] = "value"
@@ -116,7 +113,7 @@ class ValueTarget(_Part):
     deviation: float
 
 
-class Preprocessing(_Part):
+class Preprocessing(Table):
     """How examples become inputs, and what outputs mean; frozen, and the same on every machine.
 
     Parameters
@@ -139,7 +136,7 @@ class Preprocessing(_Part):
     divide_by: float = 1.0
     columns: tuple[InputColumn, ...] | None = None
     missing: str = ""
-    target: Annotated[ClassTarget | ValueTarget, Field(discriminator="kind")]
+    target: Annotated[ClassTarget | ValueTarget, OneOf("kind")]
 
     def inputs(self, rows: Sequence[Mapping[str, Any]]) -> Float32s:
         """Return the model's inputs for rows of a table.
@@ -246,7 +243,7 @@ def encoded(columns: Sequence[InputColumn], table: Mapping[str, Column], rows: i
 
 def as_json(preprocessing: Preprocessing) -> bytes:
     """Return the content of the file."""
-    return json.dumps(preprocessing.model_dump(), indent=1, ensure_ascii=False).encode() + b"\n"
+    return json.dumps(preprocessing.plain(), indent=1, ensure_ascii=False).encode() + b"\n"
 
 
 def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
@@ -258,11 +255,13 @@ def read_preprocessing(path: str | os.PathLike[str]) -> Preprocessing:
         It cannot be read, or has another format.
     """
     try:
-        return Preprocessing.model_validate_json(Path(path).read_bytes())
+        return read_json(Preprocessing, Path(path).read_bytes())
     except OSError as error:
         raise BadData(f"{path}: cannot be read: {error.strerror}") from None
-    except ValidationError as error:
-        raise BadData(f"{path}: does not describe preprocessing: {error.errors()[0]['msg']}") from None
+    except ValueError as error:
+        from parashard.settings.validation import first_problem
+
+        raise BadData(f"{path}: does not describe preprocessing: {first_problem(error)}") from None
 
 
 def _sum_in_order(values: Float64s) -> float:

@@ -8,6 +8,7 @@ oracle, which needs only the number of examples. Called by `parashard.data.open_
 from __future__ import annotations
 
 import hashlib
+import json
 
 import numpy as np
 import numpy.typing as npt
@@ -38,12 +39,13 @@ class SyntheticSource:
         elements = np.arange(options.classes * options.features, dtype=_U64)
         self._centres = _normal(elements, centre_key).reshape(options.classes, options.features)
         self._features = np.arange(options.features, dtype=_U64)
+        text = json.dumps(options.plain(), separators=(",", ":"))
         self._spec = DataSpec(
             examples=options.examples,
             held_out=options.held_out,
             input_shape=(options.features,),
             classes=options.classes,
-            fingerprint=hashlib.sha256(f"synthetic 1\0{options.model_dump_json()}".encode()).hexdigest(),
+            fingerprint=hashlib.sha256(f"synthetic 1\0{text}".encode()).hexdigest(),
         )
 
     @property

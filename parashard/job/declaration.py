@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -29,6 +28,7 @@ from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited, Model
 from parashard.models.blame import named_with_line
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
+from parashard.settings.table import key
 from parashard.store.durable import replace_durably, write_durably
 
 RECORD_FILE = "declaration.json"
@@ -139,14 +139,14 @@ class _Declaration(Record):
 
     kind = "declaration"
 
-    examples: Annotated[int, Field(ge=1, lt=2**63)]
+    examples: Annotated[int, key(ge=1, lt=2**63)]
     held_out: Count
     input_shape: tuple[Count, ...]
     classes: Count
     fingerprint: Name
     preprocessing: Preprocessing | None
     warnings: tuple[str, ...]
-    variables: Annotated[tuple[_Variable, ...], Field(min_length=1)]
+    variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
     model_sha256: str
 

@@ -11,12 +11,11 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from parashard.data.base import DataSpec
 from parashard.job.keys import dotted, leaves, plain
 from parashard.job.schema import Job
 from parashard.plan.variables import Variable, in_name_order
+from parashard.settings.table import Table
 
 
 def job_identity(
@@ -45,10 +44,10 @@ def job_identity(
         Of the code of a user's own model (`parashard.models.code_sha256`).
     """
     identity: dict[str, Any] = {
-        "job": job.job.model_dump(include={"seed", "epochs", "batch_size", "on_bad_step"}),
+        "job": {name: getattr(job.job, name) for name in ("seed", "epochs", "batch_size", "on_bad_step")},
         "data": _data(spec),
         "model": _model(job.model),
-        "optimizer": _options(job.optimizer),
+        "optimizer": job.optimizer.plain(),
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }
@@ -78,15 +77,11 @@ def _text(flat: Mapping[tuple[str, ...], Any], key: tuple[str, ...]) -> str | No
     return json.dumps(flat[key], sort_keys=True) if key in flat else None
 
 
-def _model(options: BaseModel) -> dict[str, Any]:
-    identity = _options(options)
+def _model(options: Table) -> dict[str, Any]:
+    identity = options.plain()
     if identity.get("loss", "") is None:  # left out where the data's targets say it: earlier jobs keep their digest
         del identity["loss"]
     return identity
-
-
-def _options(options: BaseModel) -> dict[str, Any]:
-    return options.model_dump(by_alias=True)
 
 
 def _data(spec: DataSpec) -> dict[str, Any]:

@@ -11,11 +11,10 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import BaseModel
-
 from parashard.errors import ConfigurationError
 from parashard.job.layers import PREFIX, SEPARATOR, names_a_key
-from parashard.job.problems import models_at
+from parashard.settings.forms import file_keys, forms_at
+from parashard.settings.table import Table
 
 OWN_VARIABLES = (
     "PARASHARD_TLS_DIR",
@@ -48,7 +47,7 @@ _SERVICE_LINK = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_[0-9]+_(T
 _DEPTH_MAX = 3  # of keys, as in optimizer.schedule.kind
 
 
-def unread_variables(environ: Mapping[str, str], schema: type[BaseModel]) -> tuple[str, ...]:
+def unread_variables(environ: Mapping[str, str], schema: type[Table]) -> tuple[str, ...]:
     """Return a warning for each variable with our prefix that nothing reads.
 
     Raises
@@ -56,7 +55,7 @@ def unread_variables(environ: Mapping[str, str], schema: type[BaseModel]) -> tup
     ConfigurationError
         If one is a key of the job apart from the two underscores.
     """
-    keys = {name.replace(SEPARATOR, "_"): name for name in _variables_of(schema)}
+    keys = {name.replace(SEPARATOR, "_"): name for name in _variables_of(schema)}  # type: ignore[arg-type]  # mypy takes the instances' __hash__
     warnings = []
     for given in sorted(environ):
         name = given.upper()
@@ -82,16 +81,16 @@ def _warning(given: str, name: str, keys: list[str]) -> str:
 
 
 @functools.cache
-def _variables_of(schema: type[BaseModel]) -> tuple[str, ...]:
+def _variables_of(schema: type[Table]) -> tuple[str, ...]:
     """Return the environment variable of every key of every kind; `[variables]` tables have none."""
     return tuple(PREFIX + SEPARATOR.join(parts).upper() for parts in _keys(schema, ()) if parts[0] != "variables")
 
 
-def _keys(schema: type[BaseModel], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+def _keys(schema: type[Table], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
     nowhere: dict[str, Any] = {}
-    for model in dict.fromkeys(models_at(schema, above, nowhere)):
-        for name, field in model.model_fields.items():
-            parts = (*above, field.alias or name)
+    for form in dict.fromkeys(forms_at(schema, above, nowhere)):
+        for name, _ in file_keys(form):
+            parts = (*above, name)
             yield parts
             if len(parts) < _DEPTH_MAX:
                 yield from _keys(schema, parts)

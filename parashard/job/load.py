@@ -14,18 +14,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import tomli_w
-from pydantic import BaseModel, ValidationError
-
 from parashard.errors import ConfigurationError
 from parashard.job.environment import unread_variables
 from parashard.job.keys import at, dotted, leaves, plain, shown
 from parashard.job.layers import Layers, Override, layered
-from parashard.job.problems import configuration_error
 from parashard.job.schema import Job
 from parashard.job.switching import drop_keys_of_earlier_kinds
+from parashard.settings.reading import read_table
+from parashard.settings.table import Table
 
-_Options = TypeVar("_Options", bound=BaseModel)
+_Options = TypeVar("_Options", bound=Table)
 
 
 @dataclass(frozen=True)
@@ -100,6 +98,8 @@ def job_from_toml(text: str, overrides: Sequence[Override] = ()) -> Job:
 
 def as_toml(job: Job) -> str:
     """Return the job as the text of a job file; loading it gives an equal job. Keys without a value are left out."""
+    import tomli_w
+
     return tomli_w.dumps(_without_none(_table(job)))
 
 
@@ -112,12 +112,25 @@ def _validated(layers: Layers, folder: Path) -> Job:
     _check_text(layers)
     drop_keys_of_earlier_kinds(layers, Job)
     try:
-        # As JSON, strict: lists become tuples and text becomes paths, but "2" is no number and true is not 1.
-        job = Job.model_validate_json(json.dumps(layers.table), strict=True)
-    except ValidationError as error:
-        raise configuration_error(error, Job, layers) from None
+        job = read_table(Job, layers.table)
+    except ValueError:
+        job = _validated_in_words(layers)
     job = _with_absolute_paths(job, (), layers, folder)
     return _with_absolute_store(job, layers, folder)
+
+
+def _validated_in_words(layers: Layers) -> Job:
+    """Return the job, if it is valid all the same."""
+    from pydantic import ValidationError  # longer than all else of a service's start: only for its words
+
+    from parashard.job.problems import configuration_error
+    from parashard.settings.validation import validated
+
+    try:
+        job: Job = validated(Job, layers.table)
+    except ValidationError as error:
+        raise configuration_error(error, Job, layers) from None
+    return job
 
 
 def _read(file: Path) -> dict[str, Any]:
@@ -149,14 +162,14 @@ def _check_text(layers: Layers) -> None:
 
 def _with_absolute_paths(options: _Options, above: tuple[str, ...], layers: Layers, folder: Path) -> _Options:
     changed: dict[str, Any] = {}
-    for name, field in type(options).model_fields.items():
-        value, parts = getattr(options, name), (*above, field.alias or name)
+    for name, declared in options.keys.items():
+        value, parts = getattr(options, name), (*above, declared.in_file or name)
         if isinstance(value, Path):
             from_file = layers.origin(parts) == layers.file
             changed[name] = _absolute(value, folder if from_file else Path.cwd(), parts, layers)
-        elif isinstance(value, BaseModel):
+        elif isinstance(value, Table):
             changed[name] = _with_absolute_paths(value, parts, layers, folder)
-    return options.model_copy(update=changed)
+    return options.replaced(**changed)
 
 
 def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
@@ -166,7 +179,7 @@ def _with_absolute_store(job: Job, layers: Layers, folder: Path) -> Job:
         return job
     from_file = layers.origin(parts) == layers.file
     path = _absolute(Path(url), folder if from_file else Path.cwd(), parts, layers)
-    return job.model_copy(update={"checkpoint": job.checkpoint.model_copy(update={"url": str(path)})})
+    return job.replaced(checkpoint=job.checkpoint.replaced(url=str(path)))
 
 
 def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) -> Path:
@@ -180,7 +193,7 @@ def _absolute(path: Path, folder: Path, parts: tuple[str, ...], layers: Layers) 
 
 
 def _table(job: Job) -> dict[str, Any]:
-    table: dict[str, Any] = plain(job.model_dump(by_alias=True))
+    table: dict[str, Any] = plain(job.plain())
     return table
 
 

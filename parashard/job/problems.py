@@ -9,19 +9,17 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
-from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
+from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from parashard.errors import ConfigurationError
 from parashard.job.keys import at, dotted, key_parts, shown
 from parashard.job.layers import Layers
 from parashard.job.relations import Contradictions
-
-DISCRIMINATORS = ("kind", "source")
-"""The discriminators of the tables' unions."""
+from parashard.settings.forms import TAGS, description_of, forms_at, tag_values
+from parashard.settings.table import Table
 
 _PHRASES = {
     "bool_type": "true or false",
@@ -42,7 +40,7 @@ _PHRASES = {
 """Messages for pydantic's commonest errors, in a job file's terms; the others keep pydantic's own."""
 
 
-def configuration_error(error: ValidationError, schema: type[BaseModel], layers: Layers) -> ConfigurationError:
+def configuration_error(error: ValidationError, schema: type[Table], layers: Layers) -> ConfigurationError:
     """Return one error with one line for each problem."""
     lines: dict[str, list[str]] = {}  # several members of a union refuse the same value: one line, all alternatives
     for details in error.errors(include_url=False):
@@ -54,7 +52,7 @@ def configuration_error(error: ValidationError, schema: type[BaseModel], layers:
     return ConfigurationError(f"the job has {len(problems)} problems:\n" + "\n".join(f"  {p}" for p in problems))
 
 
-def _problems(details: ErrorDetails, schema: type[BaseModel], layers: Layers) -> Iterator[tuple[str, str]]:
+def _problems(details: ErrorDetails, schema: type[Table], layers: Layers) -> Iterator[tuple[str, str]]:
     """Yield (where and what was found, what is allowed)."""
     kind, context = details["type"], details.get("ctx", {})
     cause = context.get("error")
@@ -66,11 +64,8 @@ def _problems(details: ErrorDetails, schema: type[BaseModel], layers: Layers) ->
         return
     parts = _key(details["loc"], layers.table, keep_last=kind == "missing")
     if kind == "missing":
-        field = _fields_at(schema, parts[:-1], layers.table)[parts[-1]]
-        yield (
-            f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing",
-            f"needed: {field.description or 'a value'}",
-        )
+        needed = _descriptions_at(schema, parts[:-1], layers.table)[parts[-1]] or "a value"
+        yield f"{layers.origin_of_missing(parts)}: {dotted(*parts)}: missing", f"needed: {needed}"
     elif kind == "extra_forbidden":
         yield f"{layers.origin(parts)}: {dotted(*parts)}: unknown key", _nearest(schema, parts, layers.table)
     elif kind in ("union_tag_invalid", "union_tag_not_found"):
@@ -89,15 +84,11 @@ def _phrase(kind: str, message: str, context: Mapping[str, Any]) -> str:
     return re.sub(r"^(Value error, |Input should be )(must be )?", "", message)
 
 
-def _unknown_member(schema: type[BaseModel], parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
-    members = models_at(schema, parts, layers.table)
-    tag = next(d for d in DISCRIMINATORS if all(d in m.model_fields for m in members))
-    allowed: list[str] = []
-    for member in members:
-        if getattr(member, "for_tests", False):
-            continue
-        annotation = member.model_fields[tag].annotation
-        allowed += get_args(annotation) if get_origin(annotation) is Literal else ["module:factory"]
+def _unknown_member(schema: type[Table], parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
+    forms = forms_at(schema, parts, layers.table)
+    tag = next(tag for tag in TAGS if all(tag in form.keys for form in forms))
+    offered = [form for form in forms if not getattr(form, "for_tests", False)]
+    allowed = [value for form in offered for value in tag_values(form, tag)]
     node = at(layers.table, parts)
     key = (*parts, tag)
     if tag in node:
@@ -105,8 +96,8 @@ def _unknown_member(schema: type[BaseModel], parts: tuple[str, ...], layers: Lay
     return f"{layers.origin_of_missing(key)}: {dotted(*key)}: missing", f"allowed: {', '.join(allowed)}"
 
 
-def _nearest(schema: type[BaseModel], parts: tuple[str, ...], table: Mapping[str, Any]) -> str:
-    known = list(_fields_at(schema, parts[:-1], table))
+def _nearest(schema: type[Table], parts: tuple[str, ...], table: Mapping[str, Any]) -> str:
+    known = list(_descriptions_at(schema, parts[:-1], table))
     if parts[0] == "variables" and isinstance(at(table, parts), dict):
         return f"a pattern with a dot needs quotes: {dotted(parts[0], '.'.join(parts[1:]))}"
     near = difflib.get_close_matches(parts[-1], known, n=1)
@@ -126,39 +117,10 @@ def _key(location: tuple[Any, ...], table: Any, *, keep_last: bool) -> tuple[str
     return tuple(parts)
 
 
-def _fields_at(schema: type[BaseModel], parts: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, FieldInfo]:
+def _descriptions_at(schema: type[Table], parts: tuple[str, ...], table: Mapping[str, Any]) -> dict[str, str]:
     """Return the keys that the table at `parts` may have; with an unknown kind, those of every kind."""
     return {
-        field.alias or name: field
-        for model in models_at(schema, parts, table)
-        for name, field in model.model_fields.items()
+        declared.in_file or name: description_of(form, name)
+        for form in forms_at(schema, parts, table)
+        for name, declared in form.keys.items()
     }
-
-
-def models_at(schema: type[BaseModel], parts: tuple[str, ...], table: Any) -> list[type[BaseModel]]:
-    """Return what the table at `parts` can be, of its kind where the whole table tells, else of every kind."""
-    annotations: list[Any] = [schema]
-    for part in parts:
-        below: list[Any] = []
-        for annotation in annotations:
-            if get_origin(annotation) is dict:
-                below.append(get_args(annotation)[1])
-            for model in _members(annotation, table):
-                below += [f.annotation for name, f in model.model_fields.items() if (f.alias or name) == part]
-        annotations, table = below, table.get(part, {}) if isinstance(table, dict) else {}
-    return [model for annotation in annotations for model in _members(annotation, table)]
-
-
-def _members(annotation: Any, table: Any) -> list[type[BaseModel]]:
-    """Return the models of an annotation that the table can be: those of its kind, or all if it is of none."""
-    if get_origin(annotation) is dict:
-        return []
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    models = [m for argument in get_args(annotation) for m in _members(argument, table)]
-    return [m for m in models if _is_kind(m, table)] or models
-
-
-def _is_kind(model: type[BaseModel], table: Any) -> bool:
-    tags = [d for d in DISCRIMINATORS if d in model.model_fields]
-    return isinstance(table, dict) and any(table.get(t) in get_args(model.model_fields[t].annotation) for t in tags)

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
 from parashard.encodings.encoding import Encoding
 from parashard.errors import ConfigurationError
 from parashard.job.keys import dotted
 from parashard.plan.variables import Variable
+from parashard.settings.table import Before, Table, key
 
 
 def _checked_encoding(value: Any) -> Any:
@@ -27,17 +26,15 @@ def _checked_encoding(value: Any) -> Any:
     return value
 
 
-class VariableSettings(BaseModel):
+class VariableSettings(Table):
     """What a job changes about the variables that one pattern matches; an unset key changes nothing."""
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True)
-
-    frozen: bool | None = Field(default=None, description="True: the variable is never pushed and never changes.")
-    decay: bool | None = Field(default=None, description="False: weight decay leaves the variable alone.")
-    learning_rate_factor: float | None = Field(
-        default=None, ge=0, allow_inf_nan=False, description="Multiplies the learning rate for the variable, >= 0."
+    frozen: bool | None = key(default=None, description="True: the variable is never pushed and never changes.")
+    decay: bool | None = key(default=None, description="False: weight decay leaves the variable alone.")
+    learning_rate_factor: float | None = key(
+        default=None, ge=0, description="Multiplies the learning rate for the variable, >= 0."
     )
-    encoding: Annotated[str, BeforeValidator(_checked_encoding)] | None = Field(
+    encoding: Annotated[str, Before(_checked_encoding)] | None = key(
         default=None, description="How gradients travel; int8 and topk keep what they leave out for a later push."
     )
 
@@ -61,6 +58,7 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
                 f"{dotted('variables', pattern)}: the pattern matches no variable; the model has: "
                 f"{', '.join(sorted(variables)) or 'none'}"
             )
+        given = {key: value for key, value in setting.plain().items() if value is not None}
         for name in names:
-            changed[name] = dataclasses.replace(changed[name], **setting.model_dump(exclude_none=True))
+            changed[name] = dataclasses.replace(changed[name], **given)
     return changed

@@ -9,11 +9,10 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
-
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
 from parashard.plan.partition import Partitioner, fixed_shards, maximum_size, minimum_size, whole
+from parashard.settings.table import Before, OneOf, Table, key
 from parashard.transports.base import TransportKind
 
 QUEUE_GRAIN_BYTES = 64 << 10  # receive buffers are multiples of it, so that their number is bounded as well
@@ -56,30 +55,22 @@ def _checked_shard_device(value: Any) -> Any:
     return value
 
 
-class Table(BaseModel):
-    """A table of the job file: unknown keys are errors, and no value is read as another type than it has."""
-
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-
 class JobOptions(Table):
     """`[job]`: what is trained, and for how long."""
 
-    name: Annotated[str, BeforeValidator(_checked_name)] = Field(
-        description="Name of the job in paths, logs and metrics."
-    )
-    seed: int = Field(
+    name: Annotated[str, Before(_checked_name)] = key(description="Name of the job in paths, logs and metrics.")
+    seed: int = key(
         default=0, ge=0, le=2**63 - 1, description="Seed of initial values, data order and all that is random."
     )
-    epochs: int = Field(ge=1, le=10**9, description="Number of times that every training example is used.")
-    batch_size: int = Field(ge=1, le=2**31 - 1, description="Examples of one step.")
-    max_attempts: int = Field(
+    epochs: int = key(ge=1, le=10**9, description="Number of times that every training example is used.")
+    batch_size: int = key(ge=1, le=2**31 - 1, description="Examples of one step.")
+    max_attempts: int = key(
         default=5,
         ge=1,
         le=1000,
         description="Attempts at one step, with growing pauses between them, after which it counts as bad.",
     )
-    on_bad_step: Literal["stop", "skip"] = Field(
+    on_bad_step: Literal["stop", "skip"] = key(
         default="stop", description="Whether a bad step stops the job, or is skipped on every shard and counted."
     )
 
@@ -87,11 +78,11 @@ class JobOptions(Table):
 class ConsistencyOptions(Table):
     """`[consistency]`: when steps may run ahead of each other."""
 
-    policy: Annotated[Policy, BeforeValidator(_parsed_policy), PlainSerializer(str)] = Field(
+    policy: Annotated[Policy, Before(_parsed_policy, whole=True)] = key(
         default=Policy("async"),
         description="async, ssp:K (at most K steps ahead of the slowest) or sync:N (rounds of N steps).",
     )
-    reduce: Literal["mean", "sum"] = Field(
+    reduce: Literal["mean", "sum"] = key(
         default="mean", description="How a round's gradients become one; only sync:N has rounds."
     )
 
@@ -99,14 +90,14 @@ class ConsistencyOptions(Table):
 class EvaluationOptions(Table):
     """`[evaluation]`: when the held-out split is measured, and what ends the job early."""
 
-    every_epochs: float = Field(
+    every_epochs: float = key(
         default=1.0, ge=0, le=10**9, description="Epochs between two evaluations; 0 evaluates only at the end."
     )
-    target_accuracy: float | None = Field(
+    target_accuracy: float | None = key(
         default=None, gt=0, le=1, description="An evaluation that reaches this accuracy ends the job."
     )
-    target_loss: float | None = Field(default=None, description="An evaluation with at most this loss ends the job.")
-    target_mean_squared_error: float | None = Field(
+    target_loss: float | None = key(default=None, description="An evaluation with at most this loss ends the job.")
+    target_mean_squared_error: float | None = key(
         default=None,
         ge=0,
         description="An evaluation with at most this mean squared error, in the label's own unit, ends the job.",
@@ -116,27 +107,27 @@ class EvaluationOptions(Table):
 class CheckpointOptions(Table):
     """`[checkpoint]`: where and how often the shards' state is saved, and how durable a push is."""
 
-    url: str = Field(
+    url: str = key(
         default="",
         max_length=1000,
         description="Folder or URL (s3://BUCKET/PATH) of the store; empty: `checkpoints` in the run directory.",
     )
-    every_s: float = Field(
+    every_s: float = key(
         default=30.0, ge=0, le=86400, description="Seconds between two checkpoints of a shard; 0: not by time."
     )
-    every_steps: int = Field(
+    every_steps: int = key(
         default=0,
         ge=0,
         le=10**12,
         description="Applied steps between two checkpoints (in sync:N up to the next round's end); 0: not by steps.",
     )
-    keep: int = Field(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
-    keep_every: int = Field(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
-    durability: Literal["checkpoint", "log"] = Field(
+    keep: int = key(default=3, ge=1, le=10**6, description="How many of a shard's newest checkpoints are kept.")
+    keep_every: int = key(default=0, ge=0, le=10**9, description="Also keep every so many-th for ever; 0: none.")
+    durability: Literal["checkpoint", "log"] = key(
         default="checkpoint",
         description="What a killed shard does: compute again what its checkpoint lacks, or replay a log of pushes.",
     )
-    log_fsync: bool = Field(
+    log_fsync: bool = key(
         default=True, description="Whether the log of pushes survives the machine (fsync), or the process only."
     )
 
@@ -144,8 +135,8 @@ class CheckpointOptions(Table):
 class MinimumSize(Table):
     """Cut into at most one range per shard, none smaller than `min_bytes`."""
 
-    kind: Literal["minimum-size"] = Field(default="minimum-size", description="Names this partitioner.")
-    min_bytes: int = Field(default=262144, ge=1, le=2**40, description="Smallest range, in bytes.")
+    kind: Literal["minimum-size"] = key(default="minimum-size", description="Names this partitioner.")
+    min_bytes: int = key(default=262144, ge=1, le=2**40, description="Smallest range, in bytes.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner for this number of shards."""
@@ -155,7 +146,7 @@ class MinimumSize(Table):
 class FixedShards(Table):
     """Cut every variable into one range per shard."""
 
-    kind: Literal["fixed-shards"] = Field(description="Names this partitioner.")
+    kind: Literal["fixed-shards"] = key(description="Names this partitioner.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner for this number of shards."""
@@ -165,8 +156,8 @@ class FixedShards(Table):
 class MaximumSize(Table):
     """Cut into the fewest ranges of which none is larger than `max_bytes`."""
 
-    kind: Literal["maximum-size"] = Field(description="Names this partitioner.")
-    max_bytes: int = Field(ge=1, le=2**40, description="Largest range, in bytes.")
+    kind: Literal["maximum-size"] = key(description="Names this partitioner.")
+    max_bytes: int = key(ge=1, le=2**40, description="Largest range, in bytes.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner; the number of shards does not matter to it."""
@@ -176,127 +167,127 @@ class MaximumSize(Table):
 class Whole(Table):
     """Leave every variable in one piece."""
 
-    kind: Literal["whole"] = Field(description="Names this partitioner.")
+    kind: Literal["whole"] = key(description="Names this partitioner.")
 
     def build(self, shards: int) -> Partitioner:
         """Return the partitioner; the number of shards does not matter to it."""
         return whole
 
 
-PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, Field(discriminator="kind")]
+PartitionerOptions = Annotated[MinimumSize | FixedShards | MaximumSize | Whole, OneOf("kind")]
 
 
 class ClusterOptions(Table):
     """`[cluster]`: the processes and their resources; nothing here changes the arithmetic."""
 
-    shards: int = Field(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
-    workers: int = Field(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
-    device: Annotated[str, BeforeValidator(_checked_device)] = Field(
+    shards: int = key(default=2, ge=1, le=1024, description="Number of parameter-server shards.")
+    workers: int = key(default=2, ge=0, le=4096, description="Workers to start; 0: all join from outside.")
+    device: Annotated[str, Before(_checked_device)] = key(
         default="auto",
         description="Where workers compute: cpu; cuda:N, one GPU; cuda, the GPUs in turn; auto, cuda if it can be.",
     )
-    shard_device: Annotated[str, BeforeValidator(_checked_shard_device)] = Field(
+    shard_device: Annotated[str, Before(_checked_shard_device)] = key(
         default="cpu",
         description="Where shards keep variables and move them: cpu; cuda:N, one GPU; or cuda, the GPUs in turn.",
     )
-    launcher: Literal["local", "external", "kubernetes"] = Field(
+    launcher: Literal["local", "external", "kubernetes"] = key(
         default="local",
         description="Who starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
-    pipeline_depth: int = Field(
+    pipeline_depth: int = key(
         default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."
     )
-    lease_batch: int = Field(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
-    lease_ttl_s: float = Field(
+    lease_batch: int = key(default=16, ge=1, le=1024, description="Most steps that one call leases to a worker.")
+    lease_ttl_s: float = key(
         default=10.0, ge=0.1, le=3600, description="Seconds without renewal after which a lease ends."
     )
-    step_timeout_s: float = Field(
+    step_timeout_s: float = key(
         default=300.0,
         ge=0.1,
         le=86400,
         description="Seconds of work on one step after which its worker is hung: the step has failed.",
     )
-    grace_s: float = Field(
+    grace_s: float = key(
         default=10.0,
         ge=0.5,
         le=3600,
         description="Seconds that a process which is asked to end may take to finish, save and give back.",
     )
-    silence_s: float = Field(
+    silence_s: float = key(
         default=30.0,
         ge=1,
         le=86400,
         description="Seconds without a sign of life after which a running process is killed and started again; a "
         "worker not before its leases end.",
     )
-    start_s: float = Field(
+    start_s: float = key(
         default=600.0,
         ge=1,
         le=86400,
         description="Seconds that a process may take from its start to its first sign of life, such as to load data or "
         "to restore a checkpoint; after that it is killed likewise.",
     )
-    retry_budget_s: float = Field(
+    retry_budget_s: float = key(
         default=60.0,
         ge=1,
         le=86400,
         description="Seconds for which a process waits for a shard or a coordinator that is away.",
     )
-    speculate_after: float = Field(
+    speculate_after: float = key(
         default=4.0,
         ge=0,
         le=10**6,
         description="Median step times after which a held step may be leased to a second worker; 0: never.",
     )
-    worker_threads: int = Field(
+    worker_threads: int = key(
         default=0,
         ge=0,
         le=1024,
         description="Compute threads of a worker; 0: OMP_NUM_THREADS, else an even share of the cores, or 1 in sync:N.",
     )
-    shard_threads: int = Field(
+    shard_threads: int = key(
         default=0,
         ge=0,
         le=1024,
         description="Threads that share a large push in a shard; 0: an even share of the cores, at least 1.",
     )
-    transport: TransportKind = Field(
+    transport: TransportKind = key(
         default="auto",
         description="How tensors travel: shared memory on one host, plain TCP, gRPC, or the first that can be.",
     )
-    partitioner: PartitionerOptions = Field(
+    partitioner: PartitionerOptions = key(
         default_factory=MinimumSize, description="How variables are cut into row ranges."
     )
-    host: str = Field(
+    host: str = key(
         default="127.0.0.1",
         min_length=1,
         max_length=253,
         description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
     )
-    insecure: bool = Field(default=False, description="True: listen off loopback without TLS, open to everybody.")
-    allow_mixed: bool = Field(
+    insecure: bool = key(default=False, description="True: listen off loopback without TLS, open to everybody.")
+    allow_mixed: bool = key(
         default=False,
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",
     )
-    max_restarts: int = Field(
+    max_restarts: int = key(
         default=20,
         ge=0,
         le=10**6,
         description="Exits of one worker in a row, without a step completed in between, that end the job.",
     )
-    restart_backoff_s: float = Field(
+    restart_backoff_s: float = key(
         default=0.2,
         ge=0,
         le=5,
         description="Seconds before a process that ended twice in a row is started again; doubles up to 5.",
     )
-    queue_pushes: int = Field(
+    queue_pushes: int = key(
         default=64,
         ge=1,
         le=65536,
         description="Requests that may be queued at one shard; further ones are answered RetryLater.",
     )
-    queue_bytes: int = Field(
+    queue_bytes: int = key(
         default=0,
         ge=0,
         le=2**40,

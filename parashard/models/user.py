@@ -110,7 +110,7 @@ def _check_unshadowed(kind: str, name: str, places: list[Path]) -> None:
 
 
 def _called(options: UserOptions, factory: Callable[..., Any], spec: DataSpec, place: str) -> Any:
-    extra = dict(options.model_extra or {})
+    extra = dict(options.further)
     try:
         return factory(spec, **extra)
     except ConfigurationError:

@@ -12,9 +12,8 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
-
 from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
+from parashard.settings.table import After, OneOf, Table, key
 
 SLOTS = {
     "sgd": 0,
@@ -33,7 +32,7 @@ _LARGEST = 1e15  # the product of two settings still fits float32
 _SMALLEST = 1e-30
 
 
-def _bounded(least: float, *, either_sign: bool = False) -> AfterValidator:
+def _bounded(least: float, *, either_sign: bool = False) -> After:
     """Return a check of least <= x <= 1e15 (of |x|, with `either_sign`), whose message shows powers of ten as such."""
     allowed = f"between {least:g} and {_LARGEST:g}"
     if either_sign:
@@ -44,29 +43,29 @@ def _bounded(least: float, *, either_sign: bool = False) -> AfterValidator:
             raise ValueError(f"must be {allowed}, found {value!r}")
         return value
 
-    return AfterValidator(check)
+    return After(check)
 
 
 Positive = Annotated[float, _bounded(_SMALLEST)]
 NonZero = Annotated[float, _bounded(_SMALLEST, either_sign=True)]
 NonNegative = Annotated[float, _bounded(0.0)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
+Decay = Annotated[float, key(ge=0, lt=1)]
 
 # Settings that several rules share, with their descriptions for the job file's reference.
-_Rate = Annotated[Positive, Field(description="Step size of an update; the schedule multiplies it.")]
-_Inertia = Annotated[Decay, Field(description="Share of the velocity that an update keeps.")]
-_Beta1 = Annotated[Decay, Field(description="Decay of the running mean of the gradient.")]
-_Beta2 = Annotated[Decay, Field(description="Decay of the running mean of the squared gradient.")]
-_Epsilon = Annotated[Positive, Field(description="Added to the denominator, against division by zero.")]
+_Rate = Annotated[Positive, key(description="Step size of an update; the schedule multiplies it.")]
+_Inertia = Annotated[Decay, key(description="Share of the velocity that an update keeps.")]
+_Beta1 = Annotated[Decay, key(description="Decay of the running mean of the gradient.")]
+_Beta2 = Annotated[Decay, key(description="Decay of the running mean of the squared gradient.")]
+_Epsilon = Annotated[Positive, key(description="Added to the denominator, against division by zero.")]
 _Coupled = Annotated[
-    NonNegative, Field(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
+    NonNegative, key(description="L2 penalty: this times w is added to the gradient after scaling and clipping.")
 ]
 _Decoupled = Annotated[
-    NonNegative, Field(description="Weight decay that goes past the moments: it is not part of the gradient.")
+    NonNegative, key(description="Weight decay that goes past the moments: it is not part of the gradient.")
 ]
 
 
-class OptimizerSpec(BaseModel):
+class OptimizerSpec(Table):
     """What all optimizers share.
 
     Parameters
@@ -91,25 +90,23 @@ class OptimizerSpec(BaseModel):
         0: off.
     """
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    kind: str = Field(description="Names the update rule.")
+    kind: str = key(description="Names the update rule.")
     learning_rate: _Rate
     weight_decay: _Coupled = 0.0
-    schedule: ScheduleOptions = Field(
+    schedule: ScheduleOptions = key(
         default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
     )
-    clip_value: Positive | None = Field(
+    clip_value: Positive | None = key(
         default=None, description="Bound of every element of the gradient, applied by the shard; unset: off."
     )
-    clip_norm: Positive | None = Field(
+    clip_norm: Positive | None = key(
         default=None,
         description="Bound of the whole gradient's norm, applied by the worker before the push; unset: off.",
     )
-    staleness_damping: Literal["none", "inverse"] = Field(
+    staleness_damping: Literal["none", "inverse"] = key(
         default="none", description='"inverse" divides the learning rate by 1 + staleness.'
     )
-    delay_compensation: NonNegative = Field(
+    delay_compensation: NonNegative = key(
         default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
     )
 
@@ -125,14 +122,14 @@ class OptimizerSpec(BaseModel):
 
     def resolved(self, total_steps: int) -> Self:
         """Return the spec with its schedule's lengths in concrete numbers (see `Schedule.resolved`)."""
-        return self.model_copy(update={"schedule": self.schedule.resolved(total_steps)})
+        return self.replaced(schedule=self.schedule.resolved(total_steps))
 
 
 class SGD(OptimizerSpec):
     """Stochastic gradient descent (Robbins and Monro, 1951)."""
 
-    kind: Literal["sgd"] = Field(default="sgd", description="Names this rule.")
-    learning_rate: NonZero = Field(
+    kind: Literal["sgd"] = key(default="sgd", description="Names this rule.")
+    learning_rate: NonZero = key(
         description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`."
     )
 
@@ -140,38 +137,38 @@ class SGD(OptimizerSpec):
 class Momentum(OptimizerSpec):
     """SGD with heavy-ball momentum (Polyak, 1964)."""
 
-    kind: Literal["momentum"] = Field(default="momentum", description="Names this rule.")
+    kind: Literal["momentum"] = key(default="momentum", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
 class Nesterov(OptimizerSpec):
     """SGD with Nesterov's momentum (Sutskever et al., ICML 2013)."""
 
-    kind: Literal["nesterov"] = Field(default="nesterov", description="Names this rule.")
+    kind: Literal["nesterov"] = key(default="nesterov", description="Names this rule.")
     momentum: _Inertia = 0.9
 
 
 class Adagrad(OptimizerSpec):
     """Adagrad, diagonal (Duchi et al., JMLR 2011)."""
 
-    kind: Literal["adagrad"] = Field(default="adagrad", description="Names this rule.")
-    initial_accumulator: NonNegative = Field(default=0.0, description="What the sum of squared gradients starts with.")
+    kind: Literal["adagrad"] = key(default="adagrad", description="Names this rule.")
+    initial_accumulator: NonNegative = key(default=0.0, description="What the sum of squared gradients starts with.")
     epsilon: _Epsilon = 1e-10
 
 
 class RMSProp(OptimizerSpec):
     """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
 
-    kind: Literal["rmsprop"] = Field(default="rmsprop", description="Names this rule.")
+    kind: Literal["rmsprop"] = key(default="rmsprop", description="Names this rule.")
     learning_rate: _Rate = 0.001
-    rho: Decay = Field(default=0.9, description="Decay of the running mean of the squared gradient.")
+    rho: Decay = key(default=0.9, description="Decay of the running mean of the squared gradient.")
     epsilon: _Epsilon = 1e-8
 
 
 class Adam(OptimizerSpec):
     """Adam (Kingma and Ba, ICLR 2015); weight decay is L2."""
 
-    kind: Literal["adam"] = Field(default="adam", description="Names this rule.")
+    kind: Literal["adam"] = key(default="adam", description="Names this rule.")
     learning_rate: _Rate = 0.001
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
@@ -181,7 +178,7 @@ class Adam(OptimizerSpec):
 class AdamW(OptimizerSpec):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019)."""
 
-    kind: Literal["adamw"] = Field(default="adamw", description="Names this rule.")
+    kind: Literal["adamw"] = key(default="adamw", description="Names this rule.")
     learning_rate: _Rate = 0.001
     weight_decay: _Decoupled = 0.01
     beta1: _Beta1 = 0.9
@@ -197,18 +194,18 @@ class FTRL(OptimizerSpec):
     Variables with `decay=False` have neither l1 nor l2.
     """
 
-    kind: Literal["ftrl"] = Field(default="ftrl", description="Names this rule.")
-    beta: Positive = Field(
+    kind: Literal["ftrl"] = key(default="ftrl", description="Names this rule.")
+    beta: Positive = key(
         default=1.0, description="The paper's beta: added to the root of summed squares that divides the rate."
     )
-    l1: NonNegative = Field(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
-    l2: NonNegative = Field(default=0.0, description="Strength of the L2 term.")
+    l1: NonNegative = key(default=0.0, description="Strength of the L1 term, which makes weights exactly zero.")
+    l2: NonNegative = key(default=0.0, description="Strength of the L2 term.")
 
 
 class LAMB(OptimizerSpec):
     """LAMB (You et al., ICLR 2020); weight decay is decoupled."""
 
-    kind: Literal["lamb"] = Field(default="lamb", description="Names this rule.")
+    kind: Literal["lamb"] = key(default="lamb", description="Names this rule.")
     weight_decay: _Decoupled = 0.01
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
@@ -220,7 +217,5 @@ class LAMB(OptimizerSpec):
         return True
 
 
-OptimizerOptions = Annotated[
-    SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, Field(discriminator="kind")
-]
+OptimizerOptions = Annotated[SGD | Momentum | Nesterov | Adagrad | RMSProp | Adam | AdamW | FTRL | LAMB, OneOf("kind")]
 """Any optimizer, discriminated by `kind`: the `[optimizer]` table of a job file."""

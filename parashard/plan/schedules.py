@@ -12,9 +12,8 @@ from __future__ import annotations
 import math
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
 from parashard.errors import ConfigurationError
+from parashard.settings.table import Before, OneOf, Table, key
 
 
 def _steps_or_job(value: Any) -> Any:
@@ -24,11 +23,11 @@ def _steps_or_job(value: Any) -> Any:
     raise ValueError(f'must be an integer >= 1 or "job" (to the end of the job), found {value!r}')
 
 
-DecaySteps = Annotated[int | Literal["job"], BeforeValidator(_steps_or_job)]
+DecaySteps = Annotated[int | Literal["job"], Before(_steps_or_job)]
 """A length in updates, or "job": all updates of the job that follow the warm-up."""
 
 
-class Schedule(BaseModel):
+class Schedule(Table):
     """What all schedules share.
 
     Parameters
@@ -37,9 +36,7 @@ class Schedule(BaseModel):
         Length W >= 0 of the warm-up. Update t <= W has the multiplier t / W: no update has 0, and update W has 1.
     """
 
-    model_config = ConfigDict(defer_build=True, frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
-
-    warmup_steps: int = Field(
+    warmup_steps: int = key(
         default=0, ge=0, description="Updates over which the multiplier rises linearly to 1 before the curve begins."
     )
 
@@ -89,7 +86,7 @@ class Schedule(BaseModel):
 class _Decaying(Schedule):
     """A curve with a length D, concrete or "job"."""
 
-    decay_steps: DecaySteps = Field(
+    decay_steps: DecaySteps = key(
         default="job", description='Length of the decay in updates; "job": all updates after the warm-up.'
     )
 
@@ -102,7 +99,7 @@ class _Decaying(Schedule):
                 f'schedule: with decay_steps = "job", warmup_steps must be less than the job\'s {total_steps} updates '
                 f"(steps, or rounds in sync mode), found {self.warmup_steps}"
             )
-        return self.model_copy(update={"decay_steps": total_steps - self.warmup_steps})
+        return self.replaced(decay_steps=total_steps - self.warmup_steps)
 
     def _length(self) -> int:
         if self.decay_steps == "job":
@@ -115,7 +112,7 @@ class _Decaying(Schedule):
 class ConstantSchedule(Schedule):
     """1 for every update after the warm-up."""
 
-    kind: Literal["constant"] = Field(default="constant", description="Names this schedule.")
+    kind: Literal["constant"] = key(default="constant", description="Names this schedule.")
 
     def _curve(self, done: int) -> float:
         return 1.0
@@ -133,11 +130,9 @@ class StepSchedule(Schedule):
         since `factor` is the method of all schedules.
     """
 
-    model_config = ConfigDict(defer_build=True, populate_by_name=True)  # a dump says `ratio`, a job file `factor`
-
-    kind: Literal["step"] = Field(default="step", description="Names this schedule.")
-    every_steps: int = Field(ge=1, description="Updates on one tread of the staircase.")
-    ratio: float = Field(gt=0, le=1, alias="factor", description="Ratio of one tread to the one before.")
+    kind: Literal["step"] = key(default="step", description="Names this schedule.")
+    every_steps: int = key(ge=1, description="Updates on one tread of the staircase.")
+    ratio: float = key(gt=0, le=1, in_file="factor", description="Ratio of one tread to the one before.")
 
     def _curve(self, done: int) -> float:
         return float(self.ratio ** (done // self.every_steps))
@@ -156,9 +151,9 @@ class ExponentialSchedule(_Decaying):
         True: the exponent n / D is rounded down.
     """
 
-    kind: Literal["exponential"] = Field(default="exponential", description="Names this schedule.")
-    rate: float = Field(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
-    staircase: bool = Field(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
+    kind: Literal["exponential"] = key(default="exponential", description="Names this schedule.")
+    rate: float = key(gt=0, le=1, description="Factor by which the multiplier falls over `decay_steps` updates.")
+    staircase: bool = key(default=False, description="True: the multiplier falls once every `decay_steps` updates.")
 
     def _curve(self, done: int) -> float:
         length = self._length()
@@ -178,8 +173,8 @@ class CosineSchedule(_Decaying):
         f, in [0, 1].
     """
 
-    kind: Literal["cosine"] = Field(default="cosine", description="Names this schedule.")
-    final_fraction: float = Field(
+    kind: Literal["cosine"] = key(default="cosine", description="Names this schedule.")
+    final_fraction: float = key(
         default=0.0, ge=0, le=1, description="Multiplier that the decay ends with, and that stays."
     )
 
@@ -190,7 +185,5 @@ class CosineSchedule(_Decaying):
         return self.final_fraction + (1 - self.final_fraction) * (1 + math.cos(math.pi * done / length)) / 2
 
 
-ScheduleOptions = Annotated[
-    ConstantSchedule | StepSchedule | ExponentialSchedule | CosineSchedule, Field(discriminator="kind")
-]
+ScheduleOptions = Annotated[ConstantSchedule | StepSchedule | ExponentialSchedule | CosineSchedule, OneOf("kind")]
 """Any schedule, discriminated by `kind`: the `[optimizer.schedule]` table of a job file."""

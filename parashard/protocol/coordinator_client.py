@@ -10,9 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
-
-import tenacity
+from typing import TYPE_CHECKING, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
@@ -20,6 +18,9 @@ from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unr
 from parashard.process.logs import structlog
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
+
+if TYPE_CHECKING:
+    import tenacity
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
@@ -138,6 +139,13 @@ class CoordinatorClient:
 
     def patiently(self, call: Callable[[], _Reply]) -> _Reply:
         """Make a call until it is answered, within the budget; an error that waiting does not mend comes at once."""
+        try:
+            return call()
+        except RetryLater:
+            if not self.retry_budget_s or self._giving_up.is_set():
+                raise
+        import tenacity  # only where a call has to be made again
+
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),

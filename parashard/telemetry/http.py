@@ -9,22 +9,15 @@ from __future__ import annotations
 import io
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Gauge, ProcessCollector, generate_latest
-from prometheus_client.core import CounterMetricFamily
-from prometheus_client.exposition import CONTENT_TYPE_LATEST
-from prometheus_client.registry import Collector
-
-from parashard import __version__
 from parashard.errors import Unavailable
 from parashard.process.logs import structlog
-from parashard.process.side_effects import failed_writes
 from parashard.protocol.rpc import address_family, join_address
-from parashard.security.credentials import Credentials
+from parashard.telemetry.metrics import Metrics
 
 REQUEST_TIMEOUT_S = 5.0
 REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
@@ -53,7 +46,7 @@ class HttpPort:
     ----------
     host, port
         Where to listen; port 0 picks a free one.
-    registry : CollectorRegistry
+    metrics : Metrics
         What /metrics shows.
     ready : callable
         Returns the reason why the process is not ready, or "" when it is.
@@ -65,12 +58,12 @@ class HttpPort:
         self,
         host: str,
         port: int,
-        registry: CollectorRegistry,
+        metrics: Metrics,
         ready: Callable[[], str],
         pages: dict[str, Page] | None = None,
     ) -> None:
-        def metrics(query: str) -> tuple[int, str, bytes]:
-            return 200, CONTENT_TYPE_LATEST, generate_latest(registry)
+        def scraped(query: str) -> tuple[int, str, bytes]:
+            return 200, *metrics.scrape()
 
         def livez(query: str) -> tuple[int, str, bytes]:
             return 200, "text/plain", b"ok\n"
@@ -79,7 +72,7 @@ class HttpPort:
             reason = ready()
             return (503, "text/plain", f"{reason}\n".encode()) if reason else (200, "text/plain", b"ok\n")
 
-        all_pages: dict[str, Page] = {"/metrics": metrics, "/livez": livez, "/readyz": readyz, **(pages or {})}
+        all_pages: dict[str, Page] = {"/metrics": scraped, "/livez": livez, "/readyz": readyz, **(pages or {})}
 
         class Handler(BaseHTTPRequestHandler):
             timeout = REQUEST_TIMEOUT_S
@@ -182,40 +175,3 @@ class _BoundedServer(ThreadingHTTPServer):
         with self._lock:
             self._open.pop(request, None)
         super().shutdown_request(request)
-
-
-class _FailedWrites(Collector):
-    """What this process could not write and goes on without (P21)."""
-
-    def collect(self) -> Iterator[CounterMetricFamily]:
-        """Yield the family, with a zero for the log lines, which every process writes."""
-        family = CounterMetricFamily(
-            "parashard_failed_writes", "Writes that failed and that the process goes on without.", labels=["what"]
-        )
-        for what, count in ({"log lines": 0} | failed_writes()).items():
-            family.add_metric([what.removeprefix("the ").replace(" ", "_").replace("'", "")], count)
-        yield family
-
-
-def new_registry(role: str, credentials: Credentials | None = None) -> CollectorRegistry:
-    """Return a registry with parashard_build_info and what the system says of the process: memory, time, files.
-
-    With credentials it also has when they expire; to be asked for it makes them look for new files.
-    """
-    registry = CollectorRegistry()
-    ProcessCollector(registry=registry)
-    info = Gauge("parashard_build_info", "Always 1; the labels tell what runs.", ["version", "role"], registry=registry)
-    info.labels(__version__, role).set(1)
-    registry.register(_FailedWrites())
-    if credentials is not None:
-        expires = Gauge(
-            "parashard_certificate_expires_timestamp_seconds",
-            "Unix time at which the first of the process' certificates expires.",
-            registry=registry,
-        )
-
-        def present() -> float:
-            return credentials.current().expires.timestamp()
-
-        expires.set_function(present)
-    return registry

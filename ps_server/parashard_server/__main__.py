@@ -7,13 +7,18 @@ incarnation lacks, in sync mode the part of a round that was only held, is compu
 
 from __future__ import annotations
 
+from parashard.process.imports import imported
+
+# isort: split
+
 import math
 import secrets
 import threading
 import time
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
@@ -32,18 +37,18 @@ from parashard.protocol.rpc import Server, join_address
 from parashard.security.identity import Role
 from parashard.store import open_store
 from parashard.store.claims import Claims
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_REQUEST_OBSERVER, RequestObserver
-from parashard.telemetry.refusals import RefusedPeers
 from parashard.telemetry.tracing import tracing
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
-from parashard_server.durability.checkpointer import Checkpointer
+from parashard_server.durability.checkpointer import Checkpointer, CheckpointRecord
 from parashard_server.durability.lifecycle import ShardLifecycle, begin_first_incarnation
 from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.schedule import CheckpointSchedule
 from parashard_server.durability.shard_log import ShardLog
-from parashard_server.metrics import ShardCollector
+from parashard_server.durability.write_ahead_log.log import WriteAheadLog
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
@@ -51,12 +56,15 @@ from parashard_server.serving.request_handler import RequestHandler
 from parashard_server.serving.shard_host import ShardHost
 
 if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
+
     from parashard.telemetry.tracer import Tracer
 
 ANNOUNCE_S = 1.0
 ANNOUNCE_AGAIN_S = 0.1  # without an answer
 LOOK_S = 0.05
 
+imported()
 log = structlog.get_logger("shard")
 
 
@@ -135,14 +143,14 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     service = ShardService(plane, host, checkpointer, lifecycle, ports.buffers)
     server = Server(join_address(arguments.host, arguments.port), credentials)
     service.add_to(server)
-    registry = new_registry("shard", credentials)
-    registry.register(ShardCollector(host, builder.push_memory, checkpointer.record, lambda: push_log.current))
-    registry.register(_refused_peers(builder.push_memory, server, ports))
+    metrics = Metrics("shard", credentials)
+    metrics.add(partial(_collector, host, builder.push_memory, checkpointer.record, lambda: push_log.current))
+    metrics.add(partial(_refused_peers, builder.push_memory, server, ports))
     announced = False
     http = HttpPort(
         arguments.host,
         arguments.http_port,
-        registry,
+        metrics,
         lambda: "" if announced else "not registered with the coordinator",
     )
     server.start()
@@ -176,7 +184,17 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
     return ExitCode.DONE
 
 
-def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> RefusedPeers:
+def _collector(
+    host: ShardHost, memory: PushMemory, checkpoints: CheckpointRecord, log_: Callable[[], WriteAheadLog | None]
+) -> Collector:
+    from parashard_server.metrics import ShardCollector
+
+    return ShardCollector(host, memory, checkpoints, log_)
+
+
+def _refused_peers(memory: PushMemory, server: Server, ports: Listeners) -> Collector:
+    from parashard.telemetry.refusals import RefusedPeers
+
     return RefusedPeers(
         {
             "bytes": lambda: memory.shares.refused,

@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-from pydantic import TypeAdapter
 
 from parashard.data.base import Batch, DataSpec
 from parashard.models import Model, ModelOptions, build_model
 from parashard.plan.variables import Variable, initial_rows
+from parashard.settings.validation import validated
 
-OPTIONS: TypeAdapter[Any] = TypeAdapter(ModelOptions)
 SEED = 7
 
 CLASSIFIERS = {
@@ -39,7 +38,7 @@ def spec_of(shape: tuple[int, ...], classes: int = 3, examples: int = 20) -> Dat
 
 
 def built(options: Mapping[str, Any], shape: tuple[int, ...], classes: int = 3, seed: int = SEED) -> Model:
-    return build_model(OPTIONS.validate_python(options), spec_of(shape, classes), seed, None)
+    return build_model(validated(ModelOptions, options), spec_of(shape, classes), seed, None)
 
 
 def start(model: Model, dtype: Any = np.float32) -> dict[str, Any]:

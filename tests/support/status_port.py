@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
 from parashard_coordinator.api.page import history_json
 from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.timeline import Timeline
@@ -25,7 +26,7 @@ class StatusPort:
             lambda: self.status,
             lambda since: history_json(self.timeline, since, self.status.run_id, self.coordinator),
         )
-        self.port = HttpPort("127.0.0.1", 0, new_registry("coordinator"), lambda: "", pages)
+        self.port = HttpPort("127.0.0.1", 0, Metrics("coordinator"), lambda: "", pages)
         self.url = f"http://{self.port.address}/"
 
     def show(self, status: pb.GetStatusReply) -> None:

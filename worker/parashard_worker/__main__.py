@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from parashard.process.imports import imported
+
+# isort: split
+
 from argparse import Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,6 +26,7 @@ from parashard_worker.worker import Worker, WorkerSettings
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
+imported()
 log = structlog.get_logger("worker")
 
 

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
@@ -31,7 +32,8 @@ from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
@@ -39,7 +41,9 @@ from parashard_worker.computing import Task
 from parashard_worker.leasing import Joined, Leasing, end_process
 from parashard_worker.loading import job_told, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
-from parashard_worker.metrics import WorkerCollector
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 LEAVE_S = 2.0  # for the last report
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
@@ -163,9 +167,9 @@ class Worker:
             model_sha256=self._model_sha256,
             source=self._source,
         )
-        registry = new_registry("worker", self._credentials)
+        metrics = Metrics("worker", self._credentials)
         joined = False
-        http = HttpPort(settings.host, settings.http_port, registry, lambda: "" if joined else "not in the job yet")
+        http = HttpPort(settings.host, settings.http_port, metrics, lambda: "" if joined else "not in the job yet")
         http.start()
         try:
             join = partial(self._join, told, task, http.address)
@@ -176,7 +180,7 @@ class Worker:
                 log.info("joined", device=task.device.name, threads=threads, http=http.address)
                 leasing, client = self._connected(told, job, task, member, partial(join, member.name), stop)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth)
-                registry.register(WorkerCollector(loop, member.name))
+                metrics.add(partial(_collector, loop, member.name))
                 with self._left_in_time(stop, leasing, job.cluster.grace_s):
                     self._work(told, client, leasing, loop, stop)
                 reason = stop.reason or leasing.hung or leasing.reason
@@ -268,6 +272,12 @@ class Worker:
         finally:
             if self._settings.own_process:
                 os._exit(stop.exit_code)  # P21
+
+
+def _collector(loop: StepLoop, name: str) -> Collector:
+    from parashard_worker.metrics import WorkerCollector
+
+    return WorkerCollector(loop, name)
 
 
 def _tell_hung(reason: str) -> None:

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import ValidationError
-
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 from parashard.checkpoints.catalogue import shard_folder
@@ -22,6 +20,7 @@ from parashard.checkpoints.manifest import Part
 from parashard.errors import LimitExceeded, MalformedFrame
 from parashard.plan.intervals import IntervalSet
 from parashard.protocol.proto_conversion import intervals_from
+from parashard.settings.reading import read_table
 from parashard_coordinator.core.calls import Announcement
 from parashard_coordinator.core.input_limits import (
     PATH_BYTES_MAX,
@@ -146,10 +145,13 @@ def saved_shard(plan_version: int, shard: int, reply: shard_pb2.TakeCheckpointRe
     """
     check_count("applied", reply.applied, INTERVALS_MAX)
     check_count("skipped", reply.skipped, INTERVALS_MAX)
+    said = {"name": reply.folder, "size_bytes": reply.manifest_bytes, "sha256": reply.manifest_sha256}
     try:
-        part = Part(name=reply.folder, size_bytes=reply.manifest_bytes, sha256=reply.manifest_sha256)
-    except ValidationError as error:
-        wrong = " and ".join(str(one["loc"][0]) for one in error.errors())
+        part = read_table(Part, said)
+    except ValueError:
+        from parashard.settings.validation import wrong_keys
+
+        wrong = " and ".join(wrong_keys(Part, said))
         raise MalformedFrame(f"shard {shard}: no checkpoint has such a {wrong}") from None
     if not part.name.startswith(f"{shard_folder(plan_version, shard)}/"):
         raise MalformedFrame(f"shard {shard} of plan {plan_version} does not save to {part.name}")

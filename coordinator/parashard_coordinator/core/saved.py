@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import ClassVar, Self
 
-from pydantic import Field
-
 from parashard.checkpoints.encoding import Record
+from parashard.settings.table import key
 
 
 class Saved(Record):
@@ -26,7 +25,7 @@ class Saved(Record):
     plan_version: int = 0  # 0: none yet
     final: str = ""
     early_stop: str = ""
-    evaluations: dict[str, dict[str, float | None]] = Field(default_factory=dict)
+    evaluations: dict[str, dict[str, float | None]] = key(default_factory=dict)
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -41,11 +40,9 @@ class Saved(Record):
 
     def returned_to(self, steps: int) -> Self:
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
-        return self.model_copy(
-            update={
-                "early_stop": self.early_stop if self.target <= steps else "",
-                "evaluations": {after: told for after, told in self.evaluations.items() if int(after) <= steps},
-                "skips": tuple(step for step in self.skips if step < steps),
-                "final": "",
-            }
+        return self.replaced(
+            early_stop=self.early_stop if self.target <= steps else "",
+            evaluations={after: told for after, told in self.evaluations.items() if int(after) <= steps},
+            skips=tuple(step for step in self.skips if step < steps),
+            final="",
         )

@@ -9,10 +9,11 @@ threads change the core.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
@@ -33,10 +34,9 @@ from parashard.process.logs import structlog
 from parashard.process.shell import Stop
 from parashard.process.side_effects import SideEffect
 from parashard.security.credentials import Credentials
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
-from parashard.telemetry.refusals import RefusedPeers
-from parashard_coordinator.api.metrics import CoordinatorCollector
 from parashard_coordinator.api.page import history_json
 from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.service import CoordinatorService
@@ -57,6 +57,9 @@ from parashard_coordinator.shards.channels import ShardChannels
 from parashard_coordinator.shards.commands import ShardCommands
 from parashard_coordinator.shards.disk_troubles import DiskTroubles
 from parashard_coordinator.shards.monitor import ShardMonitor
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 TICK_S = 0.05
 LOOK_S = 1.0
@@ -85,6 +88,18 @@ def _moment(core: Core, now_s: float) -> _Moment:
 def _ticked(core: Core, now_s: float) -> _Moment:
     core.tick(now_s)
     return _moment(core, now_s)
+
+
+def _collector(core: ExclusiveCore, status: StatusView) -> Collector:
+    from parashard_coordinator.api.metrics import CoordinatorCollector
+
+    return CoordinatorCollector(core, status)
+
+
+def _refused_peers(counts: Mapping[str, Callable[[], int]]) -> Collector:
+    from parashard.telemetry.refusals import RefusedPeers
+
+    return RefusedPeers(counts)
 
 
 def _not_ready(core: Core, now_s: float) -> str:
@@ -173,18 +188,26 @@ class Coordination:
         self._failed_report = SideEffect("the failed job's report", self._note_of("failed-report"))
         self._troubles = DiskTroubles()
 
-    def http_port(self, host: str, port: int, refused: RefusedPeers) -> HttpPort:
-        """Return the port that serves metrics, probes and the status page."""
-        registry = new_registry("coordinator", self._credentials)
-        registry.register(refused)
-        registry.register(CoordinatorCollector(self._core, self._status))
+    def http_port(self, host: str, port: int, refused: Mapping[str, Callable[[], int]]) -> HttpPort:
+        """Return the port that serves metrics, probes and the status page.
+
+        Parameters
+        ----------
+        host, port
+            Where to listen; port 0 picks a free one.
+        refused : mapping
+            Reason -> returns how often it was one for refusing something to a peer.
+        """
+        metrics = Metrics("coordinator", self._credentials)
+        metrics.add(partial(_refused_peers, refused))
+        metrics.add(partial(_collector, self._core, self._status))
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 
         pages = status_pages(self._present_status, history)
-        http = HttpPort(host, port, registry, lambda: self._core.run_exclusive(_not_ready), pages)
+        http = HttpPort(host, port, metrics, lambda: self._core.run_exclusive(_not_ready), pages)
         self._status.http_address = http.address
         return http
 

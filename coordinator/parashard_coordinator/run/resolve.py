@@ -33,7 +33,7 @@ from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, values_sha256
 
-SHARDS_DEFAULT: int = ClusterOptions.model_fields["shards"].default
+SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
 
 
 @dataclass(frozen=True)

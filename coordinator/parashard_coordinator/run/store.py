@@ -336,7 +336,7 @@ class RunStore:
             if source is not None:
                 saved = saved.returned_to(self.catalogue.job_manifest(source).steps)
         final = saved.final or self._final_of(earlier)
-        return saved.model_copy(update={"final": final})
+        return saved.replaced(final=final)
 
     def _earlier(self) -> _Earlier | None:
         """Return the newest record of an earlier coordinator."""
@@ -372,7 +372,7 @@ class RunStore:
         Superseded
             If a later coordinator has claimed the run: it may not have seen this, so this one must end (P23).
         """
-        record = saved.model_copy(update={"plan_version": self._plan_version})
+        record = saved.replaced(plan_version=self._plan_version)
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
         failpoints.hit("coordinator.state.saved")
         self.check_newest()

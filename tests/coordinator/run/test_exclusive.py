@@ -17,7 +17,6 @@ from parashard.job.load import job_from_toml
 from parashard.launch.run_files import REPORT_FILE
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
-from parashard.telemetry.refusals import RefusedPeers
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
@@ -67,7 +66,7 @@ def working(coordination: Coordination, name: str) -> None:
 def test_no_thread_touches_the_core_without_its_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     core, trespasses = owned_core(steps_total=STEPS)
     coordination = coordination_of(core, tmp_path, monkeypatch)
-    http = coordination.http_port("127.0.0.1", 0, RefusedPeers({}))
+    http = coordination.http_port("127.0.0.1", 0, {})
     http.start()
     over = threading.Event()
 

@@ -14,6 +14,7 @@ from parashard.checkpoints.manifest import Part, ShardManifest
 from parashard.data.preprocessing import ClassTarget, Preprocessing
 from parashard.errors import ConfigurationError, DamagedCheckpoint, StoreFailed, Superseded
 from parashard.plan.partition import Plan, fixed_shards, place, split
+from parashard.settings.reading import read_json
 from parashard.store import open_store
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.saved import Saved
@@ -94,7 +95,7 @@ def test_preprocessing_is_stored_once(store: MemoryStore) -> None:
     assert store.contents == {}
     RunStore(store, 1).keep_preprocessing(first)
     RunStore(store, 2).keep_preprocessing(first)
-    assert Preprocessing.model_validate_json(store.contents["preprocessing.json"]) == first
+    assert read_json(Preprocessing, store.contents["preprocessing.json"]) == first
 
 
 # --- the plan ---
@@ -144,7 +145,7 @@ def test_another_placement_does_not_throw_away_what_shards_have_saved(store: Mem
     write_drained(store)
     ahead = next(name for name in store.contents if name.endswith("manifest.json"))
     manifest = decode(ShardManifest, store.contents[ahead], ahead)
-    further = manifest.model_copy(update={"number": 99, "applied": ((0, 10**6),)})
+    further = manifest.replaced(number=99, applied=((0, 10**6),))
     store.create(CheckpointId.of(further).manifest_name, encode(further))
     with pytest.raises(ConfigurationError, match=r"has saved 1000000\. Resume it on \d shards"):
         RunStore(store, 2).open_plan(plan_on(3))
@@ -220,7 +221,7 @@ def test_what_one_coordinator_saved_the_next_one_loads(store: MemoryStore) -> No
 
 
 def replace_target(target: int) -> Saved:
-    return SAVED.model_copy(update={"target": target})
+    return SAVED.replaced(target=target)
 
 
 def test_the_latest_incarnation_s_counts_whenever_it_was_written(store: MemoryStore) -> None:  # P3
@@ -251,4 +252,4 @@ def test_on_a_disk(tmp_path: Path) -> None:
     second = RunStore(open_store(str(tmp_path)), 2)
     assert open_run(second, RUN, identity(), resume=True) == RUN
     assert second.open_plan(plan_on(2)) == (plan, "")
-    assert second.load_saved() == SAVED.model_copy(update={"plan_version": plan.version})
+    assert second.load_saved() == SAVED.replaced(plan_version=plan.version)

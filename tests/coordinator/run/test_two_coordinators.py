@@ -113,7 +113,7 @@ def test_a_plan_that_a_successor_has_not_seen_is_passed_over(store: RacedStore) 
 
 def test_without_a_successor_nothing_is_passed_over(store: RacedStore) -> None:
     older, _ = taken_over(store)
-    older.save(STOPPED.model_copy(update={"target": STEPS}))
+    older.save(STOPPED.replaced(target=STEPS))
     assert added(older) == "j1"
     _, saved = taken_over(store)
     assert saved is not None
@@ -123,7 +123,7 @@ def test_without_a_successor_nothing_is_passed_over(store: RacedStore) -> None:
 def test_a_last_checkpoint_of_other_steps_than_the_record_says_does_not_end_the_job(store: RacedStore) -> None:
     """P7: the record is stored first; a report of one's steps with the other's weights would lie."""
     older, _ = taken_over(store)
-    older.save(UNDECIDED.model_copy(update={"target": STEPS + 1}))
+    older.save(UNDECIDED.replaced(target=STEPS + 1))
     assert added(older) == "j1"
     _, saved = taken_over(store)
     assert saved is not None
@@ -178,7 +178,7 @@ def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(store
     beyond = {"early_stop": STOPPED.early_stop, "target": STEPS + 3, "skips": (1, STEPS), "final": "j2"}
     evaluations = {str(STEPS): {"accuracy": 0.5}, str(STEPS + 3): {"accuracy": 0.93}}
     older, _ = taken_over(store)
-    older.save(UNDECIDED.model_copy(update={**beyond, "evaluations": evaluations}))
+    older.save(UNDECIDED.replaced(**beyond, evaluations=evaluations))
     returned = claimed(store)
     assert returned.open_plan(plan_on(2), "j1")[1] == "j1"
     saved = returned.load_saved()
@@ -193,7 +193,7 @@ def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(store
 def test_a_stop_that_the_checkpoint_has_come_to_stays_decided(store: RacedStore) -> None:
     write_drained(store)
     older, _ = taken_over(store)
-    older.save(STOPPED.model_copy(update={"target": STEPS}))
+    older.save(STOPPED.replaced(target=STEPS))
     later = claimed(store)
     later.open_plan(plan_on(3))
     saved = later.load_saved()

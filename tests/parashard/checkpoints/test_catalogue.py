@@ -140,7 +140,7 @@ def test_a_part_that_is_no_more_the_one_that_was_drained_is_refused():  # P7
     job = write_job(store, 1, manifests)
     catalogue = Catalogue(store)
     assert [catalogue.part_manifest(job, s) for s in (0, 1)] == manifests
-    store.contents[CheckpointId(1, 0, 1, 1).manifest_name] = encode(manifests[0].model_copy(update={"version": 8}))
+    store.contents[CheckpointId(1, 0, 1, 1).manifest_name] = encode(manifests[0].replaced(version=8))
     with pytest.raises(DamagedCheckpoint, match="is not the manifest that drained checkpoint j1 was made of"):
         catalogue.part_manifest(job, 0)
 

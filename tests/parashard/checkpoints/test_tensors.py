@@ -28,7 +28,7 @@ def with_file(manifest: ShardManifest, store: MemoryStore, content: bytes) -> Sh
     """Return the manifest of a shard that wrote `content` as its first file, and meant it."""
     store.contents[f"{ID.folder}/{FIRST}"] = content
     file = StoredFile(name=FIRST, size_bytes=len(content), sha256=sha256_of(content))
-    return manifest.model_copy(update={"files": (file, *manifest.files[1:])})
+    return manifest.replaced(files=(file, *manifest.files[1:]))
 
 
 # --- writing ---
@@ -213,6 +213,6 @@ def test_what_is_no_safetensors_is_refused(content):
 def test_a_tensor_that_no_file_has_is_missed():
     store = MemoryStore()
     manifest = write_shard(store, ID)
-    without = manifest.model_copy(update={"files": manifest.files[1:]})
+    without = manifest.replaced(files=manifest.files[1:])
     with pytest.raises(DamagedCheckpoint, match="no file has the tensor"):
         read_tensors(store, ID.folder, without, "variables")

@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from parashard.data.csv import CsvOptions, open_csv
 from parashard.errors import BadData
+from parashard.settings.validation import validated
 
 TRAINING = """size,colour,label
 1,red,yes
@@ -163,7 +164,7 @@ def test_a_file_that_is_missing_or_no_text_is_named(tmp_path):
 )
 def test_refuses_wrong_options(tmp_path, wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
-        CsvOptions(path=tmp_path, label="label", **wrong)
+        validated(CsvOptions, {"path": tmp_path, "label": "label", **wrong})
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -7,13 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from parashard.data import open_source
 from parashard.data.options import DataOptions
 from parashard.errors import BadData, Unavailable
-
-ADAPTER = TypeAdapter(DataOptions)
+from parashard.settings.validation import validated
 
 
 def write_npz(folder):
@@ -47,7 +46,7 @@ def write_nothing(folder):
 
 @pytest.mark.parametrize("write", [write_npz, write_csv, write_parquet, write_idx, write_nothing])
 def test_opens_what_the_discriminator_names(tmp_path, write):
-    options = ADAPTER.validate_python(write(tmp_path))
+    options = validated(DataOptions, write(tmp_path))
     source = open_source(options)
     assert (source.spec.examples, source.spec.held_out) == (8, 2)
     inputs, targets = source.examples(np.arange(8))
@@ -55,12 +54,12 @@ def test_opens_what_the_discriminator_names(tmp_path, write):
     assert inputs.dtype == np.float32
     assert targets.shape == (8,)
     assert source.held_out(0, 2)[0].shape == (2, *source.spec.input_shape)
-    assert ADAPTER.validate_json(ADAPTER.dump_json(options)) == options
+    assert validated(DataOptions, options.plain()) == options
 
 
 def test_opens_a_split_with_nothing_held_out(tmp_path):
     for write in (write_npz, write_csv):
-        source = open_source(ADAPTER.validate_python(write(tmp_path) | {"held_out": 0.0}))
+        source = open_source(validated(DataOptions, write(tmp_path) | {"held_out": 0.0}))
         assert source.spec.held_out == 0
         assert source.held_out(0, 0)[0].shape == (0, *source.spec.input_shape)
 
@@ -76,7 +75,7 @@ def test_opens_a_split_with_nothing_held_out(tmp_path):
 )
 def test_wrong_options_are_named(options, named):
     with pytest.raises(ValidationError, match=named):
-        ADAPTER.validate_python(options)
+        validated(DataOptions, options)
 
 
 def test_importing_the_sources_loads_no_optional_library():
@@ -90,7 +89,7 @@ def test_importing_the_sources_loads_no_optional_library():
 )
 @pytest.mark.parametrize("write", [write_npz, write_csv, write_idx])
 def test_a_disk_that_does_not_give_a_file_may_give_it_later(write, tmp_path, monkeypatch, number, kind):
-    options = ADAPTER.validate_python(write(tmp_path))
+    options = validated(DataOptions, write(tmp_path))
 
     def broken(*_, **__):
         raise OSError(number, os.strerror(number))

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.data.options import SplitOptions
+from parashard.settings.validation import validated
 
 
 @given(st.integers(1, 2000), st.floats(0, 1, exclude_max=True), st.integers(0, 2**40))
@@ -28,4 +29,4 @@ def test_the_seed_chooses_the_rows_and_the_rows_are_spread():
 @pytest.mark.parametrize("fraction", [-0.1, 1.0, float("nan")])
 def test_refuses_what_is_no_fraction(fraction):
     with pytest.raises(ValidationError, match="held_out"):
-        SplitOptions(held_out=fraction)
+        validated(SplitOptions, {"held_out": fraction})

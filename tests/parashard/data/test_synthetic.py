@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from parashard.data.synthetic import SyntheticOptions, SyntheticSource
+from parashard.settings.validation import validated
 
 
 def test_serves_what_the_options_say():
@@ -79,4 +80,4 @@ def test_the_fingerprint_follows_every_parameter():
 )
 def test_refuses_options_out_of_range(wrong):
     with pytest.raises(ValidationError, match=next(iter(wrong))):
-        SyntheticOptions(**wrong)
+        validated(SyntheticOptions, wrong)

@@ -12,6 +12,8 @@ from parashard.errors import ConfigurationError
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
 from parashard.job.schema import Job
+from parashard.job.tables import JobOptions
+from parashard.settings.validation import validated
 
 # What is set, and the message after its origin.
 KEYS = [
@@ -69,7 +71,7 @@ KEYS = [
         "optimizer.schedule.final_fraction: found 2; allowed: <= 1",
     ),
     (
-        "optimizer.schedule={kind='step', every_steps=1, ratio=1, factr=1}",
+        "optimizer.schedule={kind='step', every_steps=1, factor=1, factr=1}",
         "optimizer.schedule.factr: unknown key; did you mean optimizer.schedule.factor?",
     ),
     ('optimizer.learning_rate="0.1"', 'optimizer.learning_rate: found "0.1"; allowed: a number'),
@@ -238,14 +240,15 @@ def test_a_missing_table_is_the_files_to_give_even_if_a_flag_gave_all_else(write
     assert lines[1] == "  file job.toml: job: missing; needed: What is trained for how long."
 
 
-def test_a_table_made_in_python_reads_no_value_as_another_type() -> None:
+def test_a_table_reads_no_value_as_another_type() -> None:
     with pytest.raises(ValidationError, match="epochs"):
-        Job.model_fields["job"].annotation(name="x", epochs=True, batch_size=1)  # type: ignore[misc]
+        validated(JobOptions, {"name": "x", "epochs": True, "batch_size": 1})
 
 
-def test_a_job_made_in_python_is_checked_as_a_whole_too() -> None:
+def test_a_job_is_checked_as_a_whole_too() -> None:
     with pytest.raises(ValidationError, match=r"cluster.pipeline_depth with consistency.policy: allowed: <= 2"):
-        Job.model_validate(
+        validated(
+            Job,
             {
                 "job": {"name": "x", "epochs": 1, "batch_size": 1},
                 "data": {"source": "digits"},
@@ -253,5 +256,5 @@ def test_a_job_made_in_python_is_checked_as_a_whole_too() -> None:
                 "optimizer": {"kind": "adam"},
                 "cluster": {"pipeline_depth": 3},
                 "consistency": {"policy": "ssp:2"},
-            }
+            },
         )

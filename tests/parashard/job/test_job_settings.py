@@ -3,6 +3,7 @@ import pytest
 from parashard.errors import ConfigurationError
 from parashard.job.settings import VariableSettings, apply_settings
 from parashard.plan.variables import Variable
+from parashard.settings.validation import validated
 
 VARIABLES = {
     name: Variable(name, (4, 2)) for name in ("dense_0.weight", "dense_0.bias", "dense_1.weight", "dense_1.bias")
@@ -30,7 +31,7 @@ def test_the_later_pattern_wins_key_by_key() -> None:
 
 
 def test_an_encoding_is_kept_in_its_shortest_form() -> None:
-    assert VariableSettings(encoding="topk:0.10").encoding == "topk:0.1"
+    assert validated(VariableSettings, {"encoding": "topk:0.10"}).encoding == "topk:0.1"
     changed = apply_settings(VARIABLES, {"*.weight": VariableSettings(encoding="int8")})
     assert {name for name, variable in changed.items() if variable.encoding == "int8"} == {
         "dense_0.weight",

@@ -82,13 +82,13 @@ def test_a_table_that_is_left_out_has_its_default_kind(write_job: Write, minimal
     ("model", "switch", "options"),
     [
         ('kind = "mlp"\nhidden = [8]', "mine:build", {}),
-        ('kind = "mine:build"\nwidth = 3', "softmax", None),
+        ('kind = "mine:build"\nwidth = 3', "softmax", {}),
         ('kind = "mine:build"\nwidth = 3', "mine:build_old", {"width": 3}),
     ],
     ids=["to a user's own", "from a user's own", "between a user's own"],
 )
 def test_a_user_s_model_has_no_options_of_a_built_in_one(
-    write_job: Write, minimal: str, model: str, switch: str, options: dict[str, int] | None
+    write_job: Write, minimal: str, model: str, switch: str, options: dict[str, int]
 ) -> None:
     found = loaded(write_job(minimal.replace('kind = "softmax"', model)), f"model.kind={switch}").job.model
-    assert (found.kind, found.model_extra) == (switch, options)
+    assert (found.kind, found.further) == (switch, options)

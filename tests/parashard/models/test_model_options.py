@@ -8,32 +8,32 @@ import pytest
 from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
-from parashard.models import CnnOptions, MlpOptions, UserOptions, build_model
+from parashard.models import CnnOptions, MlpOptions, ModelOptions, UserOptions, build_model
 from parashard.models.cnn import ConvolutionalNetwork
 from parashard.models.mlp import MultilayerPerceptron
 from parashard.plan.variables import Variable
-from support.model_cases import CLASSIFIERS, OPTIONS, built, spec_of
+from parashard.settings.validation import validated
+from support.model_cases import CLASSIFIERS, built, spec_of
 
 
 def test_a_toml_table_becomes_the_options_of_its_kind() -> None:
-    assert OPTIONS.validate_python({"kind": "mlp", "hidden": [3, 4]}) == MlpOptions(hidden=(3, 4))
-    user = OPTIONS.validate_python({"kind": "my.models:build", "depth": 3})
+    assert validated(ModelOptions, {"kind": "mlp", "hidden": [3, 4]}) == MlpOptions(hidden=(3, 4))
+    user = validated(ModelOptions, {"kind": "my.models:build", "depth": 3})
     assert isinstance(user, UserOptions)
-    assert user.model_extra == {"depth": 3}
+    assert user.further == {"depth": 3}
 
 
 @pytest.mark.parametrize("options", [{"kind": "cnn", "kernel": 5}, {"kind": "a:b", "depth": 3}])
 def test_options_survive_a_round_trip(options: Any) -> None:
-    checked = OPTIONS.validate_python(options)
-    assert options.items() <= OPTIONS.dump_python(checked).items()
-    assert OPTIONS.validate_python(checked) == checked
-    assert OPTIONS.validate_json(OPTIONS.dump_json(checked)) == checked
+    checked = validated(ModelOptions, options)
+    assert options.items() <= checked.plain().items()
+    assert validated(ModelOptions, checked.plain()) == checked
 
 
 @pytest.mark.parametrize("options", [{"kind": "mpl"}, {"kind": 3}, {}])
 def test_an_unknown_kind_is_told_with_the_allowed_ones(options: Any) -> None:
     with pytest.raises(ValidationError) as told:
-        OPTIONS.validate_python(options)
+        validated(ModelOptions, options)
     for kind in (repr(str(options.get("kind", ""))), "softmax", "mlp", "cnn", "ledger", "torn", "module:factory"):
         assert kind in str(told.value)
 
@@ -58,7 +58,7 @@ def test_an_unknown_kind_is_told_with_the_allowed_ones(options: Any) -> None:
 )
 def test_a_bad_value_is_told_with_its_key(options: Any, key: str) -> None:
     with pytest.raises(ValidationError) as told:
-        OPTIONS.validate_python(options)
+        validated(ModelOptions, options)
     assert ".".join(str(part) for part in told.value.errors()[0]["loc"][1:]) == key
 
 
@@ -68,19 +68,19 @@ def test_a_classifier_needs_classes(options: Any, classes: int) -> None:
     instead = "leave model.loss out" if "loss" in options else 'use model.kind = "mlp"'
     said = "2 classes, found 1" if classes else f"targets are values .*{instead}.*data.target"
     with pytest.raises(ConfigurationError, match=rf"'{options['kind']}.* .*{said}"):
-        build_model(OPTIONS.validate_python(options), spec_of((4, 4), classes), 0, None)
+        build_model(validated(ModelOptions, options), spec_of((4, 4), classes), 0, None)
 
 
 def test_a_regression_needs_values() -> None:
     with pytest.raises(
         ConfigurationError, match=r"'mlp' with loss \"squared\" .* the data has 3 classes; leave loss out"
     ):
-        build_model(OPTIONS.validate_python({"kind": "mlp", "loss": "squared"}), spec_of((4,)), 0, None)
+        build_model(validated(ModelOptions, {"kind": "mlp", "loss": "squared"}), spec_of((4,)), 0, None)
 
 
 @pytest.mark.parametrize("loss", [None, "squared"])
 def test_the_perceptron_of_values_has_one_output(loss: str | None) -> None:
-    options = MlpOptions.model_validate({"hidden": (5,), "loss": loss})
+    options = validated(MlpOptions, {"hidden": (5,), "loss": loss})
     declared = build_model(options, spec_of((4,), classes=0), 0, None).initial_variables()
     assert declared["dense_1.weight"].shape == (5, 1)
 
@@ -95,8 +95,8 @@ def test_a_cnn_needs_images(shape: tuple[int, ...]) -> None:
 def test_a_cnn_needs_pixels_for_every_stage(shape: tuple[int, ...]) -> None:
     options = {"channels": (2, 2), "padding": "valid"}  # 9 -> 7 -> 3 -> 1 -> 0
     with pytest.raises(ConfigurationError, match=r"stage 1 of 2 has no pixel left of inputs of shape \("):
-        ConvolutionalNetwork(CnnOptions.model_validate(options), spec_of(shape), 0)
-    ConvolutionalNetwork(CnnOptions.model_validate(options), spec_of((10, 10)), 0)
+        ConvolutionalNetwork(validated(CnnOptions, options), spec_of(shape), 0)
+    ConvolutionalNetwork(validated(CnnOptions, options), spec_of((10, 10)), 0)
 
 
 def test_variables_have_the_shapes_and_initializers_of_their_layers() -> None:
@@ -110,7 +110,7 @@ def test_variables_have_the_shapes_and_initializers_of_their_layers() -> None:
         "dense_1.bias": (3,),
     }
     for activation, kind in (("relu", "normal"), ("gelu", "normal"), ("tanh", "uniform")):
-        options = MlpOptions.model_validate({"hidden": (5,), "activation": activation})
+        options = validated(MlpOptions, {"hidden": (5,), "activation": activation})
         declared = MultilayerPerceptron(options, spec_of((4,)), 0).initial_variables()
         kinds = [v.initializer.kind for v in declared.values() if isinstance(v, Variable)]
         assert kinds == [kind, "zeros", "uniform", "zeros"]

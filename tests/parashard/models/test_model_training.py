@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from parashard.data.base import Batch
-from parashard.models import build_model
+from parashard.models import ModelOptions, build_model
 from parashard.plan.variables import Variable, initial_rows
-from support.model_cases import OPTIONS, spec_of
+from parashard.settings.validation import validated
+from support.model_cases import spec_of
 
 EXAMPLES, SIDE, CLASSES = 256, 8, 4
 
@@ -38,7 +39,7 @@ def blobs() -> tuple[Any, Any]:
     ids=str,
 )
 def test_sgd_learns(options: Any, rate: float) -> None:
-    model = build_model(OPTIONS.validate_python(options), spec_of((SIDE, SIDE), CLASSES, EXAMPLES), 3, None)
+    model = build_model(validated(ModelOptions, options), spec_of((SIDE, SIDE), CLASSES, EXAMPLES), 3, None)
     declared = model.initial_variables().values()
     variables = {v.name: initial_rows(v, 3, 0, v.rows) for v in declared if isinstance(v, Variable)}
     images, corners = blobs()

@@ -9,9 +9,10 @@ import pytest
 
 from parashard.data.arrays import ArraySource, Split
 from parashard.data.base import Batch
-from parashard.models import Model, build_model
+from parashard.models import Model, ModelOptions, build_model
 from parashard.plan.variables import Variable, initial_rows
-from support.model_cases import OPTIONS, SEED, OnBoth, finite_differences, start
+from parashard.settings.validation import validated
+from support.model_cases import SEED, OnBoth, finite_differences, start
 
 EXAMPLES = 64
 KINDS = [
@@ -32,7 +33,7 @@ def source_of(scale: float = 1.0, offset: float = 0.0) -> ArraySource:
 
 
 def built(options: Any, source: ArraySource) -> Model:
-    return build_model(OPTIONS.validate_python(options), source.spec, SEED, None)
+    return build_model(validated(ModelOptions, options), source.spec, SEED, None)
 
 
 def batch_of(source: ArraySource, n: int = EXAMPLES) -> Batch:

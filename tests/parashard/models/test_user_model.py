@@ -13,6 +13,7 @@ import pytest
 
 from parashard.errors import ConfigurationError
 from parashard.models import UserOptions, build_model
+from parashard.settings.validation import validated
 from support.model_cases import spec_of
 
 SPEC = spec_of((4,))
@@ -48,7 +49,7 @@ def _imports_undone(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def load(folder: Path | None, kind: str, **extra: Any) -> Any:
-    return build_model(UserOptions.model_validate({"kind": kind, **extra}), SPEC, 0, folder)
+    return build_model(validated(UserOptions, {"kind": kind, **extra}), SPEC, 0, folder)
 
 
 def written(folder: Path, path: str, text: str = WORKING) -> Path:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from parashard.errors import ConfigurationError
 from parashard.plan.schedules import (
@@ -17,11 +17,11 @@ from parashard.plan.schedules import (
     ScheduleOptions,
     StepSchedule,
 )
+from parashard.settings.validation import validated
 
-OPTIONS: TypeAdapter[Any] = TypeAdapter(ScheduleOptions)
 ALL: list[Schedule] = [
     ConstantSchedule(),
-    StepSchedule(every_steps=3, factor=0.5),
+    StepSchedule(every_steps=3, ratio=0.5),
     ExponentialSchedule(decay_steps=10, rate=0.1),
     ExponentialSchedule(decay_steps=10, rate=0.1, staircase=True),
     CosineSchedule(decay_steps=8, final_fraction=0.2),
@@ -37,13 +37,13 @@ def test_constant() -> None:
 
 
 def test_step_falls_after_every_steps_updates() -> None:
-    assert factors(StepSchedule(every_steps=3, factor=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
+    assert factors(StepSchedule(every_steps=3, ratio=0.5), 7) == [1, 1, 1, 0.5, 0.5, 0.5, 0.25]
 
 
 def test_exponential_smooth_and_as_a_staircase() -> None:
     smooth = ExponentialSchedule(decay_steps=4, rate=0.5)
     assert factors(smooth, 9) == pytest.approx([0.5 ** (n / 4) for n in range(9)], rel=1e-15)
-    assert factors(smooth.model_copy(update={"staircase": True}), 9) == [1] * 4 + [0.5] * 4 + [0.25]
+    assert factors(smooth.replaced(staircase=True), 9) == [1] * 4 + [0.5] * 4 + [0.25]
 
 
 def test_cosine_starts_at_one_and_stays_at_its_final_fraction() -> None:
@@ -56,14 +56,14 @@ def test_cosine_starts_at_one_and_stays_at_its_final_fraction() -> None:
 
 @pytest.mark.parametrize("schedule", ALL)
 def test_warm_up_is_linear_and_then_the_curve_begins(schedule: Schedule) -> None:
-    warm = schedule.model_copy(update={"warmup_steps": 4})
+    warm = schedule.replaced(warmup_steps=4)
     assert factors(warm, 4) == [0.25, 0.5, 0.75, 1.0]
     assert [warm.factor(t) for t in range(5, 20)] == factors(schedule, 15)
 
 
 @given(schedule=st.sampled_from(ALL), warmup=st.integers(0, 5), t=st.integers(1, 10**9))
 def test_every_factor_lies_between_zero_and_one(schedule: Schedule, warmup: int, t: int) -> None:
-    assert 0.0 <= schedule.model_copy(update={"warmup_steps": warmup}).factor(t) <= 1.0
+    assert 0.0 <= schedule.replaced(warmup_steps=warmup).factor(t) <= 1.0
 
 
 @pytest.mark.parametrize("schedule", ALL)
@@ -83,9 +83,7 @@ def test_job_is_what_the_warm_up_leaves(schedule: CosineSchedule | ExponentialSc
 
 @pytest.mark.parametrize("schedule", [*ALL, CosineSchedule(warmup_steps=2)])
 def test_schedules_survive_a_dump(schedule: Schedule) -> None:
-    assert OPTIONS.validate_python(schedule.model_dump()) == schedule
-    assert OPTIONS.validate_python(schedule.model_dump(by_alias=True)) == schedule
-    assert OPTIONS.validate_json(schedule.model_dump_json()) == schedule
+    assert validated(ScheduleOptions, schedule.plain()) == schedule
 
 
 @pytest.mark.parametrize(
@@ -108,4 +106,4 @@ def test_schedules_survive_a_dump(schedule: Schedule) -> None:
 )
 def test_errors_name_the_field(table: dict[str, Any], where: str) -> None:
     with pytest.raises(ValidationError, match=f"(?s){where}"):
-        OPTIONS.validate_python(table)
+        validated(ScheduleOptions, table)

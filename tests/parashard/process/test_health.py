@@ -12,7 +12,8 @@ import pytest
 from parashard.errors import NotReady, Unreachable, WrongRun
 from parashard.process.health import REASON_BYTES_MAX, ask
 from parashard.process.shell import ExitCode
-from parashard.telemetry.http import HttpPort, new_registry
+from parashard.telemetry.http import HttpPort
+from parashard.telemetry.metrics import Metrics
 from support.command_line import Ran, run_command
 
 DEADLINE_S = 10.0
@@ -23,7 +24,7 @@ class Service:
 
     def __init__(self) -> None:
         self.reason = ""
-        self.port = HttpPort("127.0.0.1", 0, new_registry("shard"), lambda: self.reason)
+        self.port = HttpPort("127.0.0.1", 0, Metrics("shard"), lambda: self.reason)
 
 
 @pytest.fixture

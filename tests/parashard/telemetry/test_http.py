@@ -17,7 +17,9 @@ from parashard.errors import Unavailable
 from parashard.process.health import ask
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.identity import Role
-from parashard.telemetry.http import HEADERS, REQUEST_BYTES_MAX, HttpPort, new_registry
+from parashard.telemetry.http import HEADERS, REQUEST_BYTES_MAX, HttpPort
+from parashard.telemetry.metrics import Metrics
+from parashard.telemetry.registry import new_registry
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 
@@ -29,13 +31,14 @@ class Served:
 
     def __init__(self) -> None:
         self.reason = ""
-        registry = new_registry("shard")
-        self.pushes = Counter("parashard_pushes", "Pushes.", ["result"], registry=registry)
+        metrics = Metrics("shard")
+        self.pushes = Counter("parashard_pushes", "Pushes.", ["result"], registry=None)
+        metrics.add(lambda: self.pushes)
         pages = {
             "/": lambda query: (200, "text/html", f"<h1>größe</h1>{query}".encode()),
             "/broken": lambda query: 1 / 0,
         }
-        self.port = HttpPort("127.0.0.1", 0, registry, lambda: self.reason, pages)  # type: ignore[arg-type]
+        self.port = HttpPort("127.0.0.1", 0, metrics, lambda: self.reason, pages)  # type: ignore[arg-type]
 
     def get(self, path: str, method: str = "GET") -> tuple[int, str, str]:
         """Return (status, content type, body)."""
@@ -137,13 +140,13 @@ def test_the_address_names_the_port_that_was_found(served):
 
 @needs_ipv6
 def test_it_listens_on_an_ipv6_address_and_is_asked_there():
-    port = HttpPort("::1", 0, new_registry("shard"), lambda: "")
+    port = HttpPort("::1", 0, Metrics("shard"), lambda: "")
     port.start()
     try:
         assert port.address.startswith("[::1]:")
         ask(port.address, live=False, timeout_s=DEADLINE_S)
         with pytest.raises(Unavailable, match=rf"cannot listen on {re.escape(port.address)} for HTTP"):
-            HttpPort("::1", int(port.address.rpartition(":")[2]), new_registry("shard"), lambda: "")
+            HttpPort("::1", int(port.address.rpartition(":")[2]), Metrics("shard"), lambda: "")
     finally:
         port.stop()
 
@@ -151,11 +154,11 @@ def test_it_listens_on_an_ipv6_address_and_is_asked_there():
 def test_a_port_that_is_taken_may_be_free_later(served):
     taken = int(served.port.address.rpartition(":")[2])
     with pytest.raises(Unavailable, match=f"cannot listen on 127.0.0.1:{taken} for HTTP"):
-        HttpPort("127.0.0.1", taken, new_registry("shard"), lambda: "")
+        HttpPort("127.0.0.1", taken, Metrics("shard"), lambda: "")
 
 
 def test_a_port_that_never_answered_can_be_stopped():
-    port = HttpPort("127.0.0.1", 0, new_registry("shard"), lambda: "")
+    port = HttpPort("127.0.0.1", 0, Metrics("shard"), lambda: "")
     port.stop()
 
 

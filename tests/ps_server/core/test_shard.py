@@ -148,7 +148,7 @@ def test_a_duplicate_has_neither_staleness_nor_lag() -> None:
 
 @pytest.mark.parametrize("spec", [Momentum(learning_rate=0.5), Adam(learning_rate=0.5), SGD(learning_rate=0.5)])
 def test_an_empty_push_is_a_gradient_of_zeros(spec: SGD) -> None:  # P15
-    empty, explicit = (shard_of(PLAN, spec=spec.model_copy(update={"weight_decay": 0.1})) for _ in range(2))
+    empty, explicit = (shard_of(PLAN, spec=spec.replaced(weight_decay=0.1)) for _ in range(2))
     for shard in (empty, explicit):
         push(shard, 0, 1.0)
     before = state_of(empty)

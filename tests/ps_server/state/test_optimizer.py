@@ -68,15 +68,15 @@ def test_decay_false_means_no_regularisation(kind: str) -> None:
     spec = SPECS[kind][0]
     off: dict[str, float] = {"weight_decay": 0.0} | ({"l1": 0.0, "l2": 0.0} if kind == "ftrl" else {})
     bias = Variable("b", (40,), decay=False)
-    assert same(updated(spec, variable=bias), updated(spec.model_copy(update=off)))
+    assert same(updated(spec, variable=bias), updated(spec.replaced(**off)))
     assert not same(updated(spec, variable=bias), updated(spec))
 
 
 @pytest.mark.parametrize("kind", SPECS)
 def test_the_rate_is_a_product(kind: str) -> None:
     spec = SPECS[kind][0]
-    scheduled = spec.model_copy(update={"schedule": StepSchedule(every_steps=2, ratio=0.5)})
-    eighth = spec.model_copy(update={"learning_rate": spec.learning_rate / 8})
+    scheduled = spec.replaced(schedule=StepSchedule(every_steps=2, ratio=0.5))
+    eighth = spec.replaced(learning_rate=spec.learning_rate / 8)
     quick = Variable("w", (40,), learning_rate_factor=0.5)
     assert same(updated(scheduled, variable=quick, t=3, damping=0.5), updated(eighth, t=3))
     assert not same(updated(spec), updated(eighth))

@@ -1,0 +1,17 @@
+"""No garbage collection while a service loads its modules: it finds nothing, and takes a tenth of the start and more.
+
+Imported first by each service's `__main__`, which calls `imported` below its imports.
+"""
+
+from __future__ import annotations
+
+import gc
+
+_collects = gc.isenabled()
+gc.disable()
+
+
+def imported() -> None:
+    """Collect garbage again, if that was so before."""
+    if _collects:
+        gc.enable()

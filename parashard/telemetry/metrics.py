@@ -1,0 +1,59 @@
+"""Metrics: what a process shows at /metrics, with prometheus_client imported by the first scrape.
+
+Most processes of tests, and short jobs, are never scraped. Called by the services, which add what they count, and by
+`parashard.telemetry.http`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from parashard.security.credentials import Credentials
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.registry import Collector
+
+
+class Metrics:
+    """Collectors of one process; thread-safe.
+
+    Parameters
+    ----------
+    role : str
+        Of the process, for parashard_build_info.
+    credentials : Credentials, optional
+        Of which the expiry is shown.
+    """
+
+    def __init__(self, role: str, credentials: Credentials | None = None) -> None:
+        self._role = role
+        self._credentials = credentials
+        self._lock = threading.Lock()
+        self._pending: list[Callable[[], Collector]] = []
+        self._registry: CollectorRegistry | None = None
+
+    def add(self, collector: Callable[[], Collector]) -> None:
+        """Show a further collector, which is made (and its module imported) at the next scrape."""
+        with self._lock:
+            self._pending.append(collector)
+
+    def registry(self) -> CollectorRegistry:
+        """Return the registry, with all that was added."""
+        from parashard.telemetry.registry import new_registry
+
+        with self._lock:
+            if self._registry is None:
+                self._registry = new_registry(self._role, self._credentials)
+            while self._pending:
+                self._registry.register(self._pending[0]())
+                del self._pending[0]
+            return self._registry
+
+    def scrape(self) -> tuple[str, bytes]:
+        """Return the content type and the text of all metrics."""
+        from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry())
