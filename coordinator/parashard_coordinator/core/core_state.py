@@ -119,7 +119,7 @@ class CoreState:
         self.staleness_p95 = 0  # as the shards last told
         self._silent_shards: set[int] = set()
         self._shard_seen_s: dict[int, float] = {}
-        self._acted_s = self._awake_since_s = -math.inf
+        self._began_s = math.inf  # its first tick
         self._slow_told = False
 
     # --- how it stands ---
