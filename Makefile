@@ -7,10 +7,11 @@ DOCS_READY := $(VENV)/.docs-installed
 
 DATA ?= mnist
 SEEDS ?= 1500
+MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean
+.PHONY: clean soak
 .PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -45,6 +46,9 @@ chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS seeds that 
 chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000
 	$(BIN)/python tests/damage/log_damage.py --flips 10000
+
+soak: $(READY)  ## resident memory of every process of a job that goes on for MINUTES; writes benchmarks/results/soak.md
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --write
 
 check: $(READY)  ## format, lint, types, import rules, generated code and documents
 	$(BIN)/ruff format --check .
