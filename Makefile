@@ -12,7 +12,7 @@ JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak
-.PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
+.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
@@ -32,7 +32,7 @@ test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
 
-chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
+chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
 
 chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 55 faults each
 	$(BIN)/python tests/chaos/campaigns.py --faults 55 --write
@@ -49,6 +49,11 @@ chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped
 
 soak: $(READY)  ## resident memory of every process of a job that goes on for MINUTES; writes benchmarks/results/soak.md
 	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --write
+
+chaos-threads: $(READY)  ## a shard under 8 real threads for three minutes of each policy, a coordinator under 64
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/shard_threads.py --policy async
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/shard_threads.py --policy sync:8
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/coordinator_threads.py
 
 check: $(READY)  ## format, lint, types, import rules, generated code and documents
 	$(BIN)/ruff format --check .
