@@ -11,7 +11,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak
+.PHONY: clean soak test-lowest
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -102,6 +102,15 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 	$(BIN)/python -m benchmarks.races.scheduling --peers all --write
 	$(BIN)/python -m benchmarks.races.training --data $(DATA) --peers all --write
 	$(BIN)/python -m benchmarks.races.plots
+
+test-lowest:  ## the quick unit tests on the lowest versions that pyproject.toml allows (needs uv)
+	mkdir -p build
+	uv pip compile --quiet --python $(PYTHON) --resolution lowest-direct --no-header --extra dev \
+	  --output-file build/lowest.txt pyproject.toml
+	uv venv --quiet --clear --python $(PYTHON) build/lowest
+	uv pip install --quiet --python build/lowest/bin/python --requirements build/lowest.txt
+	uv pip install --quiet --python build/lowest/bin/python --no-deps --editable .
+	build/lowest/bin/python -m pytest -n 2 --dist loadgroup -m "not full" $(addprefix tests/,parashard coordinator ps_server worker)
 
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \

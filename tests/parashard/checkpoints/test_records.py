@@ -223,6 +223,9 @@ def test_random_values_under_a_right_digest(kind, data, value):
         decoded = decode(type(record), sealed(body, record.kind), "f")
     except DamagedCheckpoint:
         return
+    except NewerFormat:
+        assert field == "format"
+        return
     assert encode(decoded) == sealed(body, record.kind)
 
 
