@@ -9,11 +9,12 @@ unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each woul
 
 DATA ?= mnist
 SEEDS ?= 1500
+MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean
-.PHONY: chaos chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
+.PHONY: clean soak test-lowest
+.PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
 	$(BIN)/parashard run examples/digits.toml
@@ -33,7 +34,7 @@ test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
 
-chaos: chaos-damage chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
+chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
 
 chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 55 faults each
 	$(BIN)/python tests/chaos/campaigns.py --faults 55 --write
@@ -47,6 +48,14 @@ chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS seeds that 
 chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each
 	PYTHONPATH=.:tests $(BIN)/python tests/damage/checkpoint_damage.py --flips 10000
 	$(BIN)/python tests/damage/log_damage.py --flips 10000
+
+soak: $(READY)  ## resident memory of every process of a job that goes on for MINUTES; writes benchmarks/results/soak.md
+	$(BIN)/python -m benchmarks.soak --minutes $(MINUTES) --write
+
+chaos-threads: $(READY)  ## a shard under 8 real threads for three minutes of each policy, a coordinator under 64
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/shard_threads.py --policy async
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/shard_threads.py --policy sync:8
+	PYTHONPATH=.:tests $(BIN)/python tests/threads/coordinator_threads.py
 
 check: $(READY)  ## format, lint, types, import rules, generated code and documents
 	$(BIN)/ruff format --check .
@@ -95,6 +104,15 @@ bench-peers: $(READY)  ## the races against peers, each in an environment of its
 	$(BIN)/python -m benchmarks.races.scheduling --peers all --write
 	$(BIN)/python -m benchmarks.races.training --data $(DATA) --peers all --write
 	$(BIN)/python -m benchmarks.races.plots
+
+test-lowest:  ## the quick unit tests on the lowest versions that pyproject.toml allows (needs uv)
+	mkdir -p build
+	uv pip compile --quiet --python $(PYTHON) --resolution lowest-direct --no-header --extra dev \
+	  --output-file build/lowest.txt pyproject.toml
+	uv venv --quiet --clear --python $(PYTHON) build/lowest
+	uv pip install --quiet --python build/lowest/bin/python --requirements build/lowest.txt
+	uv pip install --quiet --python build/lowest/bin/python --no-deps --editable .
+	build/lowest/bin/python -m pytest -n 2 --dist loadgroup -m "not full" $(addprefix tests/,parashard coordinator ps_server worker)
 
 lock:  ## resolve pyproject.toml into requirements.lock again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --extra dev \

@@ -22,6 +22,7 @@
     │   └── Unavailable             this machine lacks it now: a port, a disk's bytes, a GPU, a certificate in its time
     ├── ConfigurationError      fix the job file or the command line (local, at start)
     │   ├── BadData                 fix the data: a file that is missing, damaged or of another format
+    │   ├── NewerFormat             use a newer version: stored bytes are of a format that this one does not read
     │   └── NotAllowed              use another certificate: no role of the one that was shown may do this
     ├── StoreFailed             the checkpoint store gave an error; what was asked for has not happened
     │   ├── AlreadyStored           a conditional create found something under that name
@@ -192,6 +193,10 @@ class ConfigurationError(ParashardError, code="configuration"):
 
 class BadData(ConfigurationError, code="bad-data"):
     """Fix the data: a file that is missing, damaged or of another format."""
+
+
+class NewerFormat(ConfigurationError, code="newer-format"):
+    """Use the newer version that wrote it: these stored bytes are of a format that this one does not read."""
 
 
 class NotAllowed(ConfigurationError, code="not-allowed"):

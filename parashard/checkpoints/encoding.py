@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from typing import ClassVar, Literal, TypeVar
+from contextlib import suppress
+from typing import ClassVar, Final, Literal, TypeVar
 
-from parashard.errors import DamagedCheckpoint, StoreFailed
+from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
 from parashard.settings.reading import read_json
 from parashard.settings.table import Table
+
+FORMAT: Final = 1
+"""Of every record; a change that this program's readers would not understand raises it."""
 
 MANIFEST_BYTES_MAX = 16 << 20
 """Largest record that is read or written: enough for about a million intervals of applied steps."""
@@ -27,7 +31,7 @@ class Record(Table):
     """A file of the store; each kind has its own name."""
 
     kind: ClassVar[str]
-    format: Literal[1] = 1
+    format: Literal[1] = FORMAT
 
 
 R = TypeVar("R", bound=Record)
@@ -67,6 +71,8 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
 
     Raises
     ------
+    NewerFormat
+        If it is an intact record of a later version.
     DamagedCheckpoint
         If the bytes are anything else.
     """
@@ -81,7 +87,10 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     except ValueError as error:
         from parashard.settings.validation import first_problem
 
-        raise DamagedCheckpoint(f"{where}: not a {kind} of format 1: {first_problem(error)}") from None
+        newer = _format_of(body)
+        if newer > FORMAT:
+            raise NewerFormat(f"{where}: {newer_format(f'a {kind}', newer, FORMAT)}") from None
+        raise DamagedCheckpoint(f"{where}: not a {kind} of format {FORMAT}: {first_problem(error)}") from None
     try:
         is_canonical = _canonical(record) == body
     except ValueError:  # of a number that is not finite, which the body's own text has
@@ -89,6 +98,11 @@ def decode(cls: type[R], content: bytes, where: str) -> R:
     if not is_canonical:
         raise DamagedCheckpoint(f"{where}: a {kind} that is not in canonical form")
     return record
+
+
+def newer_format(what: str, found: int, read: int) -> str:
+    """Return the sentence that refuses what a later version wrote."""
+    return f"{what} of format {found}, and this version reads format {read}: a newer version of parashard wrote it"
 
 
 def check_whole(content: bytes, where: str) -> None:
@@ -108,6 +122,15 @@ def check_whole(content: bytes, where: str) -> None:
 def sha256_of(content: bytes | memoryview) -> str:
     """Return the SHA-256 of some bytes as 64 hex digits."""
     return hashlib.sha256(content).hexdigest()
+
+
+def _format_of(body: bytes) -> int:
+    """Return the format that a record's body declares; 0 if it declares none."""
+    with suppress(ValueError, RecursionError):
+        fields = json.loads(body)
+        if isinstance(fields, dict) and type(fields.get("format")) is int:
+            return int(fields["format"])
+    return 0
 
 
 def _canonical(record: Record) -> bytes:

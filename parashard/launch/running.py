@@ -18,14 +18,18 @@ from parashard.launch.coordinator_silence import CoordinatorSilence
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
+from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.rpc import CONTROL_DEADLINE_S
 from parashard.security.credentials import Credentials
 from parashard.store.durable import rename_durably
 
 SUPERVISE_S = 0.05
 SHOW_S = 0.25
+SUPERVISE_DEADLINE_S = 5.0
+STALL_S = CONTROL_DEADLINE_S + 2.0  # longer than any call here: this process stood still
 
 
 class Running:
@@ -69,6 +73,7 @@ class Running:
         self._arguments: list[str] = []
         self._coordinator_exits = 0  # in a row, without a completed step in between
         self._coordinator_due_s: float | None = None  # when to restart it
+        self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence: who stood still heard nobody
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
@@ -110,7 +115,7 @@ class Running:
         """Supervise the processes for the coordinator until the job is over; return its last state and reason."""
         ended: list[Ended] = []
         next_show_s = 0.0
-        self._silence.heard(time.monotonic())
+        self._silence.heard(self._clock.now_s())
         while True:
             for child in self._cluster.reap():
                 if child.name == "coordinator":
@@ -122,11 +127,11 @@ class Running:
                 orders = self._supervise(ended)
             except RetryLater as error:
                 if isinstance(error, NotReady):  # it answers: our certificate has expired
-                    self._silence.heard(time.monotonic())
+                    self._silence.heard(self._clock.now_s())
                 self._check_silence()
                 time.sleep(SUPERVISE_S)
                 continue
-            self._silence.heard(time.monotonic())
+            self._silence.heard(self._clock.now_s())
             misconfigured = orders.exit_code == ExitCode.CONFIGURATION
             misconfigured |= any(child.exit_code == ExitCode.CONFIGURATION for child in ended)
             if orders.state == pb.JOB_STATE_FAILED and misconfigured:
@@ -156,7 +161,7 @@ class Running:
 
     def _start_coordinator(self, first: list[str]) -> None:
         self._cluster.start("coordinator", MODULES["coordinator"], [*self._arguments, *first])
-        self._silence.started(time.monotonic())
+        self._silence.started(self._clock.now_s())
 
     def _check_exit(self, child: Ended) -> None:
         """Raise if restarting the coordinator would not help.
@@ -178,7 +183,7 @@ class Running:
         if pid < 0:
             return False
         serves = coordinator_in(self._run_dir).get("pid") == pid
-        said, killed = self._silence.look(time.monotonic(), serves=serves)
+        said, killed = self._silence.look(self._clock.now_s(), serves=serves)
         if said:
             self._view.say(said)
         if killed:
@@ -207,7 +212,7 @@ class Running:
         ]
         running = [_process(name) for name in self._cluster.running if name != "coordinator"]
         return self._client.supervise(
-            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=5.0
+            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=SUPERVISE_DEADLINE_S
         )
 
     def _obey(self, orders: pb.SuperviseReply) -> None:

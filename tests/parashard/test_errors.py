@@ -67,6 +67,7 @@ def test_codes_are_permanent():
         "unreachable": "Unreachable",
         "configuration": "ConfigurationError",
         "bad-data": "BadData",
+        "newer-format": "NewerFormat",
         "not-allowed": "NotAllowed",
         "store-failed": "StoreFailed",
         "already-stored": "AlreadyStored",

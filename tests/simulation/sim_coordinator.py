@@ -24,6 +24,7 @@ from parashard.errors import Fenced, ParashardError, Redo, RetryLater, StoreFail
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s
+from parashard.process.awake_clock import AwakeClock
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.shard_reports import saved_shard
@@ -37,6 +38,7 @@ from parashard_coordinator.run.exclusive import ExclusiveCore
 TICK_S = 0.05
 SAVE_S = 1.0
 COMMAND_DEADLINE_S = 0.5
+STALL_S = 1.0  # less than a lease lasts, as in a real coordinator
 DECISION_TRIES = 10
 
 
@@ -100,7 +102,7 @@ class CoordinatorProcess(Process):
         self._run_store.save(self.core.job.saved())  # before it serves (P23)
         self._stored_skips = frozenset(self.core.job.leases.skips)
         self._stop_stored = bool(self.core.job.early_stop)
-        self.exclusive = ExclusiveCore(self.core, clock=lambda: world.now_s)
+        self.exclusive = ExclusiveCore(self.core, AwakeClock(STALL_S, lambda: world.now_s).now_s)
         self.exclusive.on_decision = self._save_decision
         status = StatusView("job", "", len(plan.shards))
         self.service = CoordinatorService(self.exclusive, pb.GetJobReply(run_id=RUN_ID), status)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import queue
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -54,13 +56,15 @@ def start(coordinator: ScriptedCoordinator) -> Iterator[Callable[..., Leasing]]:
     """Return a function that starts a leasing thread; the thread ends with the test, even when it dies."""
     started: list[Leasing] = []
 
-    def begin(lease_ttl_s: float = 3600.0, join: Callable[[], Joined] = unasked) -> Leasing:
+    def begin(
+        lease_ttl_s: float = 3600.0, join: Callable[[], Joined] = unasked, step_timeout_s: float = 3600.0
+    ) -> Leasing:
         leasing = Leasing(
             coordinator,  # type: ignore[arg-type]
             Joined("run-1", "worker-0", 1, lease_ttl_s),
             batch=8,
             ahead=1,
-            step_timeout_s=3600.0,
+            step_timeout_s=step_timeout_s,
             join=join,
         )
         leasing.start()
@@ -113,6 +117,27 @@ def test_silence_is_broken_by_a_renewal(coordinator: ScriptedCoordinator, start:
     coordinator.answer(0, 1, 2)
     assert sorted(coordinator.call().held) == [0, 1, 2]
     assert not leasing.over
+
+
+def test_a_step_that_was_suspended_with_its_worker_is_not_hung(
+    coordinator: ScriptedCoordinator, start: Callable[..., Leasing], monkeypatch: pytest.MonkeyPatch
+) -> None:  # P22
+    stood_still_s = 0.0
+    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + stood_still_s)
+    monkeypatch.setattr("parashard_worker.leasing.time", clock)
+    leasing = start(lease_ttl_s=0.03, step_timeout_s=600.0)
+    coordinator.call()
+    coordinator.answer(0)
+    work = leasing.take(DEADLINE_S)
+    assert work is not None
+    with leasing.computing(work):
+        coordinator.call()
+        stood_still_s = 5000.0
+        coordinator.refuse(Unreachable("the deadline passed meanwhile"))
+        request = coordinator.call()
+        assert (list(request.failed), list(request.held), request.leaving) == ([], [0], False)
+        coordinator.answer()
+    assert (leasing.hung, leasing.failure) == ("", None)
 
 
 def test_every_report_reaches_the_coordinator(coordinator: ScriptedCoordinator, start: Callable[..., Leasing]) -> None:

@@ -15,15 +15,17 @@ from contextlib import contextmanager
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError
 from parashard.process import failpoints
+from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import structlog
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
-from parashard_worker.leased import Joined, LeasedWork, Work
+from parashard_worker.leased import IDLE_WAIT_S, Joined, LeasedWork, Work
 
 __all__ = ["Joined", "Leasing", "Work"]
 
 REPLY_DEADLINE_MIN_S = 1.0
+STALL_S = 2.0  # a call later than it can be by so much: the process stood still
 
 log = structlog.get_logger("worker")
 
@@ -81,18 +83,20 @@ class Leasing:
         self._observer = observer
         self._retry_budget_s = retry_budget_s
         self._changed = threading.Condition()
+        self._reply_deadline_s = max(
+            REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
+        )  # a lost reply costs less than a lease
+        # The clock is read before and after every call, which may be held at the coordinator for a while.
+        self._clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
         self._work = LeasedWork(
             joined,
             batch=batch,
             ahead=ahead,
             step_timeout_s=step_timeout_s,
-            now_s=time.monotonic(),
+            now_s=self._clock.now_s(),
             retry_budget_s=retry_budget_s,
         )
         self.phases_s: dict[str, float] = {}
-        self._reply_deadline_s = max(
-            REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
-        )  # a lost reply costs less than a lease
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)
 
     def start(self) -> None:
@@ -132,10 +136,10 @@ class Leasing:
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work, waiting for it at most so long; None if there is none."""
         with self._changed:
-            work = self._work.take(time.monotonic())
+            work = self._work.take(self._clock.now_s())
             if work is None and timeout_s > 0 and not self._work.over:
                 self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
-                work = self._work.take(time.monotonic())
+                work = self._work.take(self._clock.now_s())
             self._changed.notify_all()
         if isinstance(work, pb.Grant):
             self._observer.began(work)
@@ -149,13 +153,13 @@ class Leasing:
         death is not the step's (P26).
         """
         with self._changed:
-            self._work.computing(work, time.monotonic())
+            self._work.computing(work, self._clock.now_s())
         try:
             with self._observer.phase("compute", work.step if isinstance(work, pb.Grant) else None):
                 yield
         finally:
             with self._changed:
-                self._work.computing(None, time.monotonic())
+                self._work.computing(None, self._clock.now_s())
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
@@ -173,21 +177,21 @@ class Leasing:
     def completed(self, step: pb.CompletedStep) -> None:
         """Report a step that every shard acknowledged."""
         with self._changed:
-            self._work.completed(step, time.monotonic())
+            self._work.completed(step, self._clock.now_s())
             self._changed.notify_all()
         self._observer.ended(step.step, "completed", loss=step.loss, examples=step.examples)
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
-            self._work.failed(step, reason, time.monotonic(), kind)
+            self._work.failed(step, reason, self._clock.now_s(), kind)
             self._changed.notify_all()
         self._observer.ended(step, "failed", reason)
 
     def dropped(self, step: int) -> None:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
-            self._work.dropped(step, time.monotonic())
+            self._work.dropped(step, self._clock.now_s())
             self._changed.notify_all()
         self._observer.ended(step, "dropped")
 
@@ -213,9 +217,9 @@ class Leasing:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (pause_s := self._work.due_in_s(time.monotonic())) > 0:
+                while (pause_s := self._work.due_in_s(self._clock.now_s())) > 0:
                     self._changed.wait(pause_s)
-                request = self._work.request(time.monotonic(), self.phases_s)
+                request = self._work.request(self._clock.now_s(), self.phases_s)
                 self._changed.notify_all()
             if request is None:
                 if self._work.hung:
@@ -233,11 +237,11 @@ class Leasing:
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))
                 with self._changed:
-                    self._work.lost(error, time.monotonic())
+                    self._work.lost(error, self._clock.now_s())
                     self._changed.notify_all()
             else:
                 if reply.granted:
                     failpoints.hit("worker.lease.granted")
                 with self._changed:
-                    self._work.accept(request, reply, time.monotonic())
+                    self._work.accept(request, reply, self._clock.now_s())
                     self._changed.notify_all()

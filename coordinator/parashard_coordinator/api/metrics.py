@@ -34,11 +34,11 @@ class CoordinatorCollector(Collector):
     def collect(self) -> list[Metric]:
         """Return every family, all of one moment."""
         return self._core.run_exclusive(
-            lambda core, now_s: list(_families(core.job, self._status.message(core.job, now_s)))
+            lambda core, now_s: list(_families(core.job, self._status.message(core.job, now_s), now_s))
         )
 
 
-def _families(job: JobRecord, status: pb.GetStatusReply) -> Iterator[Metric]:
+def _families(job: JobRecord, status: pb.GetStatusReply, now_s: float) -> Iterator[Metric]:
     live = sum(worker.live for worker in status.workers)
     yield _gauge("steps", "Steps of the job.", status.steps_total)
     # No counter: it falls when a shard comes back without some of them.
@@ -72,7 +72,7 @@ def _families(job: JobRecord, status: pb.GetStatusReply) -> Iterator[Metric]:
     yield _gauge("training_loss", "Training loss, smoothed over steps.", loss)
     yield _gauge("step_lag_max", "Greatest step lag at an apply, of all shards.", status.step_lag_max)
     yield _gauge("job_state", "1 starting, 2 running, 3 draining, 4 done, 5 failed.", job.state.value)
-    since_s = 0.0 if job.progress.last_step_s is None else time.monotonic() - job.progress.last_step_s
+    since_s = 0.0 if job.progress.last_step_s is None else now_s - job.progress.last_step_s
     yield _gauge("last_progress_timestamp_seconds", "When the last step became complete.", time.time() - since_s)
 
 

@@ -37,7 +37,6 @@ SHARD_SILENCE_SHOWN_S = 3.0
 NO_WORKER = "no worker"
 SLOW = "slow"
 HELD_OUT = "held-out "  # a metric's problem's key, with its name
-STALL_S = 2.0  # between two ticks, which come many times a second: this process stood still
 
 
 class Core:
@@ -52,7 +51,7 @@ class Core:
     def __init__(self, job: JobRecord) -> None:
         self.job = job
         self._shard_seen_s: dict[int, float] = {}
-        self._acted_s = self._awake_since_s = -math.inf
+        self._began_s = math.inf  # its first tick
         self._slow_told = False
 
     # --- shards ---
@@ -198,7 +197,7 @@ class Core:
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
-        self._act(now_s)
+        self._begin(now_s)
         for worker in self.job.workers.silent(now_s):
             silent = f"was silent for {now_s - worker.last_seen_s:.1f} s"
             self._died(worker, silent, now_s)
@@ -227,13 +226,13 @@ class Core:
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
         job = self.job
-        self._act(now_s)
+        self._begin(now_s)
         for exit_ in job.supervision.new_exits(exits):
             if not job.over:
                 self._exited(exit_, now_s)
         if job.over:
             return Orders()
-        orders = job.supervision.orders(running, job.workers_wanted, now_s, self._seen_s, self._awake_since_s)
+        orders = job.supervision.orders(running, job.workers_wanted, now_s, self._seen_s, self._began_s)
         for process in orders.kill:
             silence_s = job.supervision.silence_s(process, self._seen_s(process))
             job.add_event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
@@ -459,11 +458,9 @@ class Core:
         limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit())
         return limit if drain is None else min(limit, drain)
 
-    def _act(self, now_s: float) -> None:
-        """Notice a pause of this process: while it stood still it could hear nobody, so nobody was silent."""
-        if now_s - self._acted_s > STALL_S:
-            self._awake_since_s = now_s
-        self._acted_s = now_s
+    def _begin(self, now_s: float) -> None:
+        """Note when this coordinator began: nobody was silent before, since there was nobody to hear it (P22)."""
+        self._began_s = min(self._began_s, now_s)
 
     def _seen_s(self, process: ProcessName) -> float | None:
         """Return when a process gave its last sign of life, if it ever did."""

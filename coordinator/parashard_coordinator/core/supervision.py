@@ -92,21 +92,19 @@ class Supervision:
         workers_wanted: int,
         now_s: float,
         seen_s: Callable[[ProcessName], float | None],
-        awake_since_s: float,
+        began_s: float,
     ) -> Orders:
         """Return what to start, stop and kill, given what runs and when each process gave its last sign of life.
 
-        Nobody was silent before `awake_since_s`: until then there was nobody to hear it.
+        Nobody was silent before `began_s`: until then there was nobody to hear it.
         """
         orders = self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
-        silent = tuple(
-            process for process in running if self._is_silent(process, seen_s(process), awake_since_s, now_s)
-        )
+        silent = tuple(process for process in running if self._is_silent(process, seen_s(process), began_s, now_s))
         return replace(orders, kill=silent)
 
-    def _is_silent(self, process: ProcessName, seen_s: float | None, awake_since_s: float, now_s: float) -> bool:
-        """Tell whether a process is silent for too long; one never heard, since this coordinator woke (P22)."""
-        signs_s = (seen_s, self._started_s.get(process), awake_since_s)
+    def _is_silent(self, process: ProcessName, seen_s: float | None, began_s: float, now_s: float) -> bool:
+        """Tell whether a process is silent for too long; one never heard, since this coordinator began (P22)."""
+        signs_s = (seen_s, self._started_s.get(process), began_s)
         since_s = max(sign_s for sign_s in signs_s if sign_s is not None)
         return now_s - since_s > self.silence_s(process, seen_s)

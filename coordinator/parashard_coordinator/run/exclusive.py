@@ -12,8 +12,11 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import structlog
 from parashard_coordinator.core.core import Core
+
+STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still (P22)
 
 _Result = TypeVar("_Result")
 
@@ -27,8 +30,8 @@ class ExclusiveCore:
     ----------
     core : Core
         Owned from now on: the caller must keep no reference.
-    clock : callable
-        Monotonic seconds.
+    clock : callable, optional
+        Monotonic seconds; None: without those in which this process stood still.
 
     Attributes
     ----------
@@ -36,9 +39,9 @@ class ExclusiveCore:
         Stores the core's decisions; called under the lock, so that nothing else happens meanwhile.
     """
 
-    def __init__(self, core: Core, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, core: Core, clock: Callable[[], float] | None = None) -> None:
         self.__core = core
-        self._clock = clock
+        self._clock = clock or AwakeClock(STALL_S, time.monotonic).now_s
         self._changed = threading.Condition()
         self.on_decision: Callable[[Core], None] = lambda core: None
 
@@ -61,10 +64,10 @@ class ExclusiveCore:
     ) -> _Result:
         """Run a call now and after every change, until its result is enough or the time is up."""
         with self._changed:
-            deadline_s = self._clock() + wait_s
+            deadline_s = time.monotonic() + wait_s
             while True:  # test before waiting: something may have changed since the caller's last call
                 result = call(self.__core, self._clock())
-                left_s = deadline_s - self._clock()
+                left_s = deadline_s - time.monotonic()
                 if left_s <= 0 or enough(result):
                     return result
                 self._changed.wait(left_s)

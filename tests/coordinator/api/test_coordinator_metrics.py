@@ -16,11 +16,13 @@ from parashard_coordinator.kubernetes.ledger import REASONS, ROLES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from support.coordinator_cases import Caller, announce, core_of, done
 
+NOW_S = 2.0  # of the coordinator's clock
+
 
 def scraped(core: Core) -> dict[str, float]:
     """Return what a scrape shows, by name; a metric with a label fails, but for the ends of pods."""
     registry = CollectorRegistry()
-    registry.register(CoordinatorCollector(ExclusiveCore(core, lambda: 2.0), StatusView("digits", "async", 2)))
+    registry.register(CoordinatorCollector(ExclusiveCore(core, lambda: NOW_S), StatusView("digits", "async", 2)))
     found = {}
     for family in text_string_to_metric_families(generate_latest(registry).decode()):
         assert family.documentation.endswith(".")
@@ -96,5 +98,5 @@ def test_a_shard_that_is_silent_is_not_live_until_it_is_restarted() -> None:
 @pytest.mark.parametrize("ago_s", [0.0, 100.0])
 def test_the_time_of_the_last_progress_is_wall_clock_time(ago_s: float) -> None:
     core = core_of()
-    core.job.progress.last_step_s = time.monotonic() - ago_s
+    core.job.progress.last_step_s = NOW_S - ago_s
     assert math.isclose(scraped(core)["last_progress_timestamp_seconds"], time.time() - ago_s, abs_tol=5.0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from parashard_coordinator.core.core import STALL_S, Core
+from parashard_coordinator.core.core import Core
 from parashard_coordinator.core.launchers import Exit, LocalLauncher, ProcessName
 from parashard_coordinator.core.restarts import Restarts
 from support.coordinator_cases import Caller, announce, core_of
@@ -17,11 +17,8 @@ def local_core(**options: Any) -> Core:
 
 
 def ticking(core: Core, until_s: float, since_s: float = 0.0) -> None:
-    """Let time pass as it does for a coordinator that is awake."""
-    now_s = since_s
-    while now_s < until_s:
-        core.tick(now_s)
-        now_s += STALL_S / 2
+    """Let time pass."""
+    core.tick(since_s)
     core.tick(until_s)
 
 
@@ -98,14 +95,3 @@ def test_an_earlier_incarnation_s_signs_are_not_a_later_one_s() -> None:
     ticking(core, 92.0, 60.0)
     announce(core, 1, now_s=92.0)
     assert core.supervise([], [SHARD_1, WORKER_0], 92.0).kill == (WORKER_0,)
-
-
-def test_a_coordinator_that_stood_still_itself_blames_nobody() -> None:
-    core = local_core()
-    announce(core, 1, now_s=0.0)
-    ticking(core, 5.0)
-    assert core.supervise([], [SHARD_1], 300.0).kill == ()
-    ticking(core, 329.0, 300.0)
-    assert core.supervise([], [SHARD_1], 329.5).kill == ()
-    ticking(core, 330.0, 329.5)
-    assert core.supervise([], [SHARD_1], 330.5).kill == (SHARD_1,)

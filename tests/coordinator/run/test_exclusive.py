@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import cast
 from urllib.request import urlopen
 
@@ -18,12 +19,16 @@ from parashard.launch.run_files import REPORT_FILE
 from parashard.process.shell import Stop
 from parashard.store.claims import claim_incarnation
 from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.launchers import LocalLauncher, ProcessName
+from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.run import coordination as module
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.store import RunStore
 from parashard_coordinator.shards.channels import ShardChannels
 from support.checkpoint_cases import PLAN, RUN, STEPS, write_drained
+from support.coordinator_cases import Caller, core_of
 from support.fake_shards import FakeShards
 from support.owned_core import owned_core
 from support.resolved_job import resolved_here
@@ -112,3 +117,35 @@ def test_whoever_waits_sees_what_changed_before_the_wait_began() -> None:
     core.run_exclusive(lambda core, _: core.scale(5))
     assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 5, DEADLINE_S) == 5
     assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5
+
+
+def test_a_coordinator_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:  # P22, P26
+    clock = SimpleNamespace(monotonic=lambda: now_s)
+    now_s = 100.0
+    monkeypatch.setattr("parashard_coordinator.run.exclusive.time", clock)
+    core = ExclusiveCore(core_of(launcher=LocalLauncher(2, Restarts(1.0, 9)), silence_s=30.0, lease_ttl_s=10.0))
+    running = [ProcessName("shard", 0), ProcessName("shard", 1), ProcessName("worker", 0)]
+
+    def looked(core: Core, now_s: float) -> tuple[int, int, bool]:
+        core.tick(now_s)
+        killed = core.supervise([], running, now_s).kill
+        return (
+            core.job.leases.leased,
+            len(killed),
+            any("silent" in event or "ended" in event for event in core.job.events),
+        )
+
+    def joined(core: Core, now_s: float) -> None:
+        worker = Caller(core, "worker-0", now_s=now_s)
+        worker.lease(2, now_s)
+        worker.call(now_s, computing=[0])
+
+    core.run_exclusive(joined)
+    now_s += 1.0
+    assert core.run_exclusive(looked) == (2, 0, False)
+    now_s += 3600.0
+    assert core.run_exclusive(looked) == (2, 0, False), "it heard nobody, since it slept"
+    for _ in range(6):
+        now_s += 1.9
+        found = core.run_exclusive(looked)
+    assert (found[0], found[2]) == (0, True), "it hears nobody, and is awake"

@@ -12,7 +12,7 @@ from parashard.checkpoints import encoding
 from parashard.checkpoints.catalogue import CheckpointId
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, Record, decode, encode, sha256_of
 from parashard.checkpoints.manifest import JobManifest, PlanRecord, RunRecord, ShardManifest, StoredFile
-from parashard.errors import DamagedCheckpoint, StoreFailed
+from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Partition
 from parashard.settings.validation import validated
@@ -111,7 +111,9 @@ def test_the_error_says_where_and_what():
 
 
 BODIES = {
-    "another format": (body_of(SHARD, format=2), "format 1: format: "),
+    "no format": (body_of(SHARD, format=0), "format 1: format: "),
+    "a format that is no number": (body_of(SHARD, format="2"), "format 1: format: "),
+    "a format that is true": (body_of(SHARD, format=True), "canonical"),
     "a field too many": (body_of(SHARD, more=1), "more"),
     "text for a number": (body_of(SHARD, number="1"), "number"),
     "a number that is not a whole one": (body_of(SHARD, number=1.0), "number"),
@@ -131,6 +133,13 @@ def test_bytes_with_a_right_digest_that_we_did_not_write_are_refused(case):
     body, said = BODIES[case]
     with pytest.raises(DamagedCheckpoint, match=said):
         decode(ShardManifest, sealed(body), "f")
+
+
+@pytest.mark.parametrize("more", [{}, {"new_field": [1, 2]}])
+def test_a_record_of_a_later_version_is_no_damage(more):
+    said = "^f: a shard-manifest of format 2, and this version reads format 1: a newer version of parashard wrote it$"
+    with pytest.raises(NewerFormat, match=said):
+        decode(ShardManifest, sealed(body_of(SHARD, format=2, **more)), "f")
 
 
 @pytest.mark.parametrize("value", ["NaN", "1e999", "-0", "1E5", '"\\ud800"', "9" * 5000])
@@ -214,6 +223,9 @@ def test_random_values_under_a_right_digest(kind, data, value):
     try:
         decoded = decode(type(record), sealed(body, record.kind), "f")
     except DamagedCheckpoint:
+        return
+    except NewerFormat:
+        assert field == "format"
         return
     assert encode(decoded) == sealed(body, record.kind)
 

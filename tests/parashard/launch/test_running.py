@@ -107,6 +107,18 @@ def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: Parashard
     assert run.cluster.noted == noted
 
 
+def test_a_launcher_that_stood_still_itself_kills_no_coordinator(run: Run) -> None:  # P22
+    def answers(now_s: float) -> pb.JobState | ParashardError:
+        if now_s < 1000.0:  # stopped while it waits for the answer, whose deadline passes meanwhile
+            run.clock.now_s = 1000.0
+            return Unreachable("the deadline is over")
+        return pb.JOB_STATE_DONE
+
+    run.answers = answers
+    assert run.running.until_over()[0] == pb.JOB_STATE_DONE
+    assert run.cluster.noted == []
+
+
 @pytest.mark.parametrize("code", [2, -9, 75])
 def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, code: int) -> None:
     def ends(now_s: float) -> ParashardError:

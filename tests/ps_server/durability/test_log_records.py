@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.errors import DamagedCheckpoint, LimitExceeded
+from parashard.errors import DamagedCheckpoint, LimitExceeded, NewerFormat
 from parashard_server.durability.write_ahead_log.records import (
     HEAD_BYTES,
     HEADER_BYTES,
@@ -93,7 +93,7 @@ def test_a_record_of_another_segment_is_seen():  # a block of a file that was de
 
 def test_a_later_format_is_named():
     content = HEADER[:4] + struct.pack("<I", 2) + HEADER[8:-4]
-    with pytest.raises(DamagedCheckpoint, match="has format 2; this program reads 1"):
+    with pytest.raises(NewerFormat, match="a log of format 2, and this version reads format 1"):
         decode_header(content + struct.pack("<I", zlib.crc32(content)))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from parashard.errors import NotReady, QueueFull, StoreFailed, WrongRun
+from parashard.errors import NewerFormat, NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.plan.variables import Float32s
 from parashard.process.logs import structlog
 from parashard.store.durable import sync_folder, sync_upwards
@@ -213,7 +213,7 @@ class WriteAheadLog:
             try:
                 segment.read_header(self._identity)
                 segment.path.unlink()
-            except (OSError, StoreFailed, WrongRun) as error:
+            except (OSError, NewerFormat, StoreFailed, WrongRun) as error:
                 log.warning("push-log-not-deleted", file=str(segment.path), reason=str(error))
 
     def close(self) -> None:

@@ -21,7 +21,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from parashard.errors import DamagedCheckpoint, LimitExceeded
+from parashard.checkpoints.encoding import newer_format
+from parashard.errors import DamagedCheckpoint, LimitExceeded, NewerFormat
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
 
@@ -128,6 +129,8 @@ def decode_header(content: bytes) -> SegmentHeader:
 
     Raises
     ------
+    NewerFormat
+        If they are the intact header of a later version.
     DamagedCheckpoint
         If they are not a valid header.
     """
@@ -139,6 +142,8 @@ def decode_header(content: bytes) -> SegmentHeader:
         raise DamagedCheckpoint(f"a segment begins with {MAGIC!r}, found {magic!r}")
     if checksum != zlib.crc32(content[: _HEADER.size]):
         raise DamagedCheckpoint("the header does not match its checksum")
+    if format_ > FORMAT:
+        raise NewerFormat(newer_format("a log", format_, FORMAT))
     if format_ != FORMAT:
         raise DamagedCheckpoint(f"the log has format {format_}; this program reads {FORMAT}")
     return SegmentHeader(run_mark, plan_version, shard, incarnation, number, first_position, checksum)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from parashard.errors import DamagedCheckpoint, StoreFailed, WrongRun
+from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed, WrongRun
 from parashard_server.durability.write_ahead_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
 
 CHECK_BYTES = 256 << 10  # written between two checks of the free space
@@ -109,6 +109,8 @@ class Segment:
 
         Raises
         ------
+        NewerFormat
+            If a later version wrote it.
         DamagedCheckpoint
             If it does not match the file name.
         WrongRun
@@ -117,7 +119,11 @@ class Segment:
             If the file cannot be read.
         """
         with self.path.open("rb") as file:
-            header = decode_header(file.read(HEADER_BYTES))
+            content = file.read(HEADER_BYTES)
+        try:
+            header = decode_header(content)
+        except NewerFormat as error:
+            raise NewerFormat(f"{self.path}: {error.message}") from None
         if (header.incarnation, header.number, header.first_position) != self._order:
             raise DamagedCheckpoint(
                 f"the header is of {segment_name(header.incarnation, header.number, header.first_position)}"

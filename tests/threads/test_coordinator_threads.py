@@ -1,0 +1,23 @@
+"""A coordinator under the real threads of 64 workers; `coordinator_threads.py` says what they do, and runs longer."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+from coordinator_threads import CoordinatorUnderThreads
+
+from support.waiting import DEADLINE_S
+
+STEPS = 3000
+FIRED = ("died", "left", "failed", "revoked", "told again")
+
+
+@pytest.mark.full("the core is reached under its lock alone: test_exclusive.py; the same calls: tests/simulation")
+def test_every_step_is_complete_once_with_64_workers_that_come_and_go() -> None:  # P4, P5
+    before = threading.active_count()
+    outcome = CoordinatorUnderThreads(STEPS, seed=1).run(DEADLINE_S)
+    assert outcome.wrong == []
+    assert [name for name in FIRED if not outcome.counts[name]] == []
+    assert outcome.counts["granted"] > STEPS, "steps were leased again"
+    assert threading.active_count() == before
