@@ -29,9 +29,10 @@ from parashard.plan.variables import Float32s
 from parashard.protocol.proto_conversion import plan_message
 from parashard.store import open_store
 from parashard.store.claims import Claims
-from parashard_coordinator.__main__ import build_core
+from parashard_coordinator.__main__ import new_job_record
 from parashard_coordinator.api.status import StatusView
 from parashard_coordinator.core.calls import CompletedStep
+from parashard_coordinator.core.core import Core
 from parashard_coordinator.run.history import History
 from parashard_coordinator.run.report import report
 from parashard_coordinator.run.resolve import ResolvedJob
@@ -110,18 +111,18 @@ def _write(folder: Path) -> None:
 
 def _write_figures(folder: Path, resolved: ResolvedJob, run_store: RunStore) -> None:
     """Write what the coordinator leaves of a job that was stopped after step 7: its record, history and report."""
-    core = build_core(resolved, RUN, 1)
-    core.opened(resolved.summary(), resolved.spec.warnings)
+    core = Core(new_job_record(resolved, RUN, 1))
+    core.job.opened(resolved.summary(), resolved.spec.warnings)
     for shard in range(2):
         announce(core, shard)
     worker = Caller(core, "worker-0", now_s=1.0)
-    while steps := worker.lease(LOGGED[1] - len(core.leases.complete), now_s=1.0):
+    while steps := worker.lease(LOGGED[1] - len(core.job.leases.complete), now_s=1.0):
         worker.call(2.0, completed=[CompletedStep(step, [1, 1], 0.0, 4) for step in steps])
     status = StatusView("format", "async", 2)
-    History(folder, lambda text, over: None).add(status.message(core, 3.0))
-    run_store.save(core.saved())
-    core.stop("interrupted")
-    figures = report(core, resolved, status, 3.0, steps_saved=SAVED)
+    History(folder, lambda text, over: None).add(status.message(core.job, 3.0))
+    run_store.save(core.job.saved())
+    core.job.stop("interrupted")
+    figures = report(core.job, resolved, status, 3.0, steps_saved=SAVED)
     write_report(folder, {**figures, "run_dir": "/runs/format", "weights": None})
 
 

@@ -36,8 +36,8 @@ LIVES = [1, 1]  # of the shards
 
 
 @dataclass
-class Life:
-    """One life of a worker."""
+class Worker:
+    """One incarnation of a worker."""
 
     name: str
     incarnation: int
@@ -80,14 +80,14 @@ class CoordinatorUnderThreads:
         with ThreadPoolExecutor(WORKERS + 2) as pool:
             workers = [pool.submit(self._live, number) for number in range(WORKERS)]
             others = [pool.submit(self._tick), pool.submit(self._look)]
-            complete = self._core.run_until(lambda core, _: core.complete or core.over, bool, deadline_s)
-            if not complete:
-                self._wrong.append(f"not complete after {deadline_s:.0f} s")
-            self._core.run_exclusive(lambda core, _: core.over or core.done())
-            for ended in workers:
-                ended.result(deadline_s)
-            self._over.set()
-            for ended in others:
+            try:
+                complete = self._core.run_until(lambda core, _: core.job.complete or core.job.over, bool, deadline_s)
+                if not complete:
+                    self._wrong.append(f"not complete after {deadline_s:.0f} s")
+            finally:  # else the pool waits for its threads
+                self._core.run_exclusive(lambda core, _: core.job.over or core.job.done())
+                self._over.set()
+            for ended in (*workers, *others):
                 ended.result(deadline_s)
         counts = sum(self._counts, collections.Counter[str]())
         self._wrong += self._core.run_exclusive(lambda core, _: self._judged(core, counts))
@@ -97,58 +97,58 @@ class CoordinatorUnderThreads:
         """Be one worker after another, until the job is over."""
         draw, counts = random.Random(f"{self._seed}.{number}"), collections.Counter[str]()
         self._counts.append(counts)
-        life = self._joined(f"worker-{number}", counts)
+        me = self._joined(f"worker-{number}", counts)
         while True:
             what = draw.random()
             if what < 0.02:
                 counts["died"] += 1  # nobody is told: its leases end by time, or as it joins again
-                life = self._joined(draw.choice([life.name, ""]), counts)
+                me = self._joined(draw.choice([me.name, ""]), counts)
             try:
-                reply = self._service.Lease(self._request(life, draw, counts), None)
+                reply = self._service.Lease(self._request(me, draw, counts), None)
             except RetryLater:
                 continue
             except (Fenced, Unacquainted) as error:
                 counts[f"refused: {error.code}"] += 1
-                life = self._joined("", counts)
+                me = self._joined("", counts)
                 continue
             if reply.state == pb.JOB_STATE_DONE:
                 return
-            life.held = [step for step in life.held if step not in reply.revoked] + [g.step for g in reply.granted]
+            me.held = [step for step in me.held if step not in reply.revoked] + [g.step for g in reply.granted]
             counts["granted"] += len(reply.granted)
             counts["revoked"] += len(reply.revoked)
             if what > 0.99:
                 counts["left"] += 1
-                life.sequence += 1
-                request = lease_request(life.name, life.sequence, incarnation=life.incarnation, leaving=True)
+                me.sequence += 1
+                request = lease_request(me.name, me.sequence, incarnation=me.incarnation, leaving=True)
                 self._service.Lease(request, None)
-                life = self._joined(life.name, counts)
+                me = self._joined(me.name, counts)
 
-    def _joined(self, name: str, counts: collections.Counter[str]) -> Life:
+    def _joined(self, name: str, counts: collections.Counter[str]) -> Worker:
         reply = self._service.RegisterWorker(worker_request(name), None)
         counts["joined"] += 1
-        return Life(reply.name, reply.incarnation)
+        return Worker(reply.name, reply.incarnation)
 
-    def _request(self, life: Life, draw: random.Random, counts: collections.Counter[str]) -> pb.LeaseRequest:
+    def _request(self, me: Worker, draw: random.Random, counts: collections.Counter[str]) -> pb.LeaseRequest:
         """Report some of what is held, and perhaps once more what was reported before; ask for more."""
-        life.sequence += 1
-        done = life.held[: draw.randrange(3)]
-        failed = life.held[len(done) : len(done) + (draw.random() < 0.02)]
-        life.held = life.held[len(done) + len(failed) :]
+        me.sequence += 1
+        done = me.held[: draw.randrange(3)]
+        failed = me.held[len(done) : len(done) + (draw.random() < 0.02)]
+        me.held = me.held[len(done) + len(failed) :]
         counts["failed"] += len(failed)
-        again, life.told = (
-            life.told if draw.random() < 0.1 else [],
+        again, me.told = (
+            me.told if draw.random() < 0.1 else [],
             [pb.CompletedStep(step=step, incarnations=LIVES, loss=0.5, examples=EXAMPLES) for step in done],
         )
-        counts["told"] += len(life.told)
+        counts["told"] += len(me.told)
         counts["told again"] += len(again)
         return lease_request(
-            life.name,
-            life.sequence,
-            incarnation=life.incarnation,
-            held=life.held,
-            completed=[*again, *life.told],
+            me.name,
+            me.sequence,
+            incarnation=me.incarnation,
+            held=me.held,
+            completed=[*again, *me.told],
             failed=[pb.FailedStep(step=step, reason="on purpose") for step in failed],
-            want=draw.randrange(5) if life.held else 4,
+            want=draw.randrange(5) if me.held else 4,
             wait_s=HELD_S,
         )
 
@@ -165,16 +165,16 @@ class CoordinatorUnderThreads:
             seen = status.steps_complete
 
     def _judged(self, core: Core, counts: collections.Counter[str]) -> list[str]:
-        by_workers = sum(worker.steps_complete for worker in core.workers.by_name.values())
+        by_workers = sum(worker.steps_complete for worker in core.job.workers.by_name.values())
         told = {
-            "steps complete": len(core.leases.complete),
+            "steps complete": len(core.job.leases.complete),
             "steps complete by worker": by_workers,
-            "examples / 8": core.progress.examples / EXAMPLES,
+            "examples / 8": core.job.progress.examples / EXAMPLES,
         }
         counts["completions"] = by_workers
         wrong = [f"{name}: {found}, of {self._steps}" for name, found in told.items() if found != self._steps]
-        if core.leases.leased:
-            wrong.append(f"{core.leases.leased} steps are still leased")
+        if core.job.leases.leased:
+            wrong.append(f"{core.job.leases.leased} steps are still leased")
         return wrong
 
 

@@ -71,8 +71,8 @@ def push_over_tcp(process: ShardProcess) -> None:
     identity = process.shard.identity
     gradient = np.concatenate([pattern(at, min(ELEMENTS, at + CHUNK)) for at in range(0, ELEMENTS, CHUNK)])
     slices = (Slice(Partition("w", 0, ROWS), COLUMNS),)
-    rooms = ReceiveBuffers(PushMemory(1 << 33))
-    with serving(TcpService(process.plane, rooms).serve) as (server, _):
+    buffers = ReceiveBuffers(PushMemory(1 << 33))
+    with serving(TcpService(process.plane, buffers).serve) as (server, _):
         address = ShardAddress("", identity.incarnation, data_address=server.address)
         transport = TcpTransport(address, Greeting(identity, "worker-0"))
         push = Push(identity, "worker-0", 0, slices, False, None, Buffers([gradient]))
