@@ -1,5 +1,7 @@
 """What has not moved since an earlier pull is not sent again, and a client never misses what has (P16)."""
 
+from collections import defaultdict
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -27,10 +29,15 @@ def sent_bytes(cluster: Cluster) -> int:
     return sum(shard.record.pull_bytes for shard in cluster.shards)
 
 
-def known_versions(cluster: Cluster) -> list[int | None]:
-    """Return where the versions that pulls name are noted from now on."""
-    known: list[int | None] = []
-    cluster.before = lambda _, request: known.append(request.known_version) if isinstance(request, PullRun) else None
+def known_versions(cluster: Cluster) -> dict[str, list[int | None]]:
+    """Return where the versions that pulls name are noted from now on, by address; shards are asked at once."""
+    known: dict[str, list[int | None]] = defaultdict(list)
+
+    def note(address: str, request: object) -> None:
+        if isinstance(request, PullRun):
+            known[address].append(request.known_version)
+
+    cluster.before = note
     return known
 
 
@@ -93,13 +100,13 @@ def test_another_incarnation_of_a_shard_is_asked_for_everything():  # P16: its v
     client.use(cluster.view(2))
     known = known_versions(cluster)
     pulled = client.pull()
-    assert known == [3, None]
+    assert known == {"shard-0": [3], "shard-1": [None]}
     assert pulled.versions == (3, 0)
     assert_current(cluster, pulled)
     pulled.release()
     known.clear()
     client.pull()
-    assert known == [3, 0]
+    assert known == {"shard-0": [3], "shard-1": [0]}
 
 
 def test_after_a_failed_pull_nothing_is_believed_of_its_arrays():
@@ -117,7 +124,7 @@ def test_after_a_failed_pull_nothing_is_believed_of_its_arrays():
         client.pull()
     known = known_versions(cluster)
     assert_current(cluster, client.pull())
-    assert known[:2] == [None, None]
+    assert {address: versions[0] for address, versions in known.items()} == {"shard-0": None, "shard-1": None}
 
 
 def test_each_of_several_sets_remembers_its_own_version():
@@ -130,7 +137,7 @@ def test_each_of_several_sets_remembers_its_own_version():
     newer.release()
     known = known_versions(cluster)
     both = [client.pull(), client.pull()]
-    assert known == [1, 0]
+    assert known == {"shard-0": [1, 0]}
     for pulled in both:
         assert_current(cluster, pulled)
 

@@ -269,7 +269,7 @@ class TestSlots:
             with pytest.raises(QueueFull, match="cannot allocate memory"), slots.take(60, "a"):
                 pass
         assert slots.held_bytes == 0
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert len(os.listdir("/proc/self/fd")) <= before, "an earlier test's may have gone meanwhile"
 
     def test_nobody_can_change_the_length_of_a_slot(self) -> None:
         with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):
