@@ -104,9 +104,11 @@ class FanOut:
             for shard in range(shards):
                 try:
                     pending[shard] = begin(shard)
+                    if shard < shards - 1:
+                        pending[shard].start()
                 except self._retried as error:
                     failures[shard] = error.with_traceback(None)
-            for shard in tuple(pending):
+            for shard in reversed(tuple(pending)):  # this thread itself may make the request to the last
                 try:
                     hear(shard)
                 except self._retried as error:

@@ -50,7 +50,16 @@ class Greeting:
 
 
 class Pending(Protocol[_Answer_co]):
-    """A request that is under way."""
+    """A request that is under way, or is made by the thread that waits for its answer."""
+
+    def start(self) -> None:
+        """Be under way from now on, while the caller does something else.
+
+        Raises
+        ------
+        Unreachable
+            If the transport is closed.
+        """
 
     def result(self) -> _Answer_co:
         """Wait for the answer, until the request's deadline.
@@ -63,7 +72,7 @@ class Pending(Protocol[_Answer_co]):
         """
 
     def cancel(self) -> None:
-        """Wait no more; `result` raises `Unreachable`, at once where another thread is in it."""
+        """Wait no more; `result` raises `Unreachable`, at once where another thread is in it and called `start`."""
 
 
 class Transport(Protocol):

@@ -175,6 +175,9 @@ class _Failed(Generic[_Answer]):
     def __init__(self, error: ParashardError) -> None:
         self._error = error
 
+    def start(self) -> None:
+        """Nothing can be."""
+
     def result(self) -> _Answer:
         raise self._error
 

@@ -189,6 +189,9 @@ class Exchange(Generic[_Connection, _Answer]):
             self._end(clean=False)
             raise
 
+    def start(self) -> None:
+        """It is under way since it was made."""
+
     def result(self) -> _Answer:
         """Wait for the answer."""
         with self._lock:

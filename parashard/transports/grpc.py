@@ -1,16 +1,16 @@
 """The gRPC transport: works everywhere. A push or pull of at most 1 MiB is one message each way, a longer one a stream.
 
-Frames travel as they are (identity serializers), never inside protobuf. One message goes by a blocking call on a thread
-that is kept: gRPC's own futures start a thread for each call (docs/decisions/0025). A longer push or pull is a stream
-of such messages: while one is copied the next is on its way (docs/decisions/0022).
+Frames travel as they are (identity serializers), never inside protobuf. One message goes by a blocking call of the
+thread that waits for the answer, unless others are to be waited for meanwhile: gRPC's futures start a thread for each
+call (docs/decisions/0025). A longer push or pull is a stream: while one message is copied the next is on its way
+(docs/decisions/0022).
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, InvalidStateError, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Generic, TypeVar
 
@@ -23,7 +23,6 @@ from parashard.transports import memory
 from parashard.transports.base import Greeting, Pending, ShardAddress
 
 SERVICE = "parashard.v1.ShardData"
-CALLS_MAX = 8  # of one message, at once; as many as a stream transport has connections
 
 _Answer = TypeVar("_Answer")
 
@@ -49,23 +48,23 @@ class GrpcTransport:
         self._push_stream: Any = self._channel.stream_unary(f"/{SERVICE}/Push")
         self._pull: Any = self._channel.unary_unary(f"/{SERVICE}/Pull")
         self._pull_stream: Any = self._channel.unary_stream(f"/{SERVICE}/Pull")
-        self._threads = ThreadPoolExecutor(CALLS_MAX, thread_name_prefix="grpc-calls")
 
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Begin to send a push."""
         first, rest = wire.encode_push(push)
         if push.payload.nbytes <= MESSAGE_BYTES:
-            return _OneMessage(self._threads, self._push, first, self._address, deadline_s, wire.decode_receipt)
+            return _OneMessage(self._push, first, self._address, deadline_s, wire.decode_receipt)
         messages = chain((first,), _each_noticed(rest))
-        return _PushStream(self._begun(self._push_stream.future, messages, deadline_s), self._address)
+        with _open(self._address):
+            return _PushStream(self._push_stream.future(messages, timeout=deadline_s), self._address)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
         """Ask for a run."""
         frame, filling = wire.encode_pull(run), _Filling(run, into, self._address)
         if run.length_bytes <= MESSAGE_BYTES:
-            read = filling.from_one
-            return _OneMessage(self._threads, self._pull, frame, self._address, deadline_s, read)
-        return _PullStream(self._begun(self._pull_stream, frame, deadline_s), self._address, filling)
+            return _OneMessage(self._pull, frame, self._address, deadline_s, filling.from_one)
+        with _open(self._address):
+            return _PullStream(self._pull_stream(frame, timeout=deadline_s), self._address, filling)
 
     def greet(self, deadline_s: float) -> None:
         """Do nothing: a channel connects by itself, and the first request says what stands against it."""
@@ -73,13 +72,6 @@ class GrpcTransport:
     def close(self) -> None:
         """Close the channel."""
         self._channel.close()
-        self._threads.shutdown(wait=False)
-
-    def _begun(self, method: Any, request: Any, deadline_s: float) -> Any:
-        try:
-            return method(request, timeout=max(0.001, deadline_s))
-        except ValueError:  # so gRPC says that another thread has closed the channel
-            raise Unreachable("the connection is closed", peer=self._address) from None
 
 
 def _each_noticed(messages: Iterator[bytes]) -> Iterator[bytes]:
@@ -89,61 +81,61 @@ def _each_noticed(messages: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class _OneMessage(Generic[_Answer]):
-    """A call of one message each way, which a thread makes; `read` is called with the answer by who waits for it."""
+    """A call of one message each way; `read` makes of its answer what it stands for."""
 
     def __init__(
-        self,
-        threads: ThreadPoolExecutor,
-        method: Callable[..., bytes],
-        frame: bytes,
-        address: str,
-        deadline_s: float,
-        read: Callable[[bytes], _Answer],
+        self, method: Any, frame: bytes, address: str, deadline_s: float, read: Callable[[bytes], _Answer]
     ) -> None:
+        self._method = method
+        self._frame = frame
         self._address = address
         self._until_s = time.monotonic() + deadline_s
         self._read = read
-        self._answer: Future[bytes] = Future()
-        try:
-            threads.submit(self._call, method, frame)
-        except RuntimeError:  # so an executor says that another thread has closed it
-            self._answer.set_exception(Unreachable("the connection is closed", peer=address))
+        self._call: Any = None  # a call under way beside this thread
+        self._cancelled = False
+
+    def start(self) -> None:
+        """Begin, with threads of gRPC's."""
+        with _open(self._address):
+            self._call = self._method.future(self._frame, timeout=self._left_s())
 
     def result(self) -> _Answer:
-        """Wait for the answer."""
-        try:
-            with rpc.our_errors(self._address):
-                return self._read(self._answer.result(self._left_s()))
-        except CancelledError:
-            raise Unreachable("the request was cancelled", peer=self._address) from None
-        except TimeoutError:
-            raise Unreachable("no answer before the deadline", peer=self._address) from None
+        """Wait for the answer; a call that was not started is made by this thread."""
+        if self._cancelled:
+            raise Unreachable("the request was cancelled", peer=self._address)
+        with rpc.our_errors(self._address):
+            if self._call is not None:
+                return self._read(self._call.result())
+            with _open(self._address):
+                answer = self._method(self._frame, timeout=self._left_s())
+            return self._read(answer)
 
     def cancel(self) -> None:
-        """Wait no more; the call ends with its deadline or with the channel."""
-        self._answer.cancel()
-
-    def _call(self, method: Callable[..., bytes], frame: bytes) -> None:
-        if self._answer.cancelled():
-            return
-        with suppress(InvalidStateError):  # cancelled meanwhile
-            try:
-                answer = method(frame, timeout=self._left_s())
-            except ValueError:  # so gRPC says that another thread has closed the channel
-                self._answer.set_exception(Unreachable("the connection is closed", peer=self._address))
-            except BaseException as error:  # noqa: BLE001  # whoever waits for the answer is to have it
-                self._answer.set_exception(error.with_traceback(None))
-            else:
-                self._answer.set_result(answer)
+        """Wait no more."""
+        self._cancelled = True
+        if self._call is not None:
+            self._call.cancel()
 
     def _left_s(self) -> float:
         return max(0.001, self._until_s - time.monotonic())
+
+
+@contextmanager
+def _open(address: str) -> Iterator[None]:
+    """Raise `Unreachable` where gRPC says, by a ValueError, that another thread has closed the channel."""
+    try:
+        yield
+    except ValueError:
+        raise Unreachable("the connection is closed", peer=address) from None
 
 
 class _PushStream:
     def __init__(self, call: Any, address: str) -> None:
         self._call = call
         self._address = address
+
+    def start(self) -> None:
+        """It is under way since it was made."""
 
     def result(self) -> Receipt:
         """Wait for the receipt."""
@@ -160,6 +152,9 @@ class _PullStream:
         self._call = call
         self._address = address
         self._filling = filling
+
+    def start(self) -> None:
+        """It is under way since it was made."""
 
     def result(self) -> int:
         """Wait for the weights."""

@@ -34,10 +34,14 @@ class Talk:
         return self.peer.plane
 
     def begin(self, method: str, into: Any = None, deadline_s: float = DEADLINE_S, **more: Any) -> Pending[Any]:
+        pending: Pending[Any]
         if method == "push":
-            return self.transport.push(push_of(np.ones(4, np.float32), **more), deadline_s)
-        into = np.empty(4 * ELEMENTS, np.uint8) if into is None else into
-        return self.transport.pull(pull_of(0, into.nbytes, **more), Buffers([into]), deadline_s)
+            pending = self.transport.push(push_of(np.ones(4, np.float32), **more), deadline_s)
+        else:
+            into = np.empty(4 * ELEMENTS, np.uint8) if into is None else into
+            pending = self.transport.pull(pull_of(0, into.nbytes, **more), Buffers([into]), deadline_s)
+        pending.start()
+        return pending
 
     def still_talks(self) -> bool:
         """Return whether both methods do what they should, after whatever was."""

@@ -250,6 +250,9 @@ class _Busy:
         self._order.append(f"begin {self._shard}")
         return self
 
+    def start(self) -> None:
+        self._order.append(f"start {self._shard}")
+
     def result(self) -> int:
         self._order.append(f"result {self._shard}")
         if self._busy:
@@ -271,4 +274,4 @@ def test_a_shard_is_asked_again_only_once_no_other_owes_an_answer(virtual_time):
     client = ShardClient(RUN, DIGEST, cluster.plan, "w", connect=lambda where, _: busy[where.address])
     client.use(cluster.view())
     assert client.pull().versions == (7, 7)
-    assert order == ["begin 0", "begin 1", "result 0", "result 1", "begin 0", "result 0"]
+    assert order == ["begin 0", "start 0", "begin 1", "result 1", "result 0", "begin 0", "result 0"]

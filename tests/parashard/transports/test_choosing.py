@@ -35,6 +35,8 @@ class Answered:
     def __init__(self, value: Any) -> None:
         self._value = value
 
+    def start(self) -> None: ...
+
     def result(self) -> Any:
         return self._value
 

@@ -1,10 +1,8 @@
-"""Pushes and pulls of one gRPC message: what ends the wait for the answer, and what the shard then may still do."""
+"""Pushes and pulls of one gRPC message: who makes the call, and what ends it."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -15,7 +13,7 @@ from parashard.protocol import wire
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Target
 from parashard.transports.base import Greeting, ShardAddress
-from parashard.transports.grpc import CALLS_MAX, GrpcTransport
+from parashard.transports.grpc import GrpcTransport
 from support.in_process import plan_of, variables_of
 from support.waiting import DEADLINE_S
 
@@ -25,26 +23,51 @@ PUSH = Push(TARGET, "worker-0", 7, (), True, None, Buffers([]))
 RECEIPT = Receipt(PushResult.APPLIED, 1, None)
 
 
-class Held:
-    """A channel whose blocking calls are held until they may go on, or the channel is closed."""
+class Method:
+    """A method of a channel, and what was asked of it."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def __call__(self, frame: bytes, timeout: float) -> bytes:
+        self._channel.check("blocking", timeout)
+        return self._channel.answer()
+
+    def future(self, frame: bytes, timeout: float) -> Future:
+        self._channel.check("future", timeout)
+        return Future(self._channel)
+
+
+class Future:
+    """A call under way."""
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+
+    def result(self) -> bytes:
+        return self._channel.answer()
+
+    def cancel(self) -> None:
+        self._channel.calls.append("cancelled")
+
+
+class Channel:
+    """A channel that notes its calls, and fails as a closed one does once it is closed."""
 
     def __init__(self) -> None:
-        self.answer: Callable[[], bytes] = lambda: wire.encode_receipt(RECEIPT)
-        self.may_go_on = threading.Event()
-        self.under_way = threading.Semaphore(0)
+        self.calls: list[str] = []
         self.timeouts_s: list[float] = []
-        self.closed = False
+        self.answer: Callable[[], bytes] = lambda: wire.encode_receipt(RECEIPT)
+        self._closed = False
 
-    def unary_unary(self, path: str) -> Callable[..., bytes]:
-        def call(frame: bytes, timeout: float) -> bytes:
-            self.timeouts_s.append(timeout)
-            self.under_way.release()
-            assert self.may_go_on.wait(DEADLINE_S)
-            if self.closed:
-                raise ValueError("Cannot invoke RPC on closed channel!")
-            return self.answer()
+    def check(self, kind: str, timeout_s: float) -> None:
+        if self._closed:
+            raise ValueError("Cannot invoke RPC on closed channel!")
+        self.calls.append(kind)
+        self.timeouts_s.append(timeout_s)
 
-        return call
+    def unary_unary(self, path: str) -> Method:
+        return Method(self)
 
     def stream_unary(self, path: str) -> Any:
         return None
@@ -52,98 +75,80 @@ class Held:
     unary_stream = stream_unary
 
     def close(self) -> None:
-        self.closed = True
-        self.may_go_on.set()
+        self._closed = True
 
 
 @pytest.fixture
-def channel() -> Iterator[Held]:
-    held = Held()
-    yield held
-    held.close()
+def channel() -> Channel:
+    return Channel()
 
 
 @pytest.fixture
-def transport(channel: Held) -> Iterator[GrpcTransport]:
+def transport(channel: Channel) -> Iterator[GrpcTransport]:
     opened = GrpcTransport(ShardAddress("shard-0:1", 1), Greeting(TARGET, "worker-0"), connect=lambda address: channel)
     yield opened
     opened.close()
 
 
-def test_the_answer_comes_back(channel: Held, transport: GrpcTransport) -> None:
-    channel.may_go_on.set()
-    assert transport.push(PUSH, DEADLINE_S).result() == RECEIPT
+def test_who_waits_for_the_answer_makes_the_call(channel: Channel, transport: GrpcTransport) -> None:
+    request = transport.push(PUSH, DEADLINE_S)
+    assert channel.calls == []
+    assert request.result() == RECEIPT
+    assert channel.calls == ["blocking"]
     assert 0 < channel.timeouts_s[0] <= DEADLINE_S
 
 
-def test_requests_overlap(channel: Held, transport: GrpcTransport) -> None:
-    pending = [transport.push(PUSH, DEADLINE_S) for _ in range(CALLS_MAX)]
-    for _ in pending:
-        assert channel.under_way.acquire(timeout=DEADLINE_S)
-    channel.may_go_on.set()
-    assert [request.result() for request in pending] == [RECEIPT] * CALLS_MAX
+def test_a_started_request_is_under_way_meanwhile(channel: Channel, transport: GrpcTransport) -> None:
+    request = transport.push(PUSH, DEADLINE_S)
+    request.start()
+    assert channel.calls == ["future"]
+    assert request.result() == RECEIPT
+    assert channel.calls == ["future"]
 
 
-def test_what_the_shard_refuses_is_raised_where_the_answer_is_waited_for(
-    channel: Held, transport: GrpcTransport
-) -> None:
+def test_the_deadline_counts_from_when_the_request_was_made(channel: Channel, transport: GrpcTransport) -> None:
+    assert transport.push(PUSH, -1.0).result() == RECEIPT
+    assert channel.timeouts_s == [0.001]
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_what_the_shard_refuses_is_raised(channel: Channel, transport: GrpcTransport, started: bool) -> None:
     def refuse() -> bytes:
         raise QueueFull("64 requests are waiting")
 
     channel.answer = refuse
-    channel.may_go_on.set()
     request = transport.push(PUSH, DEADLINE_S)
+    if started:
+        request.start()
     with pytest.raises(QueueFull, match="64 requests"):
         request.result()
 
 
-def test_a_cancelled_wait_ends_at_once_while_the_call_goes_on(channel: Held, transport: GrpcTransport) -> None:
-    request = transport.push(PUSH, DEADLINE_S)
-    assert channel.under_way.acquire(timeout=DEADLINE_S)
-    with ThreadPoolExecutor(1) as pool:
-        waiting = pool.submit(request.result)
-        request.cancel()
-        with pytest.raises(Unreachable, match="cancelled"):
-            waiting.result(DEADLINE_S)
-    assert not channel.may_go_on.is_set()
-
-
-def test_a_request_that_is_cancelled_before_its_turn_is_never_sent(channel: Held, transport: GrpcTransport) -> None:
-    for _ in range(CALLS_MAX):
-        transport.push(PUSH, DEADLINE_S)
-        assert channel.under_way.acquire(timeout=DEADLINE_S)
-    late = transport.push(PUSH, DEADLINE_S)
-    late.cancel()
-    channel.may_go_on.set()
-    with pytest.raises(Unreachable, match="cancelled"):
-        late.result()
-    assert transport.push(PUSH, DEADLINE_S).result() == RECEIPT
-    assert len(channel.timeouts_s) == CALLS_MAX + 1
-
-
-def test_a_shard_that_says_nothing_is_waited_for_until_the_deadline(channel: Held, transport: GrpcTransport) -> None:
-    with pytest.raises(Unreachable, match="no answer before the deadline"):
-        transport.push(PUSH, 0.05).result()
-
-
-def test_closing_ends_what_is_under_way_and_what_waits_for_its_turn(channel: Held, transport: GrpcTransport) -> None:
-    pending = [transport.push(PUSH, DEADLINE_S) for _ in range(CALLS_MAX + 2)]
-    assert channel.under_way.acquire(timeout=DEADLINE_S)
-    transport.close()
-    for request in pending:
-        with pytest.raises(Unreachable, match="the connection is closed"):
-            request.result()
-    with pytest.raises(Unreachable, match="the connection is closed"):
-        transport.push(PUSH, DEADLINE_S).result()
-
-
-def test_nothing_is_written_after_a_pull_was_cancelled(channel: Held, transport: GrpcTransport) -> None:
+def test_a_request_that_is_cancelled_before_it_is_waited_for_is_never_sent(
+    channel: Channel, transport: GrpcTransport
+) -> None:
     into = memoryview(bytearray(16))
     request = transport.pull(PullRun(TARGET, None, None, 0, 16), Buffers([into]), DEADLINE_S)
-    assert channel.under_way.acquire(timeout=DEADLINE_S)
     request.cancel()
-    channel.may_go_on.set()
-    with pytest.raises(Unreachable):
+    with pytest.raises(Unreachable, match="cancelled"):
         request.result()
+    assert channel.calls == []
+
+
+def test_a_started_request_that_is_cancelled_is_ended(channel: Channel, transport: GrpcTransport) -> None:
+    request = transport.push(PUSH, DEADLINE_S)
+    request.start()
+    request.cancel()
+    with pytest.raises(Unreachable, match="cancelled"):
+        request.result()
+    assert channel.calls == ["future", "cancelled"]
+
+
+def test_after_closing_nothing_is_sent(channel: Channel, transport: GrpcTransport) -> None:
+    before = transport.push(PUSH, DEADLINE_S)
     transport.close()
-    assert bytes(into) == bytes(16)
+    for request in (before, transport.push(PUSH, DEADLINE_S)):
+        with pytest.raises(Unreachable, match="the connection is closed"):
+            request.result()
+        with pytest.raises(Unreachable, match="the connection is closed"):
+            request.start()
