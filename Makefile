@@ -12,7 +12,7 @@ SEEDS ?= 1500
 MINUTES ?= 30
 JOBS ?= 2
 
-.PHONY: demo test test-all test-containers test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
+.PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
 .PHONY: clean soak test-lowest
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
@@ -27,6 +27,9 @@ test-all: $(READY)  ## every test that needs no GPU, containers among them: docs
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers
+
+test-large: $(READY)  ## a shard of more than 2 GiB, a minute: it takes 12 GiB of free memory and 6 GiB of disk
+	PARASHARD_LARGE=1 $(BIN)/python -m pytest -rs tests/ps_server/serving/test_large_vector.py
 
 test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 	$(BIN)/python -m pytest -m gpu

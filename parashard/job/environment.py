@@ -40,7 +40,7 @@ COMPOSE_VARIABLES = (
 )
 """Read by compose files; exported in a shell, other commands see them too."""
 
-_OTHERS = ("PARASHARD_CONTAINERS", "PARASHARD_CONTAINER_CACHE")  # the project's own tests
+_OTHERS = ("PARASHARD_CONTAINERS", "PARASHARD_CONTAINER_CACHE", "PARASHARD_LARGE")  # the project's own tests
 _SERVICE_LINK = re.compile(r"_SERVICE_HOST|_SERVICE_PORT(_\w+)?|_PORT(_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)?")
 """Suffixes of the variables that Kubernetes sets in each pod of a namespace with a service named parashard-..."""
 

@@ -311,6 +311,7 @@ def test_a_shard_that_is_busy_or_away_is_waited_for(kind: type[object], error: P
     assert (job.leasing.drops, job.completed, job.leasing.failures) == ([], [0, 1, 2, 3], {})
 
 
+@pytest.mark.usefixtures("virtual_time")
 def test_a_shard_that_stays_full_has_its_step_given_back() -> None:
     def before(address: str, request: Push | PullRun) -> None:
         if isinstance(request, Push) and request.step == 1 and address == "shard-1":

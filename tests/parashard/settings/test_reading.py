@@ -37,6 +37,12 @@ def _even(number: int) -> int:
     return number
 
 
+def upper(text: Any) -> str:
+    if not isinstance(text, str):
+        raise ValueError("a word")
+    return text.upper()
+
+
 class Whole(Table):
     form: Annotated[Left | Right | Other, OneOf("kind")]
     rate: float = 0.5
@@ -44,7 +50,7 @@ class Whole(Table):
     on: bool = False
     sizes: tuple[int, ...] = ()
     names: dict[str, Right] = key(default_factory=dict)
-    word: Annotated[str, Before(lambda text: text.upper(), whole=True)] = "A"
+    word: Annotated[str, Before(upper, whole=True)] = "A"
     bound: float | None = key(default=None, gt=0)
     pair: tuple[str, int] | None = None
     digits: Annotated[str, key(pattern="[0-9]{2,3}", max_length=2)] = "00"
