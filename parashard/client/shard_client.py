@@ -218,7 +218,6 @@ class ShardClient:
         RetryLater
             If a shard gave no receipt within the retry budget. Other shards may have the step; that is safe.
         """
-        arrays = self._checked(gradients)
         begun = self.view
         unsettled: dict[int, list[Encoded]] = {shard: [] for shard in range(len(begun.shards))}
 
@@ -243,6 +242,7 @@ class ShardClient:
                 self._unacknowledged.add((step, shard))
 
         with self._observer.phase("push", step) as seen:
+            arrays = self._checked(gradients)
             try:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled

@@ -1,7 +1,8 @@
 """AwakeClock: monotonic seconds without those in which this process stood still.
 
-Who stood still heard nobody, so nobody was silent meanwhile (P22): coordinator, worker and launcher judge silence, hung
-steps and patience by such a clock. A suspended cluster then goes on where it was. Knows nothing of what is timed.
+A process that stood still received no message, which is no silence of its peers (P22): coordinator, worker and launcher
+judge silence, hung steps and retry budgets by such a clock. A suspended cluster then goes on where it was. Knows
+nothing of what is timed.
 """
 
 from __future__ import annotations

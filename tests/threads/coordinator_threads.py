@@ -1,4 +1,4 @@
-"""A coordinator under the real threads of 64 workers: is every step complete once, whoever dies meanwhile?
+"""A coordinator under the real threads of 64 workers: is every step complete once, while workers die?
 
     PYTHONPATH=.:tests python tests/threads/coordinator_threads.py [--steps 100000] [--seed N]
 

@@ -250,7 +250,7 @@ class StepLoop:
         if isinstance(error, InvalidRequest):
             self._leasing.failed(step, str(error))
         elif isinstance(error, Redo | RetryLater):
-            # The round is over, or the shard has another incarnation: whoever leases the step next knows more than we
+            # The round is over, or the shard has another incarnation: the next lease of the step knows more than we
             # do.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)

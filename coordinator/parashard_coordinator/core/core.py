@@ -193,7 +193,7 @@ class Core:
         )
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
-        return self._answer(granted, [], revoked, "" if granted else self._why_nothing())
+        return self._answer(granted, [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
         """End the leases of workers that have been silent for the lease time, and tell of a step that takes long."""
@@ -477,20 +477,6 @@ class Core:
             return
         for missed in job.evaluations.passed(job.rounds.passed()):
             job.add_event(f"warning: the evaluation after step {missed.after_step} was missed: its weights are gone")
-
-    def _why_nothing(self) -> str:
-        job = self.job
-        if job.leases.finished:
-            rest = "the report follows" if job.evaluations.finished else "an evaluation is under way"
-            return f"every step is in; {rest}"
-        if job.rounds.returning_to is not None:
-            return f"the shards return to round {job.rounds.returning_to}"
-        drain = job.drain_target
-        if drain is not None and drain <= job.leases.limit():
-            return "leasing pauses for a checkpoint"
-        if job.evaluations.lease_limit() <= job.leases.lowest_incomplete:
-            return "waiting for an evaluation's result"
-        return job.policy.reason(job.leases.lowest_incomplete)
 
     def _answer(
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str

@@ -293,7 +293,22 @@ class JobRecord:
         self.workers_wanted, self.scale_requests = self.options.workers, 0  # as the user says now
         self.earlier_incarnations = [0] * self.options.shards
 
-    # --- changes of state, and what is told of them ---
+    @property
+    def why_no_step(self) -> str:
+        """Why no worker gets a step now, for people."""
+        if self.leases.finished:
+            rest = "the report follows" if self.evaluations.finished else "an evaluation is under way"
+            return f"every step is in; {rest}"
+        if self.rounds.returning_to is not None:
+            return f"the shards return to round {self.rounds.returning_to}"
+        drain = self.drain_target
+        if drain is not None and drain <= self.leases.limit():
+            return "leasing pauses for a checkpoint"
+        if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
+            return "waiting for an evaluation's result"
+        return self.policy.reason(self.leases.lowest_incomplete)
+
+    # --- changes of state, and the events that say so ---
 
     def last_incarnation(self, shard: int) -> int:
         """Return the last incarnation of a shard that this coordinator or an earlier one heard of; 0: none."""

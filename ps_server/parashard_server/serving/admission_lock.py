@@ -72,8 +72,13 @@ class AdmissionLock:
             If the queue is full, or the lock is not free within `timeout_s`.
         """
         self._enter()
-        if not self._lock.acquire(timeout=timeout_s):
-            self._leave()
+        acquired = False
+        try:
+            acquired = self._lock.acquire(timeout=timeout_s)
+        finally:
+            if not acquired:
+                self._leave()
+        if not acquired:
             raise QueueFull(f"this shard was busy for {timeout_s:.1f} s")
         return self
 
