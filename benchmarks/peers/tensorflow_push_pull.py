@@ -1,9 +1,8 @@
 """TensorFlow's ParameterServerStrategy: `assign_sub` and `read_value` of one variable, in a loop inside a tf.function.
 
 The function runs on the worker, which has the gradient; the variable lies on the parameter server. A time is that of a
-call with LOOPS turns, divided by LOOPS, so that what the coordinator and Python need hardly counts. In the loop of both
-TensorFlow may overlap a pull with the push after it, which the other contestants do not; the loops of one have no such
-choice.
+call with LOOPS turns, divided by LOOPS, so that what the coordinator and Python need hardly counts. "both" is a push
+and then a pull, in strict turn by control dependencies; in "loop" TensorFlow may overlap a pull with the push after it.
 """
 
 from __future__ import annotations
@@ -44,9 +43,21 @@ class TensorFlowPushPull(seam.PushPull):
             push()
             pull()
 
+        @tf.function
+        def in_order() -> None:
+            turn = tf.constant(0)
+            for _ in tf.range(LOOPS):
+                with tf.control_dependencies([turn]):
+                    pushed = weights.assign_sub(change.read_value(), read_value=False)
+                with tf.control_dependencies([pushed]), tf.device(WORKER):
+                    pulled = held.assign(weights.read_value(), read_value=False)
+                with tf.control_dependencies([pulled]):
+                    turn = tf.identity(turn)
+
         self._held = held
         self._one_push, self._one_pull = looped(push, 1), looped(pull, 1)
-        self._loops = {name: looped(turn, LOOPS) for name, turn in (("push", push), ("pull", pull), ("both", both))}
+        self._loops = {name: looped(turn, LOOPS) for name, turn in (("push", push), ("pull", pull), ("loop", both))}
+        self._loops["both"] = in_order
 
     def push(self) -> None:
         """Send the gradient once."""
@@ -66,7 +77,7 @@ class TensorFlowPushPull(seam.PushPull):
             ]
             for name, loop in self._loops.items()
         }
-        return times, 2 * repeats
+        return times, 3 * repeats
 
     def _run(self, function: Callable[[], None]) -> None:
         self._coordinator.schedule(function)

@@ -48,6 +48,11 @@ def no_server() -> Contestant:
     return Contestant("no server", (sys.executable, "-m", "benchmarks.races.in_place"))
 
 
+def bare_socket() -> Contestant:
+    """Return the contestant that is a TCP socket and a kernel: what no transport across the network stack can beat."""
+    return Contestant("bare socket", (sys.executable, "-m", "benchmarks.races.bare_socket"))
+
+
 def single_process(name: str, data: Path, settings: Sequence[str] = (), threads: int = 0) -> Contestant:
     """Return the contestant of the training race that has no server; by default on every core."""
     words = [word for setting in (f"data.path={data}", *settings) for word in ("--set", setting)]

@@ -13,7 +13,13 @@ from parashard_server.state.optimizer import Optimizer
 
 
 class InPlace(seam.PushPull):
-    """Weights, gradient and the worker's own copy of the weights, side by side."""
+    """Weights, gradient and the worker's own copy of the weights, side by side.
+
+    Attributes
+    ----------
+    weights : ndarray of float32, shape (elements,)
+        What pushes have changed.
+    """
 
     def __init__(self) -> None:
         fused.use_threads(cores())
@@ -23,15 +29,15 @@ class InPlace(seam.PushPull):
         """Begin with zeros."""
         self._gradient = gradient
         self._variable = Variable("w", gradient.shape)
-        self._weights, self._pulled = np.zeros((2, gradient.size), np.float32)
+        self.weights, self._pulled = np.zeros((2, gradient.size), np.float32)
 
     def push(self) -> None:
         """Apply the gradient."""
-        self._optimizer.update(self._weights, self._gradient, {}, t=1, scale=1.0, damping=1.0, variable=self._variable)
+        self._optimizer.update(self.weights, self._gradient, {}, t=1, scale=1.0, damping=1.0, variable=self._variable)
 
     def pull(self) -> seam.Floats:
         """Copy the weights."""
-        np.copyto(self._pulled, self._weights)
+        np.copyto(self._pulled, self.weights)
         return self._pulled
 
 

@@ -58,14 +58,25 @@ class TestPushPull:
             return answers, {"TensorFlow": {"tensorflow": "2"}}
 
         monkeypatch.setattr(push_pull, "in_turns", in_turns)
-        us, other = [push_pull.ours("shm", [])], push_pull.ours("TensorFlow", [])
+        us, others = [push_pull.ours("shm", [])], [push_pull.ours("TensorFlow", [])]
 
-        rows, versions = push_pull.raced(us, other, [{"size_bytes": MIB}], rounds=1)
+        rows, versions = push_pull.raced(us, others, [{"size_bytes": MIB}], rounds=1)
 
         found = [(row.race, row.size, row.ours_ms, row.ratio, row.target) for row in rows]
         assert found[0] == ("same host", "1 MiB, push + pull", 4.0, 5.0, 5.0)
         assert [row[-1] for row in found[1:]] == [None, None], "targets are for the two together"
         assert versions == {"TensorFlow": {"tensorflow": "2"}}
+
+    def test_only_contestants_that_have_a_loop_are_compared_by_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        looped = {**self.ANSWERS[0], "loop_ms": [2.0]}
+        answers = {"shm": [[looped]], "TensorFlow": [[{**looped, "loop_ms": [12.0]}]], "Ray": [[self.ANSWERS[0]]]}
+        monkeypatch.setattr(push_pull, "in_turns", lambda *_: (answers, {}))
+        others = [push_pull.ours(name, []) for name in ("TensorFlow", "Ray")]
+
+        rows, _ = push_pull.raced([push_pull.ours("shm", [])], others, [{"size_bytes": MIB}], rounds=1)
+
+        found = [(row.peer, row.ratio, row.reached) for row in rows if row.size.endswith("loop")]
+        assert found == [("TensorFlow", 6.0, True)]
 
     def test_a_transport_is_a_setting_of_the_job(self) -> None:
         assert push_pull.settings_of("shm") == ['cluster.transport="shm"']

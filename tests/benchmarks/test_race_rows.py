@@ -49,7 +49,7 @@ class TestTables:
     def test_a_row_in_markdown(self) -> None:
         last = markdown([self.ROW]).splitlines()[-1]
 
-        assert last == "| across TCP | 4 MiB | tcp | 2 | TensorFlow | 5 | 2.50 (2.00 to 3.00) | 2.5 | yes |"
+        assert last == "| across TCP | 4 MiB | tcp | 2 | TensorFlow | 5 | 2.50 (2.00 to 3.00) | 2 | yes |"
 
     def test_a_row_in_json_has_what_others_read(self) -> None:
         (row,) = as_json([compared("r", "s", ("a", [3.0]), ("b", [1.0]))])
@@ -61,5 +61,5 @@ class TestTables:
     def test_three_digits_count(self, value_ms: float, text: str) -> None:
         assert milliseconds(value_ms) == text
 
-    def test_every_target_is_more_than_level(self) -> None:
-        assert min(TARGETS.values()) > 1
+    def test_no_target_is_slower_than_the_peer(self) -> None:
+        assert min(TARGETS.values()) >= 1
