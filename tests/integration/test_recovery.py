@@ -156,7 +156,7 @@ def test_rounds_need_no_rollback_with_a_log(start_run: Start, digits: LongJob, f
     report = run.report()
     assert report["weights_sha256"] == faultless_digest
     assert report["rollbacks"] == 0
-    assert re.search(r"replayed [1-9]\d* pushes of the log", restored(run, 0)[1])
+    assert re.search(r"replayed [1-9]\d* steps of the log", restored(run, 0)[1])
 
 
 def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
@@ -246,9 +246,9 @@ def test_a_notice_lets_every_service_save_and_end_with_0(start_run: Start, ledge
     ledger.let_end()
     report = assert_balanced(run)
     assert report["coordinator_restarts"] == 1
-    saved = re.search(r"restored p1/s0/i1/c1 with (\d+) steps", restored(run, 0)[1])
+    saved = re.search(r"restored p1/s0/i1/c1 with ([\d,]+) steps?", restored(run, 0)[1])
     assert saved is not None
-    assert int(saved[1]) >= 500
+    assert int(saved[1].replace(",", "")) >= 500
 
 
 def replaced(status: pb.GetStatusReply, module: str) -> bool:

@@ -200,9 +200,9 @@ def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:
 
 def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> str:
     if not math.isfinite(loss):
-        return f"loss became {'NaN' if math.isnan(loss) else 'infinite'} at step {step}"
+        return f"loss became {'NaN' if math.isnan(loss) else 'infinite'} at step {step:,}"
     what = "NaN" if np.isnan(gradient).any() else "infinite"
-    return f"the gradient of {variable!r} became {what} at step {step}, with a loss of {loss:.3g}"
+    return f"the gradient of {variable!r} became {what} at step {step:,}, with a loss of {loss:.3g}"
 
 
 def _is_number(value: object) -> bool:

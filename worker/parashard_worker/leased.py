@@ -292,7 +292,7 @@ class LeasedWork:
             return
         too_long = f"has taken over {self._step_timeout_s:.0f} s"
         if isinstance(work, pb.Grant):
-            self.hung = f"step {work.step} {too_long}"
+            self.hung = f"step {work.step:,} {too_long}"
             self.failed(work.step, self.hung, now_s)
         else:
             self.hung = f"an evaluation {too_long}"

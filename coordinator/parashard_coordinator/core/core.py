@@ -81,7 +81,7 @@ class Core:
             job.add_event(what + _recomputed(lost))
         else:
             for step in job.leases.confirm(shard, held):
-                job.add_event(f"every shard has step {step} already; it is not tried again")
+                job.add_event(f"every shard has step {step:,} already; it is not tried again")
         self._has_skipped(shard, says.applied, says.skipped, new_incarnation=is_new)
         begins = job.state is JobState.STARTING and job.shards.all_registered
         if begins:
@@ -103,7 +103,7 @@ class Core:
                 complete = min(complete, job.leases.target - 1)
             for again in job.evaluations.shard_returned(complete):  # P25
                 job.decisions += 1  # or a successor would take the result for one of the weights that there are
-                job.add_event(f"the evaluation after step {again.after_step} is done again: its weights were lost")
+                job.add_event(f"the evaluation after step {again.after_step:,} is done again: its weights were lost")
         self._drop_passed_evaluations()
 
     def shard_answered(self, shard: int) -> None:
@@ -282,7 +282,7 @@ class Core:
             job.leases.target = step
             job.evaluations.stop_at(step)
             job.decisions += 1
-            job.add_event(f"the early stop moves up to step {step}, which a shard has applied already")
+            job.add_event(f"the early stop moves up to step {step:,}, which a shard has applied already")
 
     def checkpoint_ended(self, answer: Answer) -> None:
         """Lease on after a drain, whatever became of its checkpoint."""
@@ -319,14 +319,15 @@ class Core:
         if failed.kind is FailureKind.DEATH:
             job.add_event(f"{failed.reason} (attempt {result.attempts} of {job.options.max_attempts}){examples}")
         else:
-            job.add_event(f"{worker.name} failed at step {failed.step}{examples}: {failed.reason}")
+            job.add_event(f"{worker.name} failed at step {failed.step:,}{examples}: {failed.reason}")
         verdict = job.failures.failed(failed, result, examples, any_succeeded=before)
         if verdict is not None:
             job.fail(verdict.reason, must_be_fixed=verdict.must_be_fixed)
         elif result.given_up:
             job.decisions += 1
             named = job.failures.named(failed, any_succeeded=before)
-            job.add_event(f"warning: step {failed.step} is skipped after {result.attempts} attempts{examples}: {named}")
+            tried = f"after {result.attempts} attempts"
+            job.add_event(f"warning: step {failed.step:,} is skipped {tried}{examples}: {named}")
         return True
 
     def _died(self, worker: Worker, why: str, now_s: float) -> bool:
@@ -334,7 +335,7 @@ class Core:
         job = self.job
         computing, worker.computing = worker.computing, ()
         reasons = [
-            FailedStep(s, f"computing step {s} ended {worker.name}: {why}", FailureKind.DEATH) for s in computing
+            FailedStep(s, f"computing step {s:,} ended {worker.name}: {why}", FailureKind.DEATH) for s in computing
         ]
         counted = [self._failed(worker, failed, now_s) for failed in reasons]
         job.leases.suspect(job.leases.held_by(worker.name))
@@ -352,7 +353,7 @@ class Core:
         job = self.job
         for step in job.skipped.says(shard, applied, skipped, new_incarnation=new_incarnation):
             job.add_event(
-                f"warning: step {step} was given up when some shards had applied it: those keep its gradient, the "
+                f"warning: step {step:,} was given up when some shards had applied it: those keep its gradient, the "
                 "others have none (partly_skipped)"
             )
 
@@ -366,11 +367,11 @@ class Core:
         after_step, metrics = result.after_step, result.metrics
         if tuple(result.incarnations) != job.shards.incarnations():  # P25
             job.add_event(
-                f"a result of the evaluation after step {after_step} is void: a shard has another incarnation by now"
+                f"a result of the evaluation after step {after_step:,} is void: a shard has another incarnation by now"
             )
         elif result.error:
             if not job.over:
-                job.add_event(f"the evaluation after step {after_step} failed: {result.error}")
+                job.add_event(f"the evaluation after step {after_step:,} failed: {result.error}")
             given_up = job.evaluations.fail(after_step, result.error)
             if given_up:
                 job.fail(given_up, must_be_fixed=True)
@@ -476,7 +477,7 @@ class Core:
         if not job.shards.all_registered or job.rounds.returning_to is not None:
             return
         for missed in job.evaluations.passed(job.rounds.passed()):
-            job.add_event(f"warning: the evaluation after step {missed.after_step} was missed: its weights are gone")
+            job.add_event(f"warning: the evaluation after step {missed.after_step:,} was missed: its weights are gone")
 
     def _answer(
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str

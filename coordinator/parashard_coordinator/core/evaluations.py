@@ -140,7 +140,7 @@ class Evaluations:
         self._free(evaluation)
         evaluation.failures.append(reason)
         if len(evaluation.failures) >= ATTEMPTS_MAX:
-            return f"{reason}; the evaluation after step {evaluation.after_step} failed {ATTEMPTS_MAX} times"
+            return f"{reason}; the evaluation after step {evaluation.after_step:,} failed {ATTEMPTS_MAX} times"
         return None
 
     def results(self) -> dict[int, dict[str, float]]:

@@ -98,7 +98,7 @@ class Progress:
             return []
         if not math.isfinite(loss):
             stands = self._finite_due > 0
-            what = f"diverged: loss became {in_words(loss)} at step {step}"
+            what = f"diverged: loss became {in_words(loss)} at step {step:,}"
             changes = [] if stands else self._diverged(NOT_FINITE, what)
             self._finite_due = RECOVERED_STEPS if stands or changes else 0
             return changes
@@ -111,7 +111,7 @@ class Progress:
         if not self._finite_due:
             return []
         self._finite_due -= 1
-        recovered = f"the training loss has been finite for {RECOVERED_STEPS} steps, at step {step}"
+        recovered = f"the training loss has been finite for {RECOVERED_STEPS} steps, at step {step:,}"
         return [] if self._finite_due else [Change(NOT_FINITE, recovered, over=True)]
 
     def _rise(self, step: int) -> list[Change]:
@@ -119,14 +119,15 @@ class Progress:
             if self.loss > self._recovered_below:
                 return []
             self._recovered_below = None
-            back = f"the training loss has come back to {metric(self.loss)}, at step {step}"
+            back = f"the training loss has come back to {metric(self.loss)}, at step {step:,}"
             return [Change(RISES, back, over=True)]
         self._best_loss = min(self._best_loss, self.loss)
         bound = self._runaway_bound()
         if self.steps <= RUNAWAY_AFTER_STEPS or self.loss <= bound:
             return []
         best = metric(self._best_loss)
-        changes = self._diverged(RISES, f"diverges: loss has risen to {metric(self.loss)} at step {step}, best {best}")
+        what = f"diverges: loss has risen to {metric(self.loss)} at step {step:,}, best {best}"
+        changes = self._diverged(RISES, what)
         self._recovered_below = bound / 2 if changes else None
         return changes
 

@@ -15,6 +15,7 @@ from parashard.checkpoints.manifest import JobManifest, ShardManifest
 from parashard.checkpoints.restore import newest_verified
 from parashard.checkpoints.retention import Held, given_up
 from parashard.checkpoints.state import ShardState, assemble, load
+from parashard.display.figures import counted
 from parashard.errors import DamagedCheckpoint, NotStored, WrongRun
 from parashard.plan.partition import Plan
 from parashard.store.claims import Return
@@ -98,10 +99,10 @@ class Restorer:
         said = [f"skipped {id_}: {reason}" for id_, reason in skipped]
         if manifest is not None and state is not None:
             _check_run(manifest, self._reply)
-            said.insert(0, f"restored {CheckpointId.of(manifest)} with {len(state.applied)} steps")
+            said.insert(0, f"restored {CheckpointId.of(manifest)} with {counted(len(state.applied), 'step')}")
         else:
             state = self._first()
-            resharded = f"resharded {self._reply.source} with {len(state.applied)} steps" if state else ""
+            resharded = f"resharded {self._reply.source} with {counted(len(state.applied), 'step')}" if state else ""
             said.insert(0, resharded or "initial values")
         return Restored(state, manifest, known, "; ".join(said), returned, bool(skipped))
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from parashard._proto import shard_pb2
 from parashard.checkpoints.retention import Held
+from parashard.display.figures import counted
 from parashard.errors import ConfigurationError, StaleIncarnation, StaleRound
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
@@ -105,7 +106,7 @@ class ShardLog:
                 break
         ended = records.ended if not stopped else None
         self._open(self._folder, shard, position if ended is None else ended.position)
-        text = f"; replayed {replayed} pushes of the log"
+        text = f"; replayed {counted(replayed, 'step')} of the log"
         if ended is None or ended.reason in ("damage", "gap"):
             why = stopped if ended is None else f"{ended.reason} at {ended.place}"
             log.warning("log-not-replayed", why=why)

@@ -50,7 +50,7 @@ def test_a_killed_shard_has_every_push_that_it_acknowledged(start: Start, consis
     start(consistency).push(0, 1, 5, 2)
     second = start(consistency)
     assert bits_of(second.shard) == bits_of(undisturbed(consistency, 0, 1, 5, 2).shard)
-    assert second.host.restored == "initial values; replayed 4 pushes of the log"
+    assert second.host.restored == "initial values; replayed 4 steps of the log"
     assert push(second.shard, 5, 1.0).result is PushResult.DUPLICATE, "P1"
 
 
@@ -73,7 +73,7 @@ def test_what_the_checkpoint_has_is_skipped(start: Start, consistency: str) -> N
     first.push(2)
     second = start(consistency)
     assert bits_of(second.shard) == bits_of(undisturbed(consistency, 0, 1, 2).shard)
-    assert second.host.restored == "restored p5/s0/i1/c1 with 2 steps; replayed 1 pushes of the log"
+    assert second.host.restored == "restored p5/s0/i1/c1 with 2 steps; replayed 1 step of the log"
 
 
 def test_in_rounds_a_push_that_waited_at_the_cut_is_replayed_though_it_was_logged_before(start: Start) -> None:
@@ -156,7 +156,7 @@ def test_after_a_return_the_log_of_what_was_given_up_is_not_replayed(start: Star
         push(first.shard, step, gradient_of(first.shard, step + 1000))
     second = start("sync:2", every_steps=2)
     assert bits_of(second.shard) == bits_of(first.shard)
-    assert second.host.restored == "restored p5/s0/i1/c1 with 2 steps; replayed 3 pushes of the log"
+    assert second.host.restored == "restored p5/s0/i1/c1 with 2 steps; replayed 3 steps of the log"
     assert second.shard.updates.held == first.shard.updates.held
 
 
@@ -187,7 +187,7 @@ def test_damage_is_told_and_what_follows_is_computed_again(start: Start, tmp_pat
     kept = len(second.shard.updates.applied)
     assert 0 < kept < 6
     assert list(second.shard.updates.applied.intervals()) == [(0, kept)]
-    assert f"replayed {kept} pushes of the log, the rest is computed again (damage at " in second.host.restored
+    assert f"replayed {kept} steps of the log, the rest is computed again (damage at " in second.host.restored
     second.push(*range(kept, 6))
     assert bits_of(start().shard) == bits_of(undisturbed("async", *range(6)).shard), "and is logged again"
 
@@ -199,7 +199,7 @@ def test_a_torn_tail_is_the_push_that_was_never_acknowledged(start: Start, tmp_p
     (segment,) = tmp_path.glob("log/**/*.log")
     segment.write_bytes(segment.read_bytes()[:-3])
     second = start()
-    assert second.host.restored == "initial values; replayed 2 pushes of the log"
+    assert second.host.restored == "initial values; replayed 2 steps of the log"
 
 
 def test_segments_reach_back_to_the_oldest_checkpoint_kept(start: Start, tmp_path: Path) -> None:  # P18
