@@ -111,6 +111,17 @@ def test_a_shard_that_falls_during_the_drain_has_to_have_its_steps_again() -> No
     assert core.job.drained
 
 
+def test_nothing_is_taken_while_the_shards_return_to_an_earlier_round() -> None:  # P8, P12
+    core = core_of(Sync(4))
+    core.create_checkpoint(request=7)
+    announce(core, 0, 2, [(0, 4)], skipped=[2])
+    announce(core, 1, 2, [(0, 4)])
+    assert (core.job.drain_target, core.job.leases.lowest_incomplete) == (4, 4), "every step of the drain is in"
+    assert core.job.rounds.returning_to == 0, "one has skipped a step that the other has the gradient of"
+    assert not core.job.drained
+    assert core.job.due_checkpoint() is None
+
+
 def test_a_step_of_an_earlier_coordinator_s_lease_moves_the_drain_further() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
