@@ -18,6 +18,8 @@ import tenacity
 import tenacity.nap
 from hypothesis import settings
 
+from parashard.client import fan_out
+from parashard.protocol import coordinator_client
 from parashard.store.base import Store
 from support import tiers
 from support.certificates import Certificates
@@ -129,4 +131,6 @@ def virtual_time(monkeypatch: pytest.MonkeyPatch) -> VirtualTime:
     monkeypatch.setattr(tenacity, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     monkeypatch.setattr(tenacity.nap, "time", SimpleNamespace(sleep=clock.sleep))
     monkeypatch.setattr(tenacity, "sleep_using_event", lambda event: clock.sleep)
+    for module in (fan_out, coordinator_client):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: clock.now_s))
     return clock

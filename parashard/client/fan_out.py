@@ -7,6 +7,7 @@ long. Knows neither pushes nor pulls. Called by `parashard.client.shard_client`,
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -36,12 +37,19 @@ class FanOut:
         Learns where the shards are now; called before a shard is asked again that is away or stopping, or whose answer
         is another incarnation's or another run's: of a shard that was killed, another run's may have the port. Without
         it, those of another incarnation or run are not asked again.
+    now_s : callable, optional
+        The seconds that the budget is counted in, such as those of an `AwakeClock`; None: monotonic ones.
     """
 
     def __init__(
-        self, retry_budget_s: float, giving_up: threading.Event, refresh: Callable[[], None] | None = None
+        self,
+        retry_budget_s: float,
+        giving_up: threading.Event,
+        refresh: Callable[[], None] | None = None,
+        now_s: Callable[[], float] | None = None,
     ) -> None:
         self._retry_budget_s = retry_budget_s
+        self._now_s = now_s or time.monotonic
         self._giving_up = giving_up
         self._refresh = refresh
         self._retried: tuple[type[ParashardError], ...] = (
@@ -127,6 +135,7 @@ class FanOut:
             raise error
         import tenacity  # only where a shard has to be asked again
 
+        until_s = self._now_s() + self._retry_budget_s
         self._look(error)
 
         def look(state: tenacity.RetryCallState) -> None:
@@ -137,7 +146,7 @@ class FanOut:
             retry=tenacity.retry_if_exception_type(self._retried),
             wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
             sleep=tenacity.sleep_using_event(self._giving_up),
-            stop=tenacity.stop_after_delay(self._retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            stop=lambda _: self._giving_up.is_set() or self._now_s() >= until_s,
             before_sleep=look,
             reraise=True,
         )(ask)

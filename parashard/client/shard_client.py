@@ -84,6 +84,8 @@ class ShardClient:
         How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
     giving_up : Event, optional
         Once set, nothing is retried any more.
+    now_s : callable, optional
+        The seconds that the retry budget is counted in, such as those of an `AwakeClock`; None: monotonic ones.
     look : callable, optional
         Returns the shards' present view, or raises RetryLater; without it a shard that has another incarnation is not
         found.
@@ -102,6 +104,7 @@ class ShardClient:
         *,
         retry_budget_s: float = 30.0,
         giving_up: threading.Event | None = None,
+        now_s: Callable[[], float] | None = None,
         look: Callable[[], View] | None = None,
         connect: Connect = GrpcTransport,
         observer: StepObserver = NO_STEP_OBSERVER,
@@ -112,7 +115,7 @@ class ShardClient:
         self._worker = worker
         self._viewing = threading.Lock()
         self._look = look
-        self._fan_out = FanOut(retry_budget_s, giving_up or threading.Event(), self.refresh if look else None)
+        self._fan_out = FanOut(retry_budget_s, giving_up or threading.Event(), self.refresh if look else None, now_s)
         self._connect = connect
         self._observer = observer
         self._transports: dict[ShardAddress, Transport] = {}

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
+from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import structlog
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
+STALL_S = 2.0  # a call and a pause that took longer than they can by so much: the process stood still
 
 _Reply = TypeVar("_Reply")
 
@@ -146,10 +148,12 @@ class CoordinatorClient:
                 raise
         import tenacity  # only where a call has to be made again
 
+        awake = AwakeClock(rpc.CONTROL_DEADLINE_S + STALL_S, time.monotonic)
+        since_s = awake.now_s()
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),
-            stop=tenacity.stop_after_delay(self.retry_budget_s) | tenacity.stop_when_event_set(self._giving_up),
+            stop=lambda _: self._giving_up.is_set() or awake.now_s() - since_s >= self.retry_budget_s,
             sleep=tenacity.sleep_using_event(self._giving_up),
             before_sleep=self._tell_once,
             reraise=True,

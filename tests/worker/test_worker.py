@@ -6,19 +6,24 @@ import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from parashard._proto import coordinator_pb2 as pb
 from parashard.data import open_source
 from parashard.data.base import Batch, DataSpec
-from parashard.errors import JobFailed, WrongRun
+from parashard.errors import JobFailed, NotReady, Unreachable, WrongRun
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
 from parashard.models.softmax import SoftmaxRegression
 from parashard.process.shell import Stop
+from parashard.protocol.messages import PushResult
+from parashard_worker import leasing, worker
 from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
+from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.resolved_job import resolved_here
 from support.small_cluster import SmallCluster, small_cluster
 from support.small_job import SMALL_JOB
@@ -164,3 +169,30 @@ class TestAStepThatIsStuckInTheModel:
         going_on.set()
         thread.join(DEADLINE_S)
         assert [end.reason for end in ends] == ["enough"]
+
+
+def test_a_worker_that_was_suspended_while_a_shard_was_away_has_its_retry_budget_left(
+    monkeypatch: pytest.MonkeyPatch, virtual_time: Any
+) -> None:  # P22
+    plan = plan_of(WEIGHT_AND_BIAS)
+    shards, answers = Cluster(plan), iter([0.0, 1000.0, 0.0])
+
+    def away(address: str, request: object) -> None:
+        for suspended_s in answers:
+            virtual_time.now_s += suspended_s
+            raise Unreachable("the shard is away")
+
+    def no_view(run_id: str) -> pb.GetViewReply:
+        raise NotReady("the shard is away")
+
+    shards.before = away
+    monkeypatch.setattr(leasing, "time", SimpleNamespace(monotonic=lambda: virtual_time.now_s))
+    monkeypatch.setattr(worker, "connect_by", lambda kind, credentials: shards.connect)
+    coordinator: Any = SimpleNamespace(get_view=no_view)
+    told = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
+    task: Any = SimpleNamespace(plan=plan)
+    joined = leasing.Joined(RUN, "worker-0", 1, 10.0)
+    _, client = Worker(coordinator)._connected(told, job(), task, joined, lambda: joined, Stop())
+    client.use(shards.view())
+    assert client.push(0, {}, None).receipts[0].result is PushResult.APPLIED
+    assert next(answers, None) is None, "it was away, and the worker suspended meanwhile"

@@ -62,6 +62,8 @@ class Leasing:
     ----------
     phases_s : dict of str to float
         Where the step loop's time went; the loop replaces it, every call reports it.
+    clock : AwakeClock
+        Of this worker: whatever it waits for is judged by it (P22).
     """
 
     def __init__(
@@ -87,13 +89,13 @@ class Leasing:
             REPLY_DEADLINE_MIN_S, joined.lease_ttl_s / 3
         )  # a lost reply costs less than a lease
         # The clock is read before and after every call, which may be held at the coordinator for a while.
-        self._clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
+        self.clock = AwakeClock(self._reply_deadline_s + IDLE_WAIT_S + STALL_S, time.monotonic)
         self._work = LeasedWork(
             joined,
             batch=batch,
             ahead=ahead,
             step_timeout_s=step_timeout_s,
-            now_s=self._clock.now_s(),
+            now_s=self.clock.now_s(),
             retry_budget_s=retry_budget_s,
         )
         self.phases_s: dict[str, float] = {}
@@ -136,10 +138,10 @@ class Leasing:
     def take(self, timeout_s: float) -> Work | None:
         """Return the next piece of work, waiting for it at most so long; None if there is none."""
         with self._changed:
-            work = self._work.take(self._clock.now_s())
+            work = self._work.take(self.clock.now_s())
             if work is None and timeout_s > 0 and not self._work.over:
                 self._changed.wait_for(lambda: self._work.over or self._work.waiting, timeout_s)
-                work = self._work.take(self._clock.now_s())
+                work = self._work.take(self.clock.now_s())
             self._changed.notify_all()
         if isinstance(work, pb.Grant):
             self._observer.began(work)
@@ -153,13 +155,13 @@ class Leasing:
         death is not the step's (P26).
         """
         with self._changed:
-            self._work.computing(work, self._clock.now_s())
+            self._work.computing(work, self.clock.now_s())
         try:
             with self._observer.phase("compute", work.step if isinstance(work, pb.Grant) else None):
                 yield
         finally:
             with self._changed:
-                self._work.computing(None, self._clock.now_s())
+                self._work.computing(None, self.clock.now_s())
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
@@ -177,21 +179,21 @@ class Leasing:
     def completed(self, step: pb.CompletedStep) -> None:
         """Report a step that every shard acknowledged."""
         with self._changed:
-            self._work.completed(step, self._clock.now_s())
+            self._work.completed(step, self.clock.now_s())
             self._changed.notify_all()
         self._observer.ended(step.step, "completed", loss=step.loss, examples=step.examples)
 
     def failed(self, step: int, reason: str, kind: pb.FailureKind = pb.FAILURE_KIND_UNSPECIFIED) -> None:
         """Report a step that could not be computed."""
         with self._changed:
-            self._work.failed(step, reason, self._clock.now_s(), kind)
+            self._work.failed(step, reason, self.clock.now_s(), kind)
             self._changed.notify_all()
         self._observer.ended(step, "failed", reason)
 
     def dropped(self, step: int) -> None:
         """Give a step back: it is in already, or must be leased again."""
         with self._changed:
-            self._work.dropped(step, self._clock.now_s())
+            self._work.dropped(step, self.clock.now_s())
             self._changed.notify_all()
         self._observer.ended(step, "dropped")
 
@@ -217,9 +219,9 @@ class Leasing:
     def _run(self) -> None:
         while True:
             with self._changed:
-                while (pause_s := self._work.due_in_s(self._clock.now_s())) > 0:
+                while (pause_s := self._work.due_in_s(self.clock.now_s())) > 0:
                     self._changed.wait(pause_s)
-                request = self._work.request(self._clock.now_s(), self.phases_s)
+                request = self._work.request(self.clock.now_s(), self.phases_s)
                 self._changed.notify_all()
             if request is None:
                 if self._work.hung:
@@ -237,11 +239,11 @@ class Leasing:
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))
                 with self._changed:
-                    self._work.lost(error, self._clock.now_s())
+                    self._work.lost(error, self.clock.now_s())
                     self._changed.notify_all()
             else:
                 if reply.granted:
                     failpoints.hit("worker.lease.granted")
                 with self._changed:
-                    self._work.accept(request, reply, self._clock.now_s())
+                    self._work.accept(request, reply, self.clock.now_s())
                     self._changed.notify_all()

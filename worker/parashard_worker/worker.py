@@ -231,6 +231,7 @@ class Worker:
             member.name,
             retry_budget_s=cluster.retry_budget_s,
             giving_up=stop.event,
+            now_s=leasing.clock.now_s,
             look=lambda: self._view(told.run_id),
             connect=connect_by(cluster.transport, self._credentials),
             observer=self._observer,
@@ -262,6 +263,7 @@ class Worker:
 
     def _leave_in_time(self, stop: Stop, leasing: Leasing, grace_s: float, over: threading.Event) -> None:
         while not stop.wait(LOOK_S):
+            leasing.clock.now_s()  # pulls and pushes under way read it less often, and leasing may be over
             if over.is_set():
                 return
         if over.wait(max(0.0, grace_s - LEAVE_S)):

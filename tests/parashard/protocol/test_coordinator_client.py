@@ -233,6 +233,18 @@ def test_patience_ends_with_the_budget(coordinator, client, virtual_time):
     assert 2.0 <= virtual_time.now_s < 4.0
 
 
+def test_a_process_that_stood_still_while_it_waited_has_its_budget_left(client, virtual_time):  # P22
+    stood_still_s = iter([0.0, 1000.0, 0.0])
+
+    def call() -> str:
+        for virtual_time.now_s in (virtual_time.now_s + seconds for seconds in stood_still_s):
+            raise NotReady("starting")
+        return "answered"
+
+    assert client.patiently(call) == "answered"
+    assert virtual_time.now_s > 1000.0
+
+
 def test_a_view_is_waited_for_by_who_has_the_patience(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("waiting for shard 1 to register"), pb.GetViewReply(view=3)]
     assert client.patiently(lambda: client.get_view("x")).view == 3
