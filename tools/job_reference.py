@@ -43,7 +43,7 @@ the place that the value came from. `examples/` has some to start from.
   `--set table.key=value` and the short forms `--shards`, `--workers`, `--consistency` and `--device`. An environment
   variable is named `PARASHARD_<TABLE>__<KEY>`, such as `PARASHARD_CLUSTER__SHARDS`. Both are read as TOML, and as text
   where they are none. A variable that is a key but for the two underscores is an error; another `PARASHARD_...` that
-  nobody reads is warned of.
+  has no reader is warned of.
 - **Another kind.** Where a flag or the environment changes `data.source` or a `kind`, the keys of the file that only
   the earlier kind has go with it: `--set data.source=digits` needs no other file.
 - **Paths.** A relative path in the file is relative to the file's folder. Elsewhere it is relative to the working

@@ -84,7 +84,7 @@ def _consistency(job: Job) -> Iterator[_Relation]:
             yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
 
 
-def _encodings(job: Job) -> Iterator[_Relation]:  # P13
+def _encodings(job: Job) -> Iterator[_Relation]:
     for pattern, setting in job.variables.items():
         has_residue = setting.encoding is not None and Encoding.parse(setting.encoding).has_residue
         if has_residue and job.consistency.policy.kind == "sync":

@@ -128,7 +128,7 @@ class HttpPort:
 
 
 class _BoundedReader(io.BufferedIOBase):
-    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: nobody can have more of it kept."""
+    """A request's bytes, which end after `REQUEST_BYTES_MAX`: no more is ever buffered."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source

@@ -14,7 +14,7 @@ from parashard.security.credentials import Credentials
 
 
 class _FailedWrites(Collector):
-    """What this process could not write and goes on without (P21)."""
+    """What this process could not write and goes on without."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the family, with a zero for the log lines, which every process writes."""

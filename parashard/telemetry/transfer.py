@@ -56,7 +56,7 @@ class Bytes:
     pushed_float32 : int
         What the pushes that were taken would have been, had every gradient travelled as float32.
     pull_unmoved : int
-        What pulls asked for and were not sent, because whoever asked had it already.
+        What pulls asked for and were not sent, because the worker had it already.
     """
 
     pushed: int

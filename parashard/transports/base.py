@@ -68,7 +68,7 @@ class Pending(Protocol[_Answer_co]):
         ------
         ParashardError
             What the shard answered, with its address; `Unreachable` where it did not answer in time, or the request was
-            cancelled. What became of the request is unknown then; a push may be sent again (P1).
+            cancelled. What became of the request is unknown then; a push may be sent again.
         """
 
     def cancel(self) -> None:

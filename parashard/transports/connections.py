@@ -111,7 +111,7 @@ class Connections(Generic[_Connection]):
         connection.close()
 
     def close(self) -> None:
-        """Close all, and let nobody take or wait for one any more."""
+        """Close all; taking one or waiting for one fails from now on."""
         with self._changed:
             self._closed = True
             connections = [*self._free, *self._used]

@@ -174,7 +174,7 @@ class WeightsReader:
         version : int
             The shard had reached this version, as it said, before the call.
         exact : bool
-            True: only weights of that version will do (P11).
+            True: only weights of that version will do.
 
         Returns
         -------

@@ -265,12 +265,12 @@ def test_what_lives_and_gives_no_sign_of_it_is_replaced(
     run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
     run.wait_for_steps(500)
     run.kill(module, label, signal.SIGSTOP)
-    run.wait_for_event("given no sign of it for 3 s: it is killed")
+    run.wait_for_event("is silent for 3 s: it is killed")
     run.until(lambda status: replaced(status, module), "it is there again")
     ledger.let_end()
     report = assert_balanced(run)
     assert report["shard_restarts" if module == "shard" else "worker_restarts"] == 1
-    assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
+    assert "is silent for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
 def test_a_shard_that_hangs_while_the_coordinator_dies_is_replaced(start_run: Start, ledger: LongJob) -> None:  # P22

@@ -35,7 +35,7 @@ def end_process(reason: str) -> None:
     try:
         log.critical("hung", reason=reason)
     finally:
-        os._exit(ExitCode.RETRY)  # P21
+        os._exit(ExitCode.RETRY)  # even if the log cannot be written
 
 
 class Leasing:
@@ -150,7 +150,7 @@ class Leasing:
         """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called.
 
         If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
-        death is not the step's (P26).
+        death is not the step's.
         """
         with self._changed:
             self._work.computing(work, self._clock.now_s())
@@ -164,7 +164,7 @@ class Leasing:
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
     def announce(self, step: int) -> bool:
-        """Tell the coordinator that a step is computed now, and wait until it knows (P26); False: there is no work.
+        """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work.
 
         From here until `computing` is left, this process's death counts as a failed attempt at the step.
         """

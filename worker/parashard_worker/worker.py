@@ -271,7 +271,7 @@ class Worker:
             log.info("left", reason=f"{stop.reason}; the step in the works was given back")
         finally:
             if self._settings.own_process:
-                os._exit(stop.exit_code)  # P21
+                os._exit(stop.exit_code)  # even if giving back or logging failed
 
 
 def _collector(loop: StepLoop, name: str) -> Collector:

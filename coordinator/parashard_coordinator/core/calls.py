@@ -76,7 +76,7 @@ class FailureKind(enum.Enum):
     MODEL = 1
     WRONG_RESULT = 2
     NOT_FINITE = 3
-    DEATH = 4  # its worker ended while it computed the step (P26)
+    DEATH = 4  # its worker ended while it computed the step
 
 
 class FailedStep(NamedTuple):

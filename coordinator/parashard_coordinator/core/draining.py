@@ -1,8 +1,8 @@
-"""Draining: a pause in leasing until every shard has applied the same steps, for a checkpoint of all of them (P8).
+"""Draining: a pause in leasing until every shard has applied the same steps, for a checkpoint of all of them.
 
 Pure; `now_s` is an argument. One drain at a time serves every request that comes meanwhile. Knows steps and ids of
 requests; the shell takes the checkpoint and says what became of it. Every repetition has a bound, with the reason in
-words.
+words. Implements rule P8 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -127,7 +127,7 @@ class Listeners:
             server.start()
 
     def stop(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         if self._local is not None:
             self._local.close()
         for server in self._servers:

@@ -26,7 +26,7 @@ from parashard_server.serving.session import Plane, answer_to_push, greeted, hel
 
 
 class Slots:
-    """The memory that connections push through, within the shard's budget (P19).
+    """The memory that connections push through, within the shard's budget.
 
     A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
     `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
