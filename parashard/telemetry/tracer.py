@@ -2,9 +2,8 @@
 
 Owns the ids of traces, how a span's context is written and read, and how spans leave the process: in batches, from a
 bounded queue, on a thread of OpenTelemetry's own, so that no request waits for a collector. Where they go, and
-how many of them, is said by OpenTelemetry's own environment variables. Knows no service: `parashard_coordinator.api.traced`,
-`parashard_server.serving.traced` and `parashard_worker.traced` say what is a span. Imported only by processes that
-trace.
+how many of them, is said by OpenTelemetry's own environment variables. Knows no service: the `traced` module of each
+says what is a span. Imported only by processes that trace.
 """
 
 from __future__ import annotations

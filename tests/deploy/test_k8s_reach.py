@@ -57,7 +57,7 @@ def table(anywhere, more=()):
     return expected
 
 
-def test_who_reaches_which_port_of_whom_and_nobody_else(kustomization, manifests):
+def test_which_pod_reaches_which_port_and_no_other(kustomization, manifests):
     assert reach(manifests, OUTSIDERS) == table(ANYWHERE, SCRAPES if kustomization in SCRAPED else {})
 
 

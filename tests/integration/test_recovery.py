@@ -118,7 +118,7 @@ def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJ
     run = start_run(ledger.file, *LEDGER)
     run.until(saved(0), "a checkpoint is stored")
     run.process.kill()
-    run.wait_for_nobody()
+    run.wait_until_all_exited()
     ledger.let_end()
     again = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
     assert assert_balanced(again)["coordinator_restarts"] == 0, "a resume is no restart"
@@ -183,7 +183,7 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     wider.wait_for_steps(j1_steps + 50)
     command("checkpoint", "create", str(run.dir))
     wider.process.kill()
-    wider.wait_for_nobody()
+    wider.wait_until_all_exited()
     digits.let_end()
     narrower = start_run(digits.file, *DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
     assert narrower.report()["weights_sha256"] == faultless_digest

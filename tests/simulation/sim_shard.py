@@ -350,7 +350,7 @@ class _NoLimit:
         """There is none."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Nobody shows a certificate."""
+        """There are no certificates."""
         return {}
 
     def peer(self) -> str:

@@ -210,7 +210,7 @@ class Process:
 
     def receive(self, request: Any) -> Any:
         """Answer a request: a value, or a promise of one; a ParashardError is an answer too."""
-        raise NotImplementedError(f"{self.name} serves nobody")
+        raise NotImplementedError(f"{self.name} is no server")
 
     def spawn(self, work: Callable[..., Task], *args: object) -> None:
         """Begin to work, at the next event."""

@@ -308,7 +308,7 @@ def test_a_step_that_is_given_back_is_computed_no_more(how: str) -> None:
     assert list(it.call().computing) == []
 
 
-def test_whoever_leaves_computes_nothing() -> None:
+def test_a_leaving_worker_computes_nothing() -> None:
     it = Worker().granted(4)
     it.answer(it.call())
     it.work.announce(it.take())

@@ -276,7 +276,7 @@ def test_a_frozen_variable_needs_no_gradient() -> None:
 @DEPTHS
 def test_a_step_that_comes_too_late_is_given_back(
     kind: type[object], error: ParashardError, depth: int
-) -> None:  # P5: whoever leases it next knows more
+) -> None:  # P5: its next attempt may succeed
     job = Job(*range(4), depth=depth)
     job.cluster.before = refusing(kind, 1, error)
     job.run()

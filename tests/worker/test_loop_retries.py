@@ -33,7 +33,7 @@ class Dying:
     answered_too_late : bool
         True: the fatal request is carried out, and only its answer is lost.
     away : int
-        How many requests find nobody.
+        How many requests get no answer.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error:
     assert job.applied == [[(0, 3)], [(0, 1), (2, 3)]], "half in: safe, for the next attempt is a duplicate there (P1)"
 
 
-def test_whoever_is_asked_to_stop_waits_for_no_shard() -> None:
+def test_a_worker_that_is_asked_to_stop_waits_for_no_shard() -> None:
     giving_up = threading.Event()
 
     def before(address: str, request: Push | PullRun) -> None:

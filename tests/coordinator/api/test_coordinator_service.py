@@ -95,7 +95,7 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(checkpoint="j1", steps=1)
 
 
-def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
+def test_a_decision_is_stored_before_any_process_sees_it(it: Served) -> None:  # P7
     start(it)
     stored: list[dict[str, dict[str, float | None]]] = []
     it.exclusive.on_decision = lambda core: stored.append(core.job.saved().evaluations)
@@ -160,7 +160,7 @@ def test_a_name_has_a_bound(it: Served) -> None:
     it.client.register_worker(worker_request("w" * 100))
 
 
-def test_nobody_joins_a_job_that_has_failed(it: Served) -> None:
+def test_a_failed_job_accepts_no_worker(it: Served) -> None:
     it.core.job.fail("no disk")
     with pytest.raises(JobFailed, match="no disk"):
         it.client.register_worker(worker_request())

@@ -109,7 +109,7 @@ def test_a_restart_that_was_seen_twice_counts_once() -> None:
     Caller(core, "worker-0")
     assert core.job.supervision.worker_restarts == 1
     Caller(core, "worker-0")
-    assert core.job.supervision.worker_restarts == 2, "nobody saw the earlier incarnation end"
+    assert core.job.supervision.worker_restarts == 2, "the exit of the earlier incarnation was not reported"
 
 
 def test_a_worker_that_is_not_wanted_any_more_is_no_restart() -> None:

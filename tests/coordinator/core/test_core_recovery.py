@@ -18,7 +18,7 @@ from support.coordinator_cases import Caller, announce, core_of, done, judged
 
 
 def core_after(earlier: Core, policy: LeasingPolicy | None = None, **options: Any) -> Core:
-    """Return the next coordinator's core: it has what was saved, and nobody has called it yet."""
+    """Return the next coordinator's core: with the saved state, before its first call."""
     saved = decode(Saved, encode(earlier.job.saved()), "saved")
     core = core_of(policy, registered=False, incarnation=earlier.job.options.incarnation + 1, **options)
     core.job.resume(saved)
@@ -52,7 +52,7 @@ def test_what_is_complete_is_what_every_shard_has() -> None:  # P5
     assert [caller.lease(1) for _ in range(4)] == [[3], [5], [6], [8]]
 
 
-def test_shards_that_went_on_while_nobody_coordinated_count_as_they_are() -> None:
+def test_what_shards_applied_without_a_coordinator_counts() -> None:
     core = core_after(core_of())
     announce_all(core, [(0, 40)], [(0, 40)])
     assert core.job.complete
@@ -153,7 +153,7 @@ def test_a_shard_that_dies_while_it_returns_is_started_again() -> None:
     assert (core.job.rounds.returning_to, core.job.shard_restarts) == (None, 2)
 
 
-def test_in_rounds_a_shard_that_lost_only_what_nobody_has_applied_takes_nobody_back() -> None:  # P5, P10
+def test_in_rounds_losing_steps_that_no_shard_has_applied_needs_no_rollback() -> None:  # P5, P10
     core = core_of(Sync(2))
     announce(core, 0, 2, held=[(0, 2)])
     announce(core, 1, 2)

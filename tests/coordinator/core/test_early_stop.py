@@ -66,7 +66,7 @@ def test_every_start_tells_what_the_data_are_and_what_may_be_overlooked() -> Non
     ]
 
 
-def test_results_are_told_in_order_whoever_is_first() -> None:
+def test_results_are_reported_in_order_of_steps() -> None:
     core = core_of(evaluate_after=[2, 4, 40], steps_total=40)
     first, second = Caller(core), Caller(core)
     while core.job.leases.lowest_incomplete < 4:

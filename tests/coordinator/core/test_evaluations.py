@@ -40,7 +40,7 @@ def test_one_is_granted_when_its_steps_are_complete() -> None:
     evaluations = evaluations_of(10, 20)
     assert granted(evaluations, lowest=9) == []
     assert granted(evaluations, "a", lowest=10) == [10]
-    assert granted(evaluations, "b", lowest=10) == [], "somebody is at it"
+    assert granted(evaluations, "b", lowest=10) == [], "it is leased to another worker"
     assert granted(evaluations, "b", lowest=20) == [20]
     assert not evaluations.finished
 
@@ -169,7 +169,7 @@ def test_what_was_judged_after_lost_steps_is_judged_again(policy: LeasingPolicy)
     assert evaluations.latest.metrics == {"accuracy": 0.8}
 
 
-def test_what_somebody_is_at_when_a_shard_returns_is_free() -> None:  # P25: its result will be void
+def test_an_evaluation_in_progress_when_a_shard_restarts_can_be_leased_again() -> None:  # P25: its result will be void
     evaluations = evaluations_of(4, 8)
     [first] = evaluations.grant("a", 4, (1, 1))
     assert evaluations.shard_returned(4) == []

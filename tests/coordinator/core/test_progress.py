@@ -70,7 +70,7 @@ def test_examples_are_counted_for_each_worker_and_for_all() -> None:
     assert progress.examples_per_s(12.0) == 20.0
     assert progress.examples_per_s(12.0, "a") == 15.0
     assert progress.examples_per_s(12.0, "b") == 10.0
-    assert progress.examples_per_s(12.0, "nobody") == 0.0
+    assert progress.examples_per_s(12.0, "unknown") == 0.0
 
 
 def test_times_count_from_the_first_lease() -> None:

@@ -56,7 +56,7 @@ def test_a_container_that_starts_again_in_place_has_ended_too(ledger):
     assert reasons(ledger.changed(replace(RUNNING, restarts=2, last_exit_code=0))) == ["stopped"]
 
 
-def test_a_pod_that_is_gone_from_the_list_ended_while_nobody_looked(ledger):
+def test_a_pod_missing_from_the_list_ended_unobserved(ledger):
     assert reasons(ledger.listed([])) == ["unseen"]
 
 

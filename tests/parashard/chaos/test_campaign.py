@@ -76,7 +76,7 @@ def test_time_counts_from_when_everybody_is_there(field):
     assert field.done == [("worker-0", "SIGKILL")]
 
 
-def test_a_process_that_hangs_is_woken_by_nobody(field):  # P22
+def test_a_hung_process_is_never_continued(field):  # P22
     it = campaign(field, strike(1.0, "hang_shard", "shard-0"))
     it.advance(0.0)
     it.advance(2.0)
@@ -102,7 +102,7 @@ def test_it_says_how_long_it_may_be_left_alone(field):
     assert it.advance(8.0) == math.inf
 
 
-def test_whoever_comes_late_does_everything_that_was_due(field):
+def test_a_late_call_does_everything_that_was_due(field):
     it = campaign(field, strike(1.0, "kill_worker", "worker-0"), strike(2.0, "kill_shard", "shard-0"))
     it.advance(0.0)
     it.advance(9.0)

@@ -124,7 +124,7 @@ def test_a_job_that_fails_at_once_leaves_no_thread(loaded, monkeypatch, tmp_path
     assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
 
 
-def test_where_nobody_can_be_struck_nothing_is_run(tmp_path, loaded):
+def test_without_a_target_for_the_faults_nothing_is_run(tmp_path, loaded):
     alone = load_job(loaded.path, [("cluster.workers", 0, "--workers")], environ={})
     with pytest.raises(ConfigurationError, match="have no target: 1 shards, 0 workers"):
         run_chaos(alone, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))

@@ -69,7 +69,7 @@ def told(cluster: ProxiedCluster, name: str, *arguments: str) -> list[str]:
 
 
 def answer(address: str) -> str:
-    """Return what whoever is behind an address says; "" if nobody is."""
+    """Return what the server behind an address says; "" if there is none."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
@@ -118,7 +118,7 @@ def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_p
     assert words[8:] == ["--address-file", str(tmp_path / "chaos" / "shard-1.json")]
 
 
-def test_a_coordinator_advertises_and_connects_to_nobody(cluster, tmp_path):
+def test_a_coordinator_advertises_its_link_and_connects_nowhere(cluster, tmp_path):
     words = told(cluster, "coordinator", "--job", "job.toml")
     assert words[:3] == ["--job", "job.toml", "--advertise"]
     assert words[4:] == ["--address-file", str(tmp_path / "chaos" / "coordinator.json")]
@@ -128,7 +128,7 @@ def test_a_worker_that_came_later_connects_as_it_was_told(cluster):
     assert told(cluster, "worker-7", "--connect", "/runs/1") == ["--connect", "/runs/1"]
 
 
-def test_a_link_leads_to_the_present_incarnation_and_to_nobody_between_two(cluster, tmp_path):
+def test_a_link_leads_to_the_present_incarnation_and_nowhere_between_two(cluster, tmp_path):
     words = told(cluster, "shard-0", "first")
     front, data = words[2], words[4]
     file = tmp_path / "chaos" / "shard-0.json"
@@ -212,7 +212,7 @@ def test_a_process_may_be_struck_while_it_runs(cluster):
     assert [(child.name, child.reason) for child in cluster.reap()] == [("worker-0", "killed by SIGKILL")]
 
 
-def test_whoever_strikes_is_stopped_before_the_children_are_ended(cluster, ended):
+def test_the_campaign_is_stopped_before_the_children_are_ended(cluster, ended):
     cluster.start("worker-0", "wait", [])
     cluster.end(DEADLINE_S)
     assert ended == ["before the end"]

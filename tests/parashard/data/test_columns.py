@@ -65,7 +65,7 @@ def test_cells_and_names_of_any_length_leave_room_for_their_place(tmp_path, open
     with pytest.raises(BadData, match=r"column 'size', row 7.*found 'xxx") as refused:
         opened(tmp_path, {"size": [*"123456", long, *"890"], "label": ["x", "y"] * 5})
     assert len(str(refused.value)) < 400 + len(str(tmp_path))
-    assert "data.missing" not in str(refused.value), "nobody writes so much for a missing value"
+    assert "data.missing" not in str(refused.value), "such a long text does not stand for a missing value"
     with pytest.raises(BadData, match=r"has no column 'b', which data.ignore names; its columns: a, xxx") as refused:
         opened(tmp_path, {"a": ["1", "2"], long: ["1", "2"], "label": ["x", "y"]}, ignore=("b",))
     assert len(str(refused.value)) < 400 + len(str(tmp_path))

@@ -230,7 +230,7 @@ signal.pause()
 
 
 def test_children_end_when_their_parent_is_killed(module, tmp_path, pipe):
-    # The child holds a second pipe open for writing; the kernel closes it when the child is gone, whoever reaps it.
+    # The child holds a second pipe open for writing; the kernel closes it when the child is gone, before it is reaped.
     os.mkfifo(tmp_path / "held")
     child = module(UP + "held = open(sys.argv[2], 'w')\n" + UNTIL_LIFELINE_CLOSES)
     command = [sys.executable, "-c", PARENT, str(tmp_path), child, str(pipe), str(tmp_path / "held")]

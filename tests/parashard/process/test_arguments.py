@@ -70,7 +70,7 @@ def test_an_address_file_is_replaced_whole(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", "127.0.0.1:", ":7", "127.0.0.1:0", "127.0.0.1:70000", "host:-1"])
-def test_an_address_that_nobody_could_connect_to_is_not_advertised(text, capsys):
+def test_an_address_that_cannot_be_connected_to_is_not_advertised(text, capsys):
     with pytest.raises(SystemExit) as ended:
         service_arguments("A service.").parse_args(["--advertise", text])
     assert ended.value.code == ExitCode.CONFIGURATION

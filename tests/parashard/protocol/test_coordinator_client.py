@@ -55,7 +55,7 @@ def test_a_run_directory_tells_the_http_port_of_its_own_run(tmp_path, text, port
     assert http_port_in(tmp_path, "x") == port
 
 
-def test_a_run_directory_without_a_coordinator_is_unreachable_at_once_if_nobody_waits(tmp_path):
+def test_a_run_directory_without_a_coordinator_is_unreachable_at_once_without_a_wait(tmp_path):
     with pytest.raises(Unreachable, match=ADDRESS_FILE):
         find_coordinator(str(tmp_path), wait_s=0.0)
 
@@ -81,7 +81,7 @@ def test_a_run_directory_is_looked_into_until_the_coordinator_has_written(tmp_pa
     assert pauses.seen == 3
 
 
-def test_whoever_gives_up_looks_no_longer(tmp_path):
+def test_a_client_that_gives_up_looks_no_longer(tmp_path):
     pauses = Pauses(lambda: pauses.set())  # noqa: PLW0108  # does not exist yet
     with pytest.raises(Unreachable):
         find_coordinator(str(tmp_path), giving_up=pauses)
@@ -207,9 +207,9 @@ def test_what_may_be_repeated_is_and_what_may_not_is_not(name, coordinator, clie
         assert coordinator.calls == [name]
 
 
-def test_it_knows_whether_the_last_call_found_somebody(coordinator, client):
-    nobody, reply = Unreachable("no"), pb.GetViewReply(view=2)
-    coordinator.answers = [reply, nobody, NotReady("no"), nobody, WrongRun("no")]
+def test_it_knows_whether_the_last_call_was_answered(coordinator, client):
+    silent, reply = Unreachable("no"), pb.GetViewReply(view=2)
+    coordinator.answers = [reply, silent, NotReady("no"), silent, WrongRun("no")]
     found = [client.unanswered]
     while coordinator.answers:
         with suppress(ParashardError):
@@ -256,7 +256,7 @@ def write_address(folder, address):
     (folder / ADDRESS_FILE).write_text(json.dumps({"address": address, "run_id": "x"}))
 
 
-def test_a_call_that_found_nobody_is_made_again_where_the_run_directory_says(
+def test_a_call_without_an_answer_is_repeated_where_the_run_directory_says(
     moved, tmp_path, coordinator, address, virtual_time
 ):
     write_address(tmp_path, address)

@@ -123,7 +123,7 @@ class TestFaults:
         assert "cert.pem and key.pem do not belong together" in fault_of(folder)
 
     def test_a_certificate_without_a_role(self, certificates, folder):
-        for name in ("cert.pem", "key.pem"):  # the authority's own: valid, and nobody's
+        for name in ("cert.pem", "key.pem"):  # the authority's own: valid, and without an identity
             shutil.copy(certificates.authority / name.replace("cert", "ca").replace("key", "ca-key"), folder / name)
         assert fault_of(folder) == "tls/cert.pem: it names no role; needed: an alternative name such as " + (
             "parashard://worker/NAME"

@@ -139,7 +139,7 @@ def test_a_channel_is_closed_after_its_last_call(cluster):
         old.unary_unary(PUSH)(b"", timeout=DEADLINE_S)
 
 
-def test_a_closed_channel_calls_nobody(cluster):
+def test_a_closed_channel_makes_no_calls(cluster):
     cluster.channel.close()
     with pytest.raises(ValueError, match="closed"):
         cluster.push.future(b"", timeout=DEADLINE_S)

@@ -171,8 +171,8 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, u
 def test_what_is_not_ours_is_not_listed(s3_url):
     store = ObjectStore(s3_url)
     store.create("plans/0001.json", b"1")
-    for stranger in ("", ".hidden", "a b", "ä", "a b/c"):  # "" is the empty object that consoles make for a folder
-        store._files.pipe_file(f"{s3_url}/plans/{stranger}", b"")
+    for other in ("", ".hidden", "a b", "ä", "a b/c"):  # "" is the empty object that consoles make for a folder
+        store._files.pipe_file(f"{s3_url}/plans/{other}", b"")
     assert (store.names("plans"), store.folders("plans")) == (["0001.json"], [])
 
 

@@ -1,4 +1,4 @@
-"""Tracer: ids of traces, contexts that travel, and spans that nobody waits for."""
+"""Tracer: ids of traces, contexts that travel, and spans that are sent in the background."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class Collector(SpanExporter):
         self.hold.set()
 
 
-def test_a_collector_that_hangs_holds_up_nobody_and_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_hangs_delays_no_span_and_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
     collector = Collector()

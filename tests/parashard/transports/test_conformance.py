@@ -187,7 +187,7 @@ def test_what_moves_while_it_is_pulled_is_no_older_than_the_version_that_is_told
 
 
 def exchanged(transport: Transport, number: int) -> bool:
-    """Push and pull something that is nobody else's; return whether the answers were for it."""
+    """Push and pull values that no other exchange uses; return whether the answers belong to them."""
     receipt = transport.push(push_of(np.full(1000, number, np.int32), step=number), DEADLINE_S).result()
     begin = 4 * (number % ELEMENTS)
     into = np.empty(4 * ELEMENTS - begin, np.uint8)

@@ -80,7 +80,7 @@ class TestReading:
         shared = SharedWeights(offsets)
         assert read(reader_of(shared), np.empty(offsets[-1], np.float32)) == offsets[-1]
 
-    def test_the_memory_stays_as_long_as_somebody_has_it(self, shared: SharedWeights) -> None:
+    def test_the_memory_lives_as_long_as_its_last_reference(self, shared: SharedWeights) -> None:
         reader, weights, into = reader_of(shared), shared.weights, np.empty(20, np.float32)
         del shared
         weights[:] = 7
@@ -99,7 +99,7 @@ class TestReading:
 
 
 class Watched:
-    """Versions that call somebody before each look at them."""
+    """Versions that run a callback before each read."""
 
     def __init__(self, versions: np.ndarray, before: Callable[[], None]) -> None:
         self._versions = versions

@@ -1,4 +1,4 @@
-"""Stream: messages arrive whole, anything else is refused, nobody waits past a deadline."""
+"""Stream: messages arrive whole, anything else is refused, no wait exceeds its deadline."""
 
 import os
 import socket
@@ -107,7 +107,7 @@ class TestDescriptors:
         os.close(reading)
 
     @pytest.mark.parametrize("descriptors_max", [0, 1, 2])
-    def test_those_that_nobody_asked_for_are_closed(self, descriptors_max):
+    def test_those_that_were_not_requested_are_closed(self, descriptors_max):
         reading, writing = os.pipe()
         with stream_pair() as (mine, theirs):
             mine.send(Kind.WELCOME, HELLO, deadline_s=soon(), descriptors=[writing, writing, writing])

@@ -179,7 +179,7 @@ class TestPull:
 class TestFailures:
     """Whatever fails is said by `result`, within the deadline; what comes next gets a fresh connection."""
 
-    def test_nobody_listens(self):
+    def test_without_a_listener(self):
         with peer() as address:
             pass
         transport = transport_to(address)

@@ -1,4 +1,4 @@
-"""Group commit: what many wait for, one fsync makes durable, and nobody waits without end."""
+"""Group commit: what many wait for, one fsync makes durable, and every wait is bounded."""
 
 import errno
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_what_is_durable_is_not_waited_for_again(tmp_path):
     log.close()
 
 
-def test_without_fsync_nobody_waits_and_the_process_may_die(tmp_path):
+def test_without_fsync_no_push_waits_and_the_process_may_die(tmp_path):
     log = opened(tmp_path, disk=(disk := Disk()))
     log.wait_durable(*append(log, 5), 0.0)
     assert (disk.syncs, log.fsyncs) == (0, 0)

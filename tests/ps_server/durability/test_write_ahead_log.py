@@ -187,7 +187,7 @@ def test_a_segment_that_cannot_begin_is_a_failed_log(tmp_path, room_bytes):
     log = opened(tmp_path, disk=disk)
     assert log.failed == "create: No space left on device"
     assert append(log, 0) == [0]
-    assert files(tmp_path) == [], "nobody could tell whose a segment without a header is"
+    assert files(tmp_path) == [], "the owner of a segment without a header is unknown"
     disk.room_bytes = 1 << 30
     log.roll()
     append(log, 1)

@@ -271,7 +271,7 @@ class TestSlots:
         assert slots.held_bytes == 0
         assert len(os.listdir("/proc/self/fd")) <= before, "an earlier test's may have gone meanwhile"
 
-    def test_nobody_can_change_the_length_of_a_slot(self) -> None:
+    def test_the_length_of_a_slot_is_sealed(self) -> None:
         with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):
             for length in (10, 100):
                 with pytest.raises(PermissionError):

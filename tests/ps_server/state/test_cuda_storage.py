@@ -270,7 +270,7 @@ def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
     old = storage.weights.tobytes()
     assert by_reader(None, 1) == (BYTES, old)
     storage.apply(gradient(2), t=2)
-    assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: nobody has asked for version 2
+    assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: version 2 was not requested yet
     stops: list[int] = []
     device.while_copying_out = lambda: stops.append(by_reader(None, 1)[0])
     read(storage)
