@@ -101,7 +101,7 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
         (("--linger-s", "-1"), "-1 is no number of seconds"),
     ],
 )
-def test_a_mistake_on_its_command_line_is_told_at_once(start, tmp_path, arguments, complaint):
+def test_a_mistake_on_its_command_line_is_reported_at_once(start, tmp_path, arguments, complaint):
     coordinator = start("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), *arguments)
     _, said = coordinator.communicate(timeout=DEADLINE_S)
     assert coordinator.returncode == 2

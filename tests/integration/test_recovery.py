@@ -103,7 +103,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: Lo
 
 
 @pytest.mark.smoke
-def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: LongJob) -> None:
+def test_a_killed_coordinator_is_reported_by_the_others(start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(400)
     run.kill("coordinator", "coordinator")

@@ -76,7 +76,9 @@ def test_a_run_needs_no_collector(start_run: Start, monkeypatch: pytest.MonkeyPa
     assert not run.left_over()
 
 
-def test_a_wrong_exporter_is_told_before_anything_is_trained(start_run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_exporter_is_reported_before_anything_is_trained(
+    start_run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "jaeger")
     run = start_run(*EPOCH, "--trace")
     run.wait()

@@ -149,7 +149,7 @@ def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None: 
     assert job.leasing.dropped_evaluations == [3], "its round is over"
 
 
-def test_an_evaluation_that_fails_is_told() -> None:
+def test_an_evaluation_that_fails_is_reported() -> None:
     def broken(batch: Batch) -> None:
         if batch.step < 0:
             raise ZeroDivisionError("in the model")

@@ -126,7 +126,7 @@ def test_the_greatest_finite_gradient_is_finite() -> None:
     ],
 )
 @DEPTHS
-def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_mend(
+def test_a_result_that_fits_no_variable_is_reported_as_permanent(
     spoil: Callable[[dict[str, Any]], None], message: str, depth: int
 ) -> None:
     job = Job(0, depth=depth)
@@ -151,7 +151,7 @@ def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_men
         ((np.complex64(1), {}), "an array of complex64 of shape () as the loss"),
     ],
 )
-def test_a_result_of_another_form_is_told_likewise(result: Any, found: str) -> None:
+def test_a_result_of_another_form_is_reported_likewise(result: Any, found: str) -> None:
     job = Job(0)
     job.model.loss_and_gradients = lambda *_: result  # type: ignore[method-assign]
     job.run()

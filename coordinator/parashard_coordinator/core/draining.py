@@ -61,7 +61,7 @@ class Draining:
         return Answer(error=f"not every shard has saved within {TAKING_S_MAX:.0f} s: {error}", steps=self.target or 0)
 
     def ended(self, answer: Answer) -> None:
-        """Answer everybody who waits, and lease on."""
+        """Answer all requests that wait, and resume leasing."""
         self._failing_since_s = None
         for request in self._waiting:
             self._answers[request] = answer

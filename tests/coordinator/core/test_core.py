@@ -348,7 +348,7 @@ def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
         core.register_worker("", "arm", "cpu", "", 0.0)
 
 
-def test_a_silent_shard_is_told_of_once_until_it_answers() -> None:
+def test_a_silent_shard_is_reported_once_until_it_answers() -> None:
     core = core_of()
     core.shard_silent(0, 2.0, "no answer")
     assert not [event for event in core.job.events if "does not answer" in event]

@@ -128,7 +128,7 @@ def test_nothing_is_taken_of_a_job_that_has_failed() -> None:
     assert core.job.due_checkpoint() is None
 
 
-def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
+def test_a_checkpoint_that_failed_is_reported_and_leasing_goes_on() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
     core.checkpoint_ended(Answer(error="no space left", steps=0))

@@ -186,7 +186,7 @@ def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -
     assert evaluations.results() == {8: {"loss": 1.0}}
 
 
-def test_results_that_are_lost_or_known_from_before_are_not_told() -> None:
+def test_results_that_are_lost_or_known_from_before_are_not_reported() -> None:
     evaluations = evaluations_of(10, 20, 30)
     evaluations.known(10, {"loss": 1.0})
     evaluations.finish(20, {"loss": 2.0})

@@ -126,7 +126,7 @@ def test_warnings_end_at_some_point_and_none_is_taken_back_that_was_not_given() 
     assert [change.over for change in told] == [False, True] * WARNINGS_MAX
 
 
-def test_a_loss_that_runs_away_is_told_once_while_it_does() -> None:
+def test_a_loss_that_runs_away_is_reported_once_while_it_does() -> None:
     progress = Progress(ADVICE)
     steps(progress, RUNAWAY_AFTER_STEPS, 1.0)
     assert steps(progress, 50, 1.0) == []

@@ -22,7 +22,7 @@ def ticking(core: Core, until_s: float, since_s: float = 0.0) -> None:
     core.tick(until_s)
 
 
-def test_an_exit_that_is_told_again_counts_once() -> None:
+def test_an_exit_that_is_reported_again_counts_once() -> None:
     core = local_core()
     Caller(core, "worker-0")
     exits = [Exit(WORKER_0, -9, "killed by SIGKILL", 4)]

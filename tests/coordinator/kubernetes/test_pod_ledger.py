@@ -42,7 +42,7 @@ def test_why_a_pod_ended(ledger, phase, exit_code, disruption, reason):
     assert reasons(ends) == [reason]
 
 
-def test_an_end_is_told_once(ledger):
+def test_an_end_is_reported_once(ledger):
     failed = replace(RUNNING, phase="Failed", exit_code=1)
     assert reasons(ledger.changed(failed)) == ["failed"]
     assert ledger.changed(failed) == []

@@ -81,7 +81,7 @@ def following() -> Iterator[Following]:
     one.server.close()
 
 
-def test_an_end_is_told_as_it_happens(following):
+def test_an_end_is_reported_as_it_happens(following):
     following.server.put("w-0", phase="Running")
     following.watch.start()
     following.server.wait_for_watch()
@@ -174,7 +174,7 @@ def test_conflicts_without_end_are_a_reason_to_pause_not_to_give_up(following):
     following.server.wait_for_parallelism(3)
 
 
-def test_a_job_that_cannot_be_scaled_is_told_and_left(following):
+def test_a_job_that_cannot_be_scaled_is_reported_and_left(following):
     following.server.job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
     following.watch.start()
     following.scale(3)
@@ -182,7 +182,7 @@ def test_a_job_that_cannot_be_scaled_is_told_and_left(following):
     assert following.server.job["spec"]["parallelism"] == 2
 
 
-def test_a_refused_scaling_is_tried_again_by_itself_and_told_once(following):
+def test_a_refused_scaling_is_tried_again_by_itself_and_reported_once(following):
     following.server.refuses_patches = True
     following.watch.start()
     following.scale(4)

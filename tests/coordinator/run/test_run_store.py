@@ -82,7 +82,7 @@ def test_a_changed_job_is_refused_with_both_values_of_its_keys(store: MemoryStor
         open_run(RunStore(store, 2), RUN, changed, resume=resume)
 
 
-def test_a_damaged_record_is_told_and_not_written_over(store: MemoryStore) -> None:
+def test_a_damaged_record_is_reported_and_not_written_over(store: MemoryStore) -> None:
     open_run(RunStore(store, 1), RUN, identity(), resume=False)
     store.contents["run.json"] = store.contents["run.json"][:-9]
     with pytest.raises(DamagedCheckpoint, match=r"run\.json"):

@@ -261,7 +261,7 @@ def test_all_that_lasts_may_be_lifted_at_once_and_nothing_more_begins(field):
     assert len(field.done) == 4
 
 
-def test_each_strike_is_told_as_it_happens(field):
+def test_each_strike_is_reported_as_it_happens(field):
     told: list[Strike] = []
     planned = [strike(1.0, "kill_shard", "shard-0"), strike(2.0, "delay", "shard-0", 1.0)]
     it = Campaign(field, iter([*planned, strike(math.inf, "reset", "shard-0")]), None, told.append)

@@ -33,7 +33,7 @@ def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:
     )
 
 
-def test_a_life_that_its_authority_cuts_is_told(tmp_path: Path) -> None:
+def test_a_validity_that_its_authority_cuts_is_reported(tmp_path: Path) -> None:
     certs("init", tmp_path / "ca", "--valid-days", 5)
     ends = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes()).not_valid_after_utc
     expected = f", until {ends:%Y-%m-%d %H:%M:%S} UTC, when the authority expires\n"

@@ -25,7 +25,7 @@ main.main()
 """
 
 
-def test_a_report_that_cannot_be_printed_is_told_with_its_place(tmp_path: Path) -> None:  # P21
+def test_a_report_that_cannot_be_printed_is_reported_with_its_place(tmp_path: Path) -> None:  # P21
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(

@@ -173,7 +173,7 @@ def test_ids_are_warned_of_and_can_be_left_out(tmp_path, opened):
         ({"ignore": ("a",)}, "has no column but the label 'label' to learn from"),
     ],
 )
-def test_what_cannot_be_ignored_is_told(tmp_path, opened, options, said):
+def test_what_cannot_be_ignored_is_reported(tmp_path, opened, options, said):
     with pytest.raises(BadData, match=said):
         opened(tmp_path, {"a": ["1", "2"], "label": ["x", "y"]}, **options)
 

@@ -157,7 +157,7 @@ def test_a_replace_that_fails_leaves_the_old_or_the_new_whole(store, monkeypatch
     assert files_of(store) == [NAME]
 
 
-def test_a_delete_that_is_not_durable_is_told(store, monkeypatch):
+def test_a_delete_that_is_not_durable_is_reported(store, monkeypatch):
     store.create(NAME, OLD)
     faulty = FailingOs("fsync", 1, errno.EIO)
     monkeypatch.setattr(local, "os", faulty)

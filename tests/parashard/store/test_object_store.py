@@ -76,7 +76,7 @@ def refused(code: str) -> OSError:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_the_libraries_raise_is_told_with_the_place_and_the_cause(store, files, error, cause):
+def test_whatever_the_libraries_raise_is_reported_with_the_place_and_the_cause(store, files, error, cause):
     for doing, call in (
         ("create a/b", lambda: store.create("a/b", b"1")),
         ("replace a/b", lambda: store.replace("a/b", b"1")),

@@ -72,7 +72,7 @@ def test_a_push_need_not_be_a_number_of_floats(talk, size):
 
 
 @pytest.mark.parametrize("dtype", DType)
-def test_every_encoding_is_told_with_its_slices(talk, dtype):
+def test_every_encoding_is_reported_with_its_slices(talk, dtype):
     kept = 7 if dtype is DType.TOPK else 0
     slices = (Slice(Partition("a", 2, 9), 30, dtype, kept), Slice(Partition("b", 0, 1), 1))
     content = np.arange(sum(piece.size_bytes for piece in slices), dtype=np.uint8)

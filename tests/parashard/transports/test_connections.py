@@ -175,7 +175,7 @@ class TestClosing:
         with pytest.raises(Unreachable, match="transport is closed"):
             connections.take(soon())
 
-    def test_who_waits_is_told(self, shard):
+    def test_a_wait_fails_at_once(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
         connections.take(soon())
         with pytest.raises(Unreachable, match="transport is closed"):

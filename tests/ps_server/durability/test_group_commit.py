@@ -137,7 +137,7 @@ def test_a_segments_name_is_durable_before_its_first_record_is(tmp_path, monkeyp
     log.close()
 
 
-def test_who_waits_for_a_log_that_is_closed_is_told(tmp_path):
+def test_a_wait_for_a_log_that_is_closed_fails(tmp_path):
     log = opened(tmp_path, fsync=True)
     append(log, 0)
     log.close()

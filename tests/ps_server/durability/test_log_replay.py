@@ -237,7 +237,7 @@ def test_another_runs_plans_or_shards_log_is_refused(tmp_path, other):  # P2
         list(replay(tmp_path, other, 0, RECORD_BYTES_MAX))
 
 
-def test_the_end_is_told_at_the_end_only(tmp_path):
+def test_the_end_is_reported_at_the_end_only(tmp_path):
     written(tmp_path, (0,))
     with pytest.raises(AssertionError, match="has not been read to its end"):
         _ = replay(tmp_path, IDENTITY, 0, RECORD_BYTES_MAX).ended

@@ -41,7 +41,7 @@ def test_a_shard_without_variables_has_a_log_too(tmp_path):
     assert [record.gradient.shape for record in replay(tmp_path, IDENTITY, 0, 1000)] == [(0,)]
 
 
-def test_bytes_and_files_are_told(tmp_path):
+def test_bytes_and_files_are_reported(tmp_path):
     log = opened(tmp_path / "made" / "when needed")
     append(log, 0, 1)
     assert log.bytes == 2 * RECORD_BYTES
@@ -168,7 +168,7 @@ def test_the_next_checkpoints_segment_is_good_again(tmp_path):  # P18
     log.close()
 
 
-def test_a_failed_fsync_is_told_and_nothing_more_is_written(tmp_path):
+def test_a_failed_fsync_is_reported_and_nothing_more_is_written(tmp_path):
     disk = Disk(sync_error=errno.EIO)
     log = opened(tmp_path, disk=disk, fsync=True)
     log.wait_durable(*append(log, 0), DEADLINE_S)
