@@ -65,7 +65,7 @@ RELATIONS = """\
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
 | `optimizer.staleness_damping` with `sync:N` | `"none"`: within a round there is no staleness |
 | `optimizer.delay_compensation` with `sync:N` | 0, for the same reason |
-| `encoding` of a variable with `sync:N` | not `int8` or `topk`: what they leave out depends on who computed a step |
+| `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |

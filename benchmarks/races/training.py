@@ -2,7 +2,7 @@
 
     python -m benchmarks.races.training --data FOLDER [--peers tensorflow] [--transport shm] [--write]
 
-with MNIST's four IDX files in FOLDER. Everybody trains the network of `mnist.toml` with Adam at 0.001 in batches of
+with MNIST's four IDX files in FOLDER. Contestants train the network of `mnist.toml` with Adam at 0.001 in batches of
 128. Ours is `parashard run`; a round has one run that is not evaluated, for the examples per second, and one that is,
 four times an epoch, until 97 % of the test examples are classified right. The others are evaluated while their clocks
 stand still; ours is not. One process without a server, with Adam and with SGD, shows what distribution costs.

@@ -79,7 +79,7 @@ class ShardClient:
     plan : Plan
         How variables are cut.
     worker : str
-        Who asks; for the shards' logs.
+        The worker's name, for the shards' logs.
     retry_budget_s : float
         How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
     giving_up : Event, optional

@@ -91,8 +91,8 @@ def _encodings(job: Job) -> Iterator[_Relation]:
             yield (
                 dotted("variables", pattern, "encoding"),
                 "consistency.policy",
-                '"float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on who computed '
-                "which steps",
+                '"float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on which worker '
+                "computed which steps",
             )
 
 

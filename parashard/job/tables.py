@@ -192,7 +192,7 @@ class ClusterOptions(Table):
     )
     launcher: Literal["local", "external", "kubernetes"] = key(
         default="local",
-        description="Who starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
+        description="What starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
     pipeline_depth: int = key(
         default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."

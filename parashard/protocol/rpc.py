@@ -1,4 +1,4 @@
-"""Channels, servers and the one seam between our errors and gRPC's.
+"""gRPC channels and servers, and the only translation between parashard's errors and gRPC's.
 
 The only file that knows gRPC's options, status codes and metadata. A servicer raises a `ParashardError`; the client
 that called it gets the same class, with the peer's address. Every call has a deadline.
@@ -304,7 +304,7 @@ def _foreign_message(status: grpc.StatusCode, details: str) -> str:
     """Say in few words what gRPC itself had to say."""
     if status is grpc.StatusCode.UNAVAILABLE:
         if TLS_MARK in details:
-            return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
+            return f"no TLS with the server: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
         if "Socket closed" in details:
             return "no answer: Socket closed (so ends a certificate that the other side does not take, too)"
         return f"no answer: {details.rpartition(': ')[2] or 'unavailable'}"

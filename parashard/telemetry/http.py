@@ -89,7 +89,7 @@ class HttpPort:
                 page = all_pages.get(path)
                 try:
                     status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
-                except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
+                except Exception as error:  # the client learns that a page broke, and the port goes on
                     log.exception("page-broke", path=self.path)
                     status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
                 self.send_response(status)

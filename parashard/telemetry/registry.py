@@ -1,4 +1,4 @@
-"""The Prometheus registry of a process, with what every process shows. Called by `parashard.telemetry.metrics`."""
+"""The Prometheus registry of a process, with metrics common to all. Called by `parashard.telemetry.metrics`."""
 
 from __future__ import annotations
 

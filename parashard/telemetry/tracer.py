@@ -1,4 +1,4 @@
-"""Tracer: spans by OpenTelemetry, of which the executions of one step meet in one trace.
+"""Tracer: OpenTelemetry spans; all executions of a step share one trace.
 
 Owns the ids of traces, how a span's context is written and read, and how spans leave the process: in batches, from a
 bounded queue, on a thread of OpenTelemetry's own, so that no request waits for a collector. Where they go, and

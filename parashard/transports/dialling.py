@@ -81,7 +81,7 @@ def _look_up(host: str, port: int, future: Future[_Addresses]) -> None:
         found = _lookup(host, port, 0)
     except OSError as error:
         failure = error
-    with _lock:  # who comes from now on looks afresh
+    with _lock:  # later callers start a new lookup
         _looked_up.pop((host, port), None)
     if failure is not None:
         future.set_exception(failure)

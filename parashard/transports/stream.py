@@ -1,7 +1,7 @@
 """Streams: messages over a connected socket, as `protos/stream.proto` lays them out.
 
 Owns the layout of a message, its bounds, and how an error travels as a REFUSAL. Does not know what the headers mean nor
-who may say what when: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
+the order of messages: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
 Bytes and time limits are `parashard.transports.socket_io`'s.
 
 Every wait has a deadline, a moment of `time.monotonic()`; the one exception is `Stream.wait`. After any error the

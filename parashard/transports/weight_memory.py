@@ -1,6 +1,6 @@
-"""Where a shard's weights lie, and what readers who take no turn need to know about them.
+"""The memory of a shard's weights, with versions for lock-free readers (a sequence lock).
 
-Pure. Memory that other processes may read is `parashard.transports.shared_weights`; who moves the weights is
+Pure. Memory that other processes may read is `parashard.transports.shared_weights`; the writer is
 `parashard_server.state.storage`.
 """
 

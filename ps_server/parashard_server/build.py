@@ -1,4 +1,4 @@
-"""Builds a shard from what the coordinator says of the job."""
+"""Builds a shard from the coordinator's description of the job."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class TestJobs:
 
         assert (job.checkpoint.every_s, str(job.consistency.policy)) == (0.0, "async")
 
-    def test_everybody_trains_in_batches_of_the_same_size(self) -> None:
+    def test_all_contestants_train_in_batches_of_the_same_size(self) -> None:
         assert load_job(training.JOB, [], {}).job.job.batch_size == training.BATCH == promises.BATCH
 
 

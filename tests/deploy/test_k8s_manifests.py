@@ -130,7 +130,7 @@ def test_pods_accept_only_connections_that_a_policy_allows(manifests):
             assert rule["ports"]
             assert all(rule["from"])
         for rule in spec.get("egress", []):
-            # Where the API server is, and who answers for names, is told by no label; their ports are.
+            # No label identifies the API server and name servers; their ports do.
             by_port = {port["port"] for port in rule["ports"]} in ({443, 6443}, {53, 5353})
             assert all(rule["to"]) if "to" in rule else by_port
 

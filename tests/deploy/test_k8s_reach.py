@@ -44,7 +44,7 @@ TABLE = {
 }
 NAMES = {f"{protocol} {port}" for protocol in ("UDP", "TCP") for port in (53, 5353)}
 ANYWHERE = {"coordinator": {"TCP 443", "TCP 6443"}}
-"""The API server, like who answers for names, is known by its ports only."""
+"""The API server, like name servers, is known by its ports only."""
 SCRAPES = {("prometheus", role): {"TCP 9100"} for role in ROLES}
 SCRAPED = {"overlays/monitoring", "overlays/servicemonitor"}
 

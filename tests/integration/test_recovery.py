@@ -114,7 +114,7 @@ def test_a_killed_coordinator_is_reported_by_the_others(start_run: Start, ledger
     assert len(restored(run, 0)) == 1, "shards keep what they have"
 
 
-def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJob) -> None:  # P2
+def test_a_job_without_running_processes_is_resumed(start_run: Start, ledger: LongJob) -> None:  # P2
     run = start_run(ledger.file, *LEDGER)
     run.until(saved(0), "a checkpoint is stored")
     run.process.kill()
@@ -259,9 +259,7 @@ def replaced(status: pb.GetStatusReply, module: str) -> bool:
 
 
 @pytest.mark.parametrize(("module", "label"), [("shard", "0"), ("worker", "worker-0")])
-def test_what_lives_and_gives_no_sign_of_it_is_replaced(
-    start_run: Start, ledger: LongJob, module: str, label: str
-) -> None:
+def test_a_silent_live_process_is_replaced(start_run: Start, ledger: LongJob, module: str, label: str) -> None:
     run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
     run.wait_for_steps(500)
     run.kill(module, label, signal.SIGSTOP)

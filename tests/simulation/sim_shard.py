@@ -1,4 +1,4 @@
-"""A shard's process around the real service, lives and checkpointer, in virtual time.
+"""A shard's process around the real service, lifecycle and checkpointer, in virtual time.
 
 Does what `parashard_server.__main__` does: restores, announces itself, saves by its schedule, obeys the coordinator.
 Knows no fault, but for what a crash does to its disk.

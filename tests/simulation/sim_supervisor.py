@@ -40,7 +40,7 @@ class Supervisor:
     Parameters
     ----------
     starts : Starts
-        Who starts what.
+        How processes are started.
     shards, workers : int
         How many.
     tells : bool

@@ -147,7 +147,7 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
 
 
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
-def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str, policy: Policy) -> None:
+def test_a_job_keeps_its_promise_under_far_more_frequent_faults(oracle: str, policy: Policy) -> None:
     """P1-P14, P18: what is rare elsewhere."""
     setting = Setting(oracle, policy, shards=3, workers=3, depth=1, messages=3, faults=OFTEN)
     due = [*RARE, "rollback"] if policy.kind == "sync" else RARE

@@ -32,7 +32,7 @@ LEASE_TTL_S = 0.5
 HELD_S = 0.1  # a call without work waits so long
 TICK_S = 0.02
 EXAMPLES = 8
-LIVES = [1, 1]  # of the shards
+INCARNATIONS = [1, 1]  # of the shards
 
 
 @dataclass
@@ -137,7 +137,7 @@ class CoordinatorUnderThreads:
         counts["failed"] += len(failed)
         again, me.told = (
             me.told if draw.random() < 0.1 else [],
-            [pb.CompletedStep(step=step, incarnations=LIVES, loss=0.5, examples=EXAMPLES) for step in done],
+            [pb.CompletedStep(step=step, incarnations=INCARNATIONS, loss=0.5, examples=EXAMPLES) for step in done],
         )
         counts["told"] += len(me.told)
         counts["told again"] += len(again)

@@ -75,7 +75,7 @@ def test_steps_of_a_lost_answer_are_not_held() -> None:  # the coordinator sees 
     assert list(worker.call().held) == []
 
 
-def test_patience_with_a_coordinator_that_is_away_has_an_end() -> None:
+def test_retries_to_an_absent_coordinator_are_bounded() -> None:
     worker = Worker().granted(0)
     step, began_s = worker.take(), worker.now_s
     while worker.work.failure is None:
@@ -85,7 +85,7 @@ def test_patience_with_a_coordinator_that_is_away_has_an_end() -> None:
     assert isinstance(worker.work.failure, Unreachable)
 
 
-def test_an_answer_renews_the_patience() -> None:
+def test_an_answer_renews_the_retry_budget() -> None:
     worker = Worker(ahead=0).granted(0)
     for _ in range(3):
         worker.now_s += 10 * RETRY_BUDGET_S  # long silences of its own count for nothing
@@ -149,7 +149,7 @@ def test_a_coordinator_that_falls_before_it_is_joined_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("error", [Unacquainted("who?"), NotReady("starting")], ids=lambda e: e.code)
-def test_patience_with_a_coordinator_that_never_takes_the_worker_in_has_an_end(error: ParashardError) -> None:
+def test_retries_to_a_coordinator_that_never_accepts_the_worker_are_bounded(error: ParashardError) -> None:
     worker = Worker()
     began_s = worker.now_s
     while worker.work.failure is None:

@@ -236,7 +236,7 @@ def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
     assert isinstance(leasing.failure, WrongRun)
 
 
-def test_without_work_and_without_patience_nothing_is_taken(
+def test_without_work_and_without_a_wait_nothing_is_taken(
     coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
 ) -> None:
     leasing = start()

@@ -284,7 +284,9 @@ def test_a_step_that_comes_too_late_is_given_back(
 
 
 @DEPTHS
-def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(depth: int) -> None:  # P6: its batch is innocent
+def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(
+    depth: int,
+) -> None:  # P6: its batch is not at fault
     job = Job(*range(4), depth=depth)
     job.cluster.before = refusing(PullRun, 1, MalformedFrame("a message begins with b'PSS1'"))
     job.run()
@@ -339,7 +341,7 @@ ENDS_THE_WORKER = [PeerFailed("broke"), Superseded("replaced"), ConfigurationErr
 
 @pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
 @pytest.mark.parametrize("kind", [PullRun, Push])
-def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: ParashardError) -> None:
+def test_an_unrecoverable_error_ends_the_worker(kind: type[object], error: ParashardError) -> None:
     job = Job(*range(3))
     job.cluster.before = refusing(kind, 1, error)
     with pytest.raises(type(error)):
@@ -356,7 +358,7 @@ def test_an_evaluation_that_a_shard_refuses_is_given_back_and_is_no_failure_of_t
 
 
 @pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
-def test_an_evaluation_s_pull_that_nothing_can_mend_ends_the_worker(error: ParashardError) -> None:
+def test_an_unrecoverable_error_of_an_evaluation_s_pull_ends_the_worker(error: ParashardError) -> None:
     job = Job(pb.EvaluationGrant(evaluation=5))
     job.cluster.before = refusing(PullRun, None, error)
     with pytest.raises(type(error)):

@@ -1,4 +1,4 @@
-"""LeasedWork: what a worker holds, what it has to report, and when it must call the coordinator.
+"""LeasedWork: a worker's leased steps, its pending reports, and the time of its next call to the coordinator.
 
 Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is under way at a time; it reports what is
 complete, renews what is held and asks for more when few steps are left. A call whose answer is lost is made again
@@ -40,7 +40,7 @@ class LeasedWork:
     Parameters
     ----------
     joined : Joined
-        Who asks.
+        The worker, as registered with the coordinator.
     batch : int
         Most steps to hold at once.
     ahead : int

@@ -1,4 +1,4 @@
-"""Leasing: keeps a worker supplied with leased steps and tells the coordinator what became of them.
+"""Leasing: keeps a worker supplied with leased steps and reports their outcomes to the coordinator.
 
 One thread makes every call, one at a time; the step loop only takes from a queue and puts into lists. What to say and
 when is decided by `parashard_worker.leased`; this is the lock, the clock and the thread around it.
@@ -44,9 +44,9 @@ class Leasing:
     Parameters
     ----------
     client : CoordinatorClient
-        Whom to ask.
+        Makes the calls to the coordinator.
     joined : Joined
-        Who asks.
+        The worker, as registered with the coordinator.
     batch, ahead, step_timeout_s
         See `LeasedWork`.
     join : callable
@@ -232,7 +232,7 @@ class Leasing:
                     log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
                     with self._changed:
                         self._work.joined_again(joined)
-                    continue  # the request named who this was before
+                    continue  # the request had the worker's earlier name and incarnation
                 reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))

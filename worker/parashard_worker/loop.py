@@ -250,8 +250,8 @@ class StepLoop:
         if isinstance(error, InvalidRequest):
             self._leasing.failed(step, str(error))
         elif isinstance(error, Redo | RetryLater):
-            # The round is over, or the shard has another incarnation: the next lease of the step knows more than we
-            # do.
+            # The round is over, or the shard has another incarnation: the step will be leased again
+            # with a newer view.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
             self._client.refresh()

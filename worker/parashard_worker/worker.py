@@ -97,7 +97,7 @@ class Worker:
     Parameters
     ----------
     coordinator : CoordinatorClient
-        Whom to ask for work; the caller closes it.
+        Client of the coordinator; the caller closes it.
     model : Model, optional
         What computes gradients; None: the model that the job names.
     source : DataSource, optional

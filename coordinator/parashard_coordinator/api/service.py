@@ -82,7 +82,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
 
-    # --- everybody ---
+    # --- any role ---
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
         """Give everything that defines the job."""

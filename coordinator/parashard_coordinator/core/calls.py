@@ -1,4 +1,4 @@
-"""Calls: what the coordinator's core is asked and what it answers, as values, and the job's settings for it. Pure."""
+"""Calls: requests to the coordinator's core and its answers, as values, and the job's settings for it. Pure."""
 
 from __future__ import annotations
 

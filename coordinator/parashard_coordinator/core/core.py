@@ -130,8 +130,8 @@ class Core:
         before = job.workers.worker_of(token)
         known = job.workers.by_name
         if before is None and len(known) >= WORKERS_MAX and job.workers.name_for(name) not in known:
-            # A name is never forgotten, or its incarnations would begin again. Who comes next can do nothing about
-            # it; what it is started by must not give up on the whole job.
+            # A name is never forgotten, or its incarnations would begin again. A worker with a new name cannot
+            # change that; its launcher must not give up on the whole job.
             raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
         job.decisions += not job.workers.fingerprint  # the first one's arithmetic is the job's from now on
         earlier = known.get(job.workers.name_for(name))

@@ -1,6 +1,6 @@
-"""Evaluations: when the held-out examples are judged, and of which weights the results are.
+"""Evaluations: when the model is evaluated on the held-out examples, and on which weights.
 
-Pure. An evaluation is leased to a worker like a step, and names the weights that it judges: those that the shards'
+Pure. An evaluation is leased to a worker like a step, and names its weights: those that the shards'
 incarnations had after so many steps. In `sync:N` it names the round that starts from them, and no later round is
 leased until its result is in: the weights would be gone. Implements rule P25 of
 docs/protocol.md.
@@ -119,7 +119,7 @@ class Evaluations:
             self._end(evaluation, metrics)
 
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
-        """Void what was judged after more steps than the shards have now, and return it: it is judged again.
+        """Void what was judged after more steps than the shards have now, and return it: it is evaluated again.
 
         Evaluations in progress are void too, since a shard has another incarnation; they can be leased again.
         """

@@ -61,7 +61,7 @@ class JobRecord:
     evaluations : Evaluations
         When the held-out examples are judged.
     launcher : Launcher
-        Who starts and stops processes.
+        Starts and stops processes.
     rounds : RoundBook
         Where the shards stand, in jobs with rounds.
     """

@@ -1,4 +1,4 @@
-"""Launchers: who starts and stops processes. One seam, pure; `now_s` is an argument.
+"""Launchers: which processes are to be started and stopped. One interface, pure; `now_s` is an argument.
 
 `LocalLauncher` is the coordinator's half of `parashard run`: the CLI is the parent of all processes, tells of exits and
 does what is asked. `ExternalLauncher` leaves it to what started the processes (compose, a person).

@@ -1,4 +1,4 @@
-"""Leases: who may compute which step, and which steps every shard has acknowledged.
+"""Leases: which worker may compute which step, and which steps every shard has acknowledged.
 
 Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace. Losing a lease never
 loses a step, and granting one twice never counts it twice, because the shards know each step by its number.
@@ -28,7 +28,7 @@ class Grant:
     """A step for a worker to compute.
 
     `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
-    begins to compute it before it does, so that its death can be told from that of one who only held it.
+    begins to compute it before it does, so that its death can be told from that of a worker that only held it.
     """
 
     step: int

@@ -1,6 +1,6 @@
 """Membership: the workers and the shards of a job, each under a name with incarnations.
 
-Pure: `now_s` is an argument. Knows who is alive, not what they compute.
+Pure: `now_s` is an argument. Knows which processes are alive, not what they compute.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Workers:
         return worker
 
     def name_for(self, name: str) -> str:
-        """Return the name that who brings this one would get: a guest's, if it brings none or that of a live guest."""
+        """Return the name that a worker with this one gets: a guest's, if it has none or that of a live guest."""
         if name and not self._is_taken_guest(name):
             return name
         index = 0

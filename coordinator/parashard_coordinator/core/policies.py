@@ -67,7 +67,7 @@ class Async:
 
 @dataclass(frozen=True)
 class Ssp:
-    """Stale synchronous parallel (Ho et al., NIPS 2013): the step lag stays at most `bound`.
+    """Stale synchronous parallel (Ho et al., NIPS 2013): leases reach at most `bound` past the lowest incomplete step.
 
     The coordinator's lowest incomplete step is never above a shard's lowest missing one, and both only rise while no
     shard is restored: what holds at the lease holds at the apply.
@@ -88,7 +88,7 @@ class Ssp:
         return guided_share(leasable, workers)
 
     def reason(self, lowest_incomplete: int) -> str:
-        """Name the step that everybody waits for."""
+        """Name the step that all workers wait for."""
         return f"ssp:{self.bound} waits for step {lowest_incomplete}"
 
     def round_of(self, step: int) -> int | None:
@@ -119,7 +119,7 @@ class Sync:
         return min(max(1, leasable), -(-self.round_steps // max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:
-        """Name the round that everybody waits for."""
+        """Name the round that all workers wait for."""
         return f"sync:{self.round_steps} waits for round {lowest_incomplete // self.round_steps}"
 
     def round_of(self, step: int) -> int | None:

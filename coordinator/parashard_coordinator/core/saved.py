@@ -1,4 +1,4 @@
-"""Saved: what a coordinator's successor cannot learn from the shards, the job file and the manifests.
+"""Saved: the state that a restarted coordinator cannot learn from the shards, the job file and the manifests.
 
 Stored when a coordinator takes the run over, before a decision acts, and now and then for the counters. Pure;
 `parashard_coordinator.run.store` has the disk, and the names that carry the claim.

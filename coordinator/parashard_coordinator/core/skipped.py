@@ -1,4 +1,4 @@
-"""SkippedSteps: which steps each shard has as empty pushes, and whether all shards agree.
+"""SkippedSteps: the steps that each shard has as empty pushes, and whether all shards agree.
 
 Pure. Knows what shards say of themselves, once a second and of their checkpoints; no lease. In `async` and `ssp` a step
 that is given up may be in some shards' weights already: those keep the gradient, the others get the empty push.

@@ -1,4 +1,4 @@
-"""Supervision: what becomes of the local launcher's processes: those that end, fall silent or are restarted.
+"""Supervision of the local launcher's processes: exits, silence and restarts.
 
 Pure: `now_s` is an argument. Counts restarts, hears each exit once, and asks for the end of a process that runs and
 gives no sign of life. Knows neither steps nor leases; called by `parashard_coordinator.core.core`.

@@ -1,4 +1,4 @@
-"""Resolves a job file against what is declared of its data and its model: variables, plan, number of steps, digest.
+"""Resolves a job file against the declared data and model: variables, plan, number of steps, digest.
 
 Every mismatch between a job, its data and its model is a ConfigurationError before any step runs. Opens neither data
 nor model: `parashard.job.declaration` does, here or in another process.

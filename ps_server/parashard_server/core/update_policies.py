@@ -1,4 +1,4 @@
-"""What a shard does with whole pushes: apply each at once, or fold rounds in step order.
+"""Update policies of a shard: apply each push at once, or fold a round's pushes in step order.
 
 Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
 Both keep the applied set beside the weights: every method leaves the two in agreement.

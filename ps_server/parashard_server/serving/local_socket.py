@@ -1,4 +1,4 @@
-"""LocalSocket: where a shard listens for the processes of its own host, and who may connect there.
+"""LocalSocket: the Unix socket of a shard for the processes of its own host, and its access rights.
 
 Owns the path /dev/shm/parashard-UID/RUN_ID/shard-INDEX.INCARNATION.sock: its folders (0700), its making, its end, and
 the sweeping of what killed shards have left. A host shares /dev/shm as it shares memory, containers that share one

@@ -1,4 +1,4 @@
-"""RequestHandler: pushes and pulls on the shard that is served now, whatever carried them here.
+"""RequestHandler: pushes and pulls on the shard that is served now, over any transport.
 
 Calls the core in the request's turn, waits for the log, and counts time. Knows no wire. Called by the gRPC service and
 the stream services, from many threads.

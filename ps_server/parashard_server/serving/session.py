@@ -1,4 +1,4 @@
-"""A shard's dialogue on a stream, as far as TCP and shared memory agree: HELLO, then requests, each with its answer.
+"""A shard's side of a stream, common to TCP and shared memory: HELLO, then requests, each with its answer.
 
 Owns the order of messages (`protos/stream.proto`) and how long each may take. Does not know where tensors lie:
 `parashard_server.serving.tcp_service` and `parashard_server.serving.shm_service` do, which call it on the thread of a

@@ -113,7 +113,7 @@ class StreamServer:
             try:
                 connection, address = self._listening.accept()
             except OSError as error:
-                # Out of descriptors, most likely: who waits outside comes in when another has left.
+                # Out of descriptors, most likely: connections in the backlog are accepted once others have ended.
                 if not self._stopping.wait(ACCEPT_PAUSE_S):
                     log.warning("accept-failed", server=self._name, error=str(error))
                 continue
@@ -166,7 +166,7 @@ class StreamServer:
             self._forget(stream)
 
     def _prove(self, stream: Stream) -> None:
-        """Check the certificate that a peer has shown; from now on the connection counts for who it names."""
+        """Check the certificate that a peer has shown; from now on the connection counts for that identity."""
         uris = stream.peer_uris()
         for method in self._calls:
             check_call(method, uris)

@@ -316,8 +316,8 @@ def test_what_cannot_come_back_ends_no_job_that_goes_on(name: str) -> None:
     core = core_of(launcher=local(), lease_ttl_s=1000.0)
     Caller(core, "worker-0")
     other = Caller(core, "worker-1")
-    everybody = core.supervise([], [], 0.0).start
-    rest = [process for process in everybody if str(process) != name]
+    started = core.supervise([], [], 0.0).start
+    rest = [process for process in started if str(process) != name]
     for step in range(10):
         now_s = 10.0 * step
         assert core.supervise(ended(name, 2, "cert.pem expired"), rest, now_s).start == (), "not at once"

@@ -373,7 +373,7 @@ def test_an_evaluation_whose_round_has_passed_is_given_up_and_reported() -> (
     assert Caller(core).lease(1) == [8]
 
 
-def test_no_evaluation_is_given_up_before_every_shard_has_said_where_it_stands() -> None:  # P12
+def test_no_evaluation_is_given_up_before_every_shard_has_reported_its_round() -> None:  # P12
     core = core_of(Sync(4), evaluate_after=[4, 40], registered=False)
     announce(core, 0, 1, [(0, 8)], returnable=[1])
     announce(core, 1, 1, [(0, 4)], returnable=[1])

@@ -8,7 +8,7 @@ from parashard_coordinator.core.evaluations import ATTEMPTS_MAX, Evaluations, ev
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 
 FREE = 1 << 62
-LIVES = (1, 1)
+INCARNATIONS = (1, 1)
 
 
 def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int = 100) -> Evaluations:
@@ -16,7 +16,7 @@ def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int 
 
 
 def granted(evaluations: Evaluations, worker: str = "a", lowest: int = 100) -> list[int]:
-    return [evaluation.after_step for evaluation in evaluations.grant(worker, lowest, LIVES)]
+    return [evaluation.after_step for evaluation in evaluations.grant(worker, lowest, INCARNATIONS)]
 
 
 @pytest.mark.parametrize(
@@ -99,9 +99,9 @@ def test_without_rounds_nothing_is_held_back() -> None:
 
 def test_in_rounds_it_names_the_round_whose_starting_weights_it_judges() -> None:  # P11
     evaluations = evaluations_of(10, 20, policy=Sync(8), total=20)
-    due = evaluations.grant("a", 16, LIVES)
+    due = evaluations.grant("a", 16, INCARNATIONS)
     assert [(e.after_step, e.round) for e in due] == [(16, 2)]
-    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20, LIVES)] == [(20, 3)]
+    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20, INCARNATIONS)] == [(20, 3)]
 
 
 def test_in_rounds_no_step_past_it_is_leased_until_its_result_is_in() -> None:  # P7

@@ -303,7 +303,7 @@ def test_after_a_new_coordinator_only_what_a_shard_lacks_is_granted() -> None:
     assert grant(leases, "a", 8) == [2, 4, 5]
 
 
-def test_speculation_waits_for_the_right_patience() -> None:
+def test_speculation_waits_for_the_right_delay() -> None:
     leases = straggler(speculate_after=4.0)  # the median step took 1 s
     assert grant(leases, "fast", now_s=5.0) == []
     assert grant(leases, "fast", now_s=5.001) == [1]

@@ -1,4 +1,4 @@
-"""Processes of the local cluster: an exit counts once, and who lives and is silent for too long is killed."""
+"""Processes of the local cluster: an exit counts once, and a process that is silent for too long is killed."""
 
 from __future__ import annotations
 

@@ -230,7 +230,7 @@ def test_the_latest_incarnation_s_counts_whenever_it_was_written(store: MemorySt
     assert RunStore(store, 3).load_saved() == SAVED
 
 
-def test_a_damaged_one_gives_way_to_the_one_before(store: MemoryStore) -> None:
+def test_a_damaged_one_is_replaced_by_the_one_before(store: MemoryStore) -> None:
     RunStore(store, 1).save(SAVED)
     RunStore(store, 2).save(replace_target(30))
     store.contents["coordinator/i00000002.json"] = b"{}"

@@ -65,7 +65,7 @@ def strike(at_s: float, kind: str, target: str, length_s: float = 0.0, towards_b
 # --- when ---
 
 
-def test_time_counts_from_when_everybody_is_there(field):
+def test_time_counts_from_when_all_processes_run(field):
     field.is_ready = False
     it = campaign(field, strike(1.0, "kill_worker", "worker-0"))
     assert it.advance(100.0) == RETRY_S
@@ -94,7 +94,7 @@ def test_a_stray_is_a_second_process_and_leaves_the_first_alone(field):  # P23
     assert it.faults == {"stray_shard": 1, "stray_coordinator": 1}
 
 
-def test_it_says_how_long_it_may_be_left_alone(field):
+def test_it_returns_the_time_until_its_next_call(field):
     it = campaign(field, strike(1.0, "pause_shard", "shard-0", 2.0), strike(8.0, "kill_worker", "worker-0"))
     assert it.advance(0.0) == pytest.approx(1.0)
     assert it.advance(1.0) == pytest.approx(2.0)  # until the pause ends

@@ -91,7 +91,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     assert filled == ["checked", *["fill"] * outcome.report["faults"]["fill_disk"]]
 
 
-def test_what_does_not_strike_is_reported_as_none(loaded, job_is, tmp_path):
+def test_a_fault_that_never_happened_is_counted_as_zero(loaded, job_is, tmp_path):
     job_is(lambda cluster: keep_alive_until_struck(cluster, 0))
     outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 0, ("kill_worker", "delay")))
     assert outcome.report["faults"] == {"kill_worker": 0, "delay": 0}

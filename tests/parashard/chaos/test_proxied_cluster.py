@@ -110,7 +110,7 @@ def test_a_worker_connects_to_the_front_of_its_own_link(cluster):
     assert words[1] != other[1]
 
 
-def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_path):
+def test_a_shard_advertises_its_front_and_reports_its_real_address(cluster, tmp_path):
     words = told(cluster, "shard-1", "--connect", "/runs/1", "--index", "1")
     assert words[2:4] == ["--index", "1"]
     assert (words[4], words[6]) == ("--advertise", "--advertise-data")
@@ -171,7 +171,7 @@ def test_what_an_address_file_says(content, address, tmp_path):
 
 
 @pytest.mark.parametrize(("link", "fronts"), [("coordinator", [1]), ("shard-1", [1, 3])])
-def test_a_link_suffers_what_it_is_told_and_may_be_reset_on_all_of_its_ways(cluster, tmp_path, link, fronts):
+def test_a_link_has_the_faults_that_are_set_and_can_be_reset_on_all_of_its_ways(cluster, tmp_path, link, fronts):
     words = told(cluster, link)
     cluster.start(link, "service", ["here"])
     eventually((tmp_path / "chaos" / f"{link}.json").exists, "it listens")

@@ -59,7 +59,7 @@ class Fault:
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
 @pytest.mark.parametrize("at", [{0}, {0, 1, 2}], ids=str)
-def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
+def test_a_push_is_retried_while_its_shard_answers_retry_later(error, at, virtual_time):
     cluster = cluster_of()
     cluster.before = fault = Fault(error("busy"), at)
     receipts = cluster.client().push(0, GRADIENTS, None).receipts
@@ -71,7 +71,7 @@ def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtu
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
 @pytest.mark.parametrize("at", [{0}, {1, 2, 5}], ids=str)
-def test_a_pull_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
+def test_a_pull_is_retried_while_its_shard_answers_retry_later(error, at, virtual_time):
     cluster = cluster_of()
     cluster.client().push(0, GRADIENTS, None)
     cluster.before = fault = Fault(error("busy"), at, PullRun)

@@ -39,7 +39,7 @@ def test_a_missing_cell_leaves_a_column_numeric(tmp_path, opened, cell):
 
 
 @both
-def test_another_text_for_a_missing_value_is_said(tmp_path, opened):
+def test_another_text_for_a_missing_value_is_reported(tmp_path, opened):
     columns = {"a": ["1", "-", "3", "NA"], "label": ["x", "y", "x", "y"]}
     assert inputs_of(opened(tmp_path, columns, missing="-")) == [[-1, 0], [0, 1], [1, 0], [0, 1]]
 
@@ -138,7 +138,7 @@ def test_names_of_which_few_are_numbers_are_text(tmp_path, opened):
 
 
 @both
-def test_a_mixed_column_is_text_if_that_is_said(tmp_path, opened):
+def test_a_mixed_column_is_text_if_configured(tmp_path, opened):
     source = opened(tmp_path, {"a": ["1", "2", "10+", "1"], "label": ["x", "y", "x", "y"]}, categorical=("a",))
     assert source.spec.preprocessing.columns[0].categories == ("1", "10+", "2")
 

@@ -200,7 +200,7 @@ def test_end_kills_a_child_that_does_not_listen(cluster, module, pipe):
         os.kill(pid, 0)
 
 
-def test_end_asks_workers_before_those_whom_they_need(cluster, module, tmp_path, pipe):
+def test_end_stops_workers_before_the_services_that_they_need(cluster, module, tmp_path, pipe):
     log = tmp_path / "order"
     source = (
         "import os, signal, sys\n"

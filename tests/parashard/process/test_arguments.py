@@ -96,7 +96,7 @@ def test_a_number_that_is_no_exit_code_is_refused(text, capsys):
 
 
 class TestWhereItListens:
-    """Off loopback only with credentials, or where it is spelled out that everybody may come."""
+    """Off loopback only with credentials, or with an explicit flag."""
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
     def test_on_loopback_without_more(self, host):

@@ -79,7 +79,7 @@ def test_a_process_that_is_asked_to_end_stops_waiting() -> None:
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), StoreFailed("s3://b: access denied")])
-def test_what_waiting_does_not_mend_is_an_error_at_once(error: Exception) -> None:
+def test_a_permanent_error_is_raised_at_once(error: Exception) -> None:
     pauses = Pauses()
     with pytest.raises(type(error)):
         retry_while_disk_fails(failing(1, error), "claims", pauses)

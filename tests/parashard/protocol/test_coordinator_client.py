@@ -219,21 +219,21 @@ def test_it_knows_whether_the_last_call_was_answered(coordinator, client):
 
 
 @pytest.mark.parametrize("error", [WrongRun, StaleIncarnation, ConfigurationError])
-def test_only_patience_is_repeated(error, coordinator, client):
+def test_only_retry_later_is_retried(error, coordinator, client):
     coordinator.answers = [error("no")]
     with pytest.raises(error) as caught:
         client.get_job()
     assert (caught.value.peer, coordinator.calls) == (client.address, ["GetJob"])
 
 
-def test_patience_ends_with_the_budget(coordinator, client, virtual_time):
+def test_retries_end_with_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("starting")] * 1000
     with pytest.raises(NotReady):
         client.patiently(lambda: client.get_view("x"))
     assert 2.0 <= virtual_time.now_s < 4.0
 
 
-def test_a_view_is_waited_for_by_who_has_the_patience(coordinator, client, virtual_time):
+def test_a_view_is_waited_for_within_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("waiting for shard 1 to register"), pb.GetViewReply(view=3)]
     assert client.patiently(lambda: client.get_view("x")).view == 3
 

@@ -154,7 +154,7 @@ def foreign_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK], ids=lambda s: s.name)
-def test_what_a_foreign_server_says_becomes_the_error_of_the_map(foreign_server, status):
+def test_a_foreign_servers_status_becomes_the_error_of_the_map(foreign_server, status):
     channel = connect(foreign_server)
     try:
         with pytest.raises(ParashardError, match="said another") as caught, our_errors(foreign_server):
@@ -201,7 +201,7 @@ def test_a_code_of_a_later_version_falls_back_to_its_status():
     assert type(error) is ERROR_BY_FOREIGN_STATUS[grpc.StatusCode.ABORTED]
 
 
-def test_a_server_with_no_room_asks_for_patience_and_a_message_too_large_does_not():
+def test_a_full_server_answers_retry_later_and_refuses_a_message_too_large_for_good():
     full = rpc.translated(_Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"), "a:1")
     large = rpc.translated(
         _Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max (9 vs. 8)"), "a:1"

@@ -57,7 +57,7 @@ def fault_of(folder: Path, now: datetime | None = None, kind: type[ParashardErro
     return str(caught.value).replace(str(folder), "tls")
 
 
-def test_a_right_folder_says_who_it_is_for_and_tells_no_log_its_key(folder):
+def test_a_valid_folder_names_its_identities_and_no_log_has_its_key(folder):
     material = load(folder)
     assert [str(identity) for identity in material.identities] == ["worker/worker-0"]
     assert material.expires > datetime.now(UTC)

@@ -154,7 +154,7 @@ def test_without_a_change_one_connection_carries_everything(cluster):
     assert (cluster.channel._channels, channel.calls) == ([channel], 0)
 
 
-def test_no_push_of_many_is_lost_while_everybodys_certificates_change(cluster):
+def test_no_push_of_many_is_lost_while_all_certificates_change(cluster):
     failed: list[Exception] = []
     shown: set[int] = set()
     over = threading.Event()

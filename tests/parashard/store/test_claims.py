@@ -28,7 +28,7 @@ def test_the_first_incarnation_is_1_and_each_next_one_is_higher(store):  # P3
         assert newest_claim(store, "shard-0") == incarnation
 
 
-def test_a_claim_tells_people_who_made_it(store):
+def test_a_claim_records_its_maker(store):
     Claims(store, "shard-0", "drawn").next()
     assert store.names("claims/shard-0") == ["00000001"]
     assert store.read("claims/shard-0/00000001", 1000).decode() == f"{socket.gethostname()} {os.getpid()} drawn\n"

@@ -170,7 +170,7 @@ def test_silent_connections_do_not_block_others(monkeypatch):
     host, _, port = served.port.address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(3)]
     assert served.get("/livez")[0] == 200
-    assert silent[0].recv(1) == b"", "the oldest gave way"
+    assert silent[0].recv(1) == b"", "the oldest was evicted"
     for connection in silent:
         connection.close()
     served.port.stop()

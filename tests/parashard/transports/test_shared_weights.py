@@ -69,7 +69,7 @@ class TestReading:
         assert into[:8].tolist() == [-1] * 8, "partitions of versions 0 to 2"
         assert into[8:].tolist() == list(range(8, 20))
 
-    def test_a_move_is_seen_by_who_has_the_memory_mapped_already(self, shared: SharedWeights) -> None:
+    def test_an_update_is_visible_through_existing_mappings(self, shared: SharedWeights) -> None:
         reader, into = reader_of(shared), np.empty(20, np.float32)
         shared.weights += 1
         assert read(reader, into) == 20

@@ -272,7 +272,7 @@ class TestAnswers:
             with pytest.raises(MalformedFrame, match="answered with a RECEIPT, expected a WEIGHTS"):
                 answer(mine, Kind.WEIGHTS, deadline_s=soon())
 
-    def test_a_greeting_names_the_incarnation_that_is_meant_and_who_asks(self):  # P2, P3
+    def test_a_greeting_names_the_target_incarnation_and_the_worker(self):  # P2, P3
         with stream_pair() as (mine, theirs):
             theirs.send(Kind.WELCOME, stream_pb2.Welcome(push_bytes_max=12), deadline_s=soon())
             welcome, descriptors = greet(mine, GREETING, deadline_s=soon())

@@ -95,7 +95,7 @@ def test_a_roll_during_an_fsync_loses_nothing(tmp_path):
     log.close()
 
 
-def test_a_failed_fsync_lets_everybody_go_on(tmp_path):
+def test_a_failed_fsync_ends_all_waits(tmp_path):
     log = opened(tmp_path, fsync=True, disk=(disk := Disk(sync_error=errno.EIO)))
     positions = append(log, *range(4))
     with stuck_disk(disk) as threads:

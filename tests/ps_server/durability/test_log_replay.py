@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     assert read(tmp_path)[1].reason == "damage"
 
 
-def test_a_folder_that_cannot_be_read_is_said(tmp_path):
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreFailed, match="cannot list the push log: Not a directory"):
         read(tmp_path / "file")

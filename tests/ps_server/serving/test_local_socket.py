@@ -58,7 +58,7 @@ def dead_socket(path: Path) -> Path:
 class TestItsPlace:
     """One folder a user, one a run, one name a process; no other user may enter."""
 
-    def test_it_listens_under_a_name_that_says_whose_it_is(self, root: Path, listen) -> None:
+    def test_it_listens_under_a_name_with_run_and_incarnation(self, root: Path, listen) -> None:
         mine = listen("r1", 3, 17)
         assert mine.path == str(home(root) / "r1" / "shard-3.17.sock")
         with socket.socket(socket.AF_UNIX) as other:

@@ -43,7 +43,7 @@ def push_header() -> tensor_pb2.PushHeader:
     return tensor_pb2.PushHeader(target=wire.target_message(TARGET), total_bytes=8)
 
 
-def test_hello_says_who_it_is():
+def test_hello_names_the_worker():
     stream = Said(hello())
     assert greeted(stream, FakePlane(2), deadline_s=7.0).worker == "worker-0"
     assert stream.deadlines_s == [7.0]

@@ -126,7 +126,7 @@ class TestHello:
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
         assert shard.memory.held_bytes_max == 0
 
-    def test_an_incarnation_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
+    def test_an_incarnation_whose_weights_are_not_shared_makes_workers_use_another_transport(self, shard, dial) -> None:
         shard.shared = False
         with pytest.raises(QueueFull, match="no shared memory"):
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)

@@ -255,7 +255,7 @@ def test_versions_tell_what_is_being_copied() -> None:
 
 
 @pytest.mark.skipif(not can_share(), reason="this machine cannot share memory")
-def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
+def test_lock_free_readers_never_see_half_a_partition() -> None:
     device, memory = LateDevice(), SharedWeights(OFFSETS)
     storage = on_device(device, memory=memory)
     reader = WeightsReader.mapped(memory.read_descriptor, ELEMENTS, len(OFFSETS) - 1)
