@@ -45,7 +45,7 @@ chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind o
 chaos-failpoints: $(READY)  ## SIGKILL at every failpoint, 20 times at each
 	$(BIN)/python tests/chaos/failpoint_sweep.py --firings 20 --write
 
-chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS seeds that nobody has tried, of each of eight jobs; prints them
+chaos-simulation: $(READY)  ## the pure cores in virtual time: SEEDS fresh seeds of each of eight jobs; prints them
 	seq 2 | PYTHONPATH=.:tests xargs -P 2 -I NUMBER $(BIN)/python tests/simulation --seeds $$(($(SEEDS) / 2))
 
 chaos-damage: $(READY)  ## torn and damaged checkpoints and logs, 10,000 flipped bits of each

@@ -30,7 +30,7 @@ WARM_ROUNDS = 20
 SAMPLES_PER_S = 4000
 PERF_END_S = 30.0  # for writing its samples
 CLASSES = {
-    "idle: nobody has work": r"swapper .*(halt|idle|mwait)",
+    "idle: nothing to run": r"swapper .*(halt|idle|mwait)",
     "copies between memory of processes": r"\bmemmove|\bmemcpy|__mem(move|cpy)_",
     "copies into and out of sockets": r"_copy_(from|to)_iter|copyin|copyout|copy_user|skb_copy",
     "Python": r"libpython|\.cpython-|upb",

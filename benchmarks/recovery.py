@@ -78,7 +78,7 @@ def goodput(arguments: argparse.Namespace) -> tuple[dict[str, str], Any]:
         samples, killed = run_watched(JOB, watched_job(arguments.data), arguments.scratch, watch)
         steps_per_s = recovery_goodput.rate(samples)
         print(
-            f"{case}: {steps_per_s:,.1f} steps/s over {arguments.goodput_s:.0f} s; killed: {killed or 'nobody'}",
+            f"{case}: {steps_per_s:,.1f} steps/s over {arguments.goodput_s:.0f} s; killed: {killed or 'none'}",
             flush=True,
         )
         cases[case] = {"steps_per_s": steps_per_s, "killed": killed, "samples": samples}

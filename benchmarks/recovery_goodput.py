@@ -43,7 +43,7 @@ def sampled(watch: Watch, seconds: float, every_s: float | None, seed: int) -> t
     seconds : float
         For how long.
     every_s : float, optional
-        Pause between two kills, of which the first comes after half of it; None: nobody is killed.
+        Pause between two kills, of which the first comes after half of it; None: no kills.
     seed : int
         Who is killed.
     """

@@ -97,7 +97,7 @@ def judged(
 ) -> dict[str, Any]:
     """Return for each process its RSS at the beginning, halfway, at the end and at most, and its growth, in MiB.
 
-    `over` names those that break the bound or were started again; nobody does in a run that is too short.
+    `over` names those that break the bound or were started again; in a run that is too short there are none.
     """
     rows = {}
     for name, series in samples.items():

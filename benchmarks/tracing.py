@@ -113,7 +113,7 @@ def of_push(observer: RequestObserver) -> Callable[[], None]:
 
 
 def unseen() -> dict[str, list[float]]:
-    """Return nanoseconds of what is told to an observer that tells nobody."""
+    """Return the nanoseconds that calls of an empty observer take."""
     ways = {"worker: a step": of_step(NO_STEP_OBSERVER), "shard: a push": of_push(NO_REQUEST_OBSERVER)}
     return {name: [ns(call, CALLS_OFF) for _ in range(ROUNDS)] for name, call in ways.items()}
 

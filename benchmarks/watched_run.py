@@ -90,7 +90,7 @@ class Watch:
         return view
 
     def last_view(self) -> pb.GetViewReply | None:
-        """Return where the shards are, or were when somebody could last tell; None before anybody could."""
+        """Return where the shards are, or the last view known; None before the first one."""
         return self.view() or self._last_view
 
     def inspect(self, address: str) -> shard_pb2.InspectReply | None:
@@ -191,7 +191,7 @@ def run_watched(
         def look() -> None:
             try:
                 seen.append(watch(Watch(cluster, run_dir, over)))
-            except Exception as error:  # noqa: BLE001  # a thread's errors belong to whoever started it
+            except Exception as error:  # noqa: BLE001  # raised again where the thread is joined
                 failures.append(error)
             if not over.is_set():
                 os.kill(os.getpid(), signal.SIGINT)  # as Ctrl-C would: `run_job` ends its processes and returns

@@ -61,12 +61,12 @@ SHOWN_NAMES = 20
 
 
 def shortened(text: str, most: int = SHOWN_CHARACTERS) -> str:
-    """Return a text that somebody else wrote as a message shows it: its beginning, so that the message stays short."""
+    """Return a foreign text shortened to its beginning, for an error message."""
     return text if len(text) <= most else f"{text[:most]}..."
 
 
 def shown_names(names: Iterable[str]) -> str:
-    """Return names that somebody else gave as a message lists them."""
+    """Return a list of foreign names, shortened for an error message."""
     given = list(names)
     more = [f"and {len(given) - SHOWN_NAMES:,} more"] if len(given) > SHOWN_NAMES else []
     return ", ".join([*map(shortened, given[:SHOWN_NAMES]), *more])

@@ -100,7 +100,7 @@ def s3_url(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     """Return the URL of an empty folder on the server, and let every S3 client of this test find the server."""
     settings = {
         "AWS_ENDPOINT_URL": s3_endpoint,
-        "AWS_ACCESS_KEY_ID": "nobody",
+        "AWS_ACCESS_KEY_ID": "unused",
         "AWS_SECRET_ACCESS_KEY": "nothing",
         "AWS_DEFAULT_REGION": "us-east-1",
         "AWS_CONFIG_FILE": str(tmp_path / "none"),

@@ -43,7 +43,7 @@ the place that the value came from. `examples/` has some to start from.
   `--set table.key=value` and the short forms `--shards`, `--workers`, `--consistency` and `--device`. An environment
   variable is named `PARASHARD_<TABLE>__<KEY>`, such as `PARASHARD_CLUSTER__SHARDS`. Both are read as TOML, and as text
   where they are none. A variable that is a key but for the two underscores is an error; another `PARASHARD_...` that
-  nobody reads is warned of.
+  has no reader is warned of.
 - **Another kind.** Where a flag or the environment changes `data.source` or a `kind`, the keys of the file that only
   the earlier kind has go with it: `--set data.source=digits` needs no other file.
 - **Paths.** A relative path in the file is relative to the file's folder. Elsewhere it is relative to the working
@@ -65,7 +65,7 @@ RELATIONS = """\
 | `cluster.pipeline_depth` with `ssp:K` | at most K |
 | `optimizer.staleness_damping` with `sync:N` | `"none"`: within a round there is no staleness |
 | `optimizer.delay_compensation` with `sync:N` | 0, for the same reason |
-| `encoding` of a variable with `sync:N` | not `int8` or `topk`: what they leave out depends on who computed a step |
+| `encoding` of a variable with `sync:N` | not `int8` or `topk`: the residue depends on which worker computed a step |
 | `cluster.partitioner` with the optimizer `lamb` | `kind = "whole"`: it needs norms of whole variables |
 | a negative `optimizer.learning_rate` | only with the optimizer `sgd` and the model `ledger` |
 | `cluster.shard_device` with `optimizer.delay_compensation` | `"cpu"`: pulled weights are kept in the host's memory |

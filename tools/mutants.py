@@ -9,7 +9,7 @@ A mutant is killed by the first test that fails, or by taking far longer than th
 
 Each mutant is a fork of one process that has imported pytest and everything else that is not ours: that is tenths of a
 second before its first test. The fork imports our packages from a copy of the tree, and the mutated file from memory,
-so nothing is ever written into a tree that somebody works in. Why not a kept tool: cosmic-ray runs a command for each
+so nothing is ever written into the working tree. Why not a kept tool: cosmic-ray runs a command for each
 mutant, which here is seconds of imports; mutmut 3 forks too, but first runs all tests to learn which reach a function,
 so that a job of whole processes would vouch for a core, and leaves what is outside of functions alone.
 """

@@ -1,7 +1,7 @@
 """Ray: the server is an actor, a push and a pull are one call of it each.
 
 A gradient goes through the object store, as it does by itself for arrays of this size. What Ray returns is a read-only
-view of the store's memory; a pull ends with a copy in the worker's own array, as everybody's does.
+view of the store's memory; a pull ends with a copy in the worker's own array, as with all peers.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ def main() -> None:
     """Run the race, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS, "all"], help="whom to race; default: nobody")
+    parser.add_argument("--peers", nargs="*", default=[], choices=[*PEERS, "all"], help="peers to race; default: none")
     parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=list(RACES))
     parser.add_argument("--together", action="store_true", help="have all peers take turns with each other, too")
     parser.add_argument("--sizes-mib", nargs="+", type=int, default=list(REPEATS), metavar="MIB")

@@ -32,7 +32,7 @@ def main() -> None:
     """Run the race, print the table, and write it."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: nobody")
+    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: none")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=3000, help="steps of a round (default: %(default)s)")
     parser.add_argument("--write", action="store_true", help="write race_scheduling.json and .md")

@@ -2,7 +2,7 @@
 
     python -m benchmarks.races.training --data FOLDER [--peers tensorflow] [--transport shm] [--write]
 
-with MNIST's four IDX files in FOLDER. Everybody trains the network of `mnist.toml` with Adam at 0.001 in batches of
+with MNIST's four IDX files in FOLDER. Contestants train the network of `mnist.toml` with Adam at 0.001 in batches of
 128. Ours is `parashard run`; a round has one run that is not evaluated, for the examples per second, and one that is,
 four times an epoch, until 97 % of the test examples are classified right. The others are evaluated while their clocks
 stand still; ours is not. One process without a server, with Adam and with SGD, shows what distribution costs.
@@ -38,7 +38,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--data", type=Path, required=True, help="folder with MNIST's four IDX files")
     parser.add_argument("--environments", type=Path, default=DEFAULT_FOLDER, help="the peers' (default: .peers)")
-    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: nobody")
+    parser.add_argument("--peers", nargs="*", default=[], choices=["tensorflow", "all"], help="default: none")
     parser.add_argument("--transport", default="auto", help='"default" leaves it to the job file')
     parser.add_argument("--rounds", type=int, default=5, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--epochs", type=int, default=5, help="of a round (default: %(default)s)")

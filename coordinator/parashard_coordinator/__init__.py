@@ -1,1 +1,1 @@
-"""The coordinator process: who is in the job, who computes which step, and how the job goes."""
+"""The coordinator process: membership, step leases, and the progress of one job."""

@@ -163,13 +163,13 @@ def open_http_port(arguments: argparse.Namespace, listen: Callable[[int], HttpPo
     except Unavailable:
         if not earlier:
             raise
-        return listen(0)  # somebody else has it by now
+        return listen(0)  # another process has taken the port meanwhile
 
 
 def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -> tuple[str, ResolvedJob, RunStore]:
     """Begin the run, or take it up with the first values that it has, under a claimed incarnation.
 
-    A run that has begun is waited for while the disk is full (P21); one that has not does not begin on a full disk.
+    A run that has begun is waited for while the disk is full; one that has not does not begin on a full disk.
     """
     drawn, resume = arguments.run_id or secrets.token_hex(8), arguments.resume
     kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
@@ -193,7 +193,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     run_id = unclaimed.check_run(drawn, identity, resume=resume)
 
     def claim() -> int:
-        return claim_incarnation(store, "coordinator")  # P3
+        return claim_incarnation(store, "coordinator")
 
     incarnation = claim() if begun is None else retry_while_disk_fails(claim, "claims", stop.event)
     run_store = RunStore(store, incarnation)
@@ -225,7 +225,7 @@ def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
 
 
 def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
-    """Return the cluster that the job's pods are in; None: it is not on one, or somebody else watches it."""
+    """Return the cluster that the job's pods are in; None: it is not on one, or does not watch it itself."""
     if job.cluster.launcher != "kubernetes":
         return None
     if not kubernetes_job:
@@ -234,7 +234,7 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
 
 
 def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
-    """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it (P23)."""
+    """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
     job = new_job_record(resolved, run_id, run_store.incarnation)
     job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()

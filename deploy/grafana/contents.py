@@ -101,7 +101,7 @@ STALENESS = Dashboard(
         panel("Greatest step lag", "Step minus the lowest step that the shard lacked, at an apply. ssp:K bounds it.",
               "suffix: steps",
               highest("parashard_shard_step_lag_max", "shard")),
-        panel("Leases", "Steps that somebody holds now, and leases given a second time to pass a straggler.", "short",
+        panel("Leases", "Steps that are leased now, and leases given a second time to pass a straggler.", "short",
               highest("parashard_coordinator_leases", legend="held"),
               ("sum by (run) (increase(parashard_coordinator_speculative_leases_total[$__rate_interval]))",
                "second leases")),

@@ -1,4 +1,4 @@
-"""The catalogue: which checkpoints, plans and runs a store holds, by the names of its files.
+"""Catalogue: the checkpoints, plans and runs that a store holds, by the names of its files.
 
 Owns the layout of the store. Reads manifests and the other records, never the arrays. Called by the shards and the
 coordinator when they start, by retention and by `parashard checkpoint`.
@@ -172,7 +172,7 @@ class Catalogue:
     def newest_job_manifest(self) -> JobManifest | None:
         """Return the newest manifest of a drained checkpoint that is not damaged.
 
-        Newest by coordinator incarnation first: a superseded coordinator may have written later (P23).
+        Newest by coordinator incarnation first: a superseded coordinator may have written later.
         """
         manifests = [m for m in map(self._undamaged_job, self.job_checkpoints()) if m]
         return max(manifests, key=lambda m: (m.coordinator_incarnation, m.number), default=None)
@@ -182,7 +182,7 @@ class Catalogue:
         return [number for number in self.job_checkpoints() if self._undamaged_job(number) is None]
 
     def pinned(self) -> set[str]:
-        """Return the folders of the parts of drained checkpoints, which must not be deleted (P8)."""
+        """Return the folders of the parts of drained checkpoints, which must not be deleted."""
         manifests = map(self._undamaged_job, self.job_checkpoints())
         return {part.name for manifest in manifests if manifest for part in manifest.parts}
 

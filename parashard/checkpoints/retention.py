@@ -27,7 +27,7 @@ class Held:
 
 
 def given_up(held: Held, returns: Iterable[Return]) -> bool:
-    """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one (P12).
+    """Return whether a later incarnation of the shard rolled back to an earlier round, and so discarded this one.
 
     The recomputed rounds have the same bits only where gradients have, and shards must not start from different
     computations of a round.
@@ -48,7 +48,7 @@ def superseded(
     """Return the checkpoints of a shard that may be deleted, the oldest first.
 
     Kept are: the newest `keep`; each whose number is a multiple of `keep_every`; parts of drained checkpoints; and in
-    `sync:N` all that a rollback may still need (P12). Discarded ones are kept only as parts of a drained checkpoint.
+    `sync:N` all that a rollback may still need. Discarded ones are kept only as parts of a drained checkpoint.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""States: what a shard starts from, read from its own checkpoint or cut from a drained one (resharding).
+"""Initial state of a shard, read from its own checkpoint or cut from those of another sharding (resharding).
 
 Knows stores, manifests and plans; nothing of optimizers or of a shard's memory. Called by the shards when they start
 and by `parashard checkpoint export`.

@@ -1,4 +1,4 @@
-"""App: typer's groups and commands as ours are shown, and a group whose commands are imported when they are used.
+"""App: the layout of typer's help, and a group whose commands are imported on first use.
 
 Called by the `cli` files. Help and mistakes are plain text: rich, which would draw boxes around them, is loaded by the
 commands that show tables or the live view.

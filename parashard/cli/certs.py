@@ -17,7 +17,7 @@ from parashard.security.certs import issue as issue_certificate
 from parashard.security.identity import SERVING, Identity, Role, in_words
 
 AUTHORITY_DAYS = 365
-CLUSTER_AUTHORITY_DAYS = 3650  # nobody renews it, and its key never leaves the volume that it was made in
+CLUSTER_AUTHORITY_DAYS = 3650  # it is never renewed, and its key never leaves the volume that it was made in
 
 certs = App(help="Make certificates for mutual TLS: an authority of your own, for development.", no_args_is_help=True)
 

@@ -82,7 +82,7 @@ def create(
             answer = client.create_checkpoint(asked)
         except RetryLater as error:
             if time.monotonic() - heard_s > AWAY_S:
-                raise Unreachable(f"nobody runs this run now ({error}); `parashard resume {place}` does") from None
+                raise Unreachable(f"this run is not running now ({error}); `parashard resume {place}` does") from None
         else:
             heard_s = time.monotonic()
             if answer.error:

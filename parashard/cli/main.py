@@ -1,4 +1,4 @@
-"""The command line: what commands there are, and how an error of one is told. Each is in the file that the table names.
+"""The command line: a table of the commands with the file of each, and the printing of their errors.
 
 A command's file is imported when the command is used: help needs none of them. Errors go to standard error in one line,
 never a traceback of a user's mistake. Exit codes: 0 done, 1 failed, 2 configuration, 3 fenced, 75 retry later, 130

@@ -31,7 +31,7 @@ def complete_runs(incomplete: str) -> list[str]:
 def told_how_to_continue(place: str) -> Iterator[None]:
     """Say what goes on with a run of this machine where its coordinator does not answer, as its launcher is gone.
 
-    A directory that no launcher has locked is that of a run whose processes somebody else starts.
+    A directory that no launcher has locked is that of a run with an external launcher.
     """
     try:
         yield

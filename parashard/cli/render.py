@@ -87,7 +87,7 @@ def k8s(
     ] = None,
     certificates: Annotated[
         Certificates | None,
-        typer.Option(help="Who makes them; default: cert-manager, or nobody with cluster.insecure."),
+        typer.Option(help="Who makes them; default: cert-manager, or none with cluster.insecure."),
     ] = None,
 ) -> None:
     """Write Kustomize's base and overlays for a job."""

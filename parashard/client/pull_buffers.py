@@ -34,7 +34,7 @@ class PullBuffer:
     versions : tuple of (int or None)
         For each shard: what moved after this version is not in the arrays; None: nothing is.
     incarnations : tuple of int
-        For each shard: the incarnation that the version is of (P16).
+        For each shard: the incarnation that the version is of.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -53,7 +53,7 @@ class PullBuffer:
 
 
 class PullBuffers:
-    """The sets that nobody uses now.
+    """The sets that are not in use.
 
     Parameters
     ----------

@@ -2,7 +2,7 @@
 
 Cuts by the plan, encodes gradients, sends by a transport; `parashard.client.fan_out` waits and retries. Knows no lease
 and no model. Called by the worker's loop and by tools. A push is sent whole or reported as failed, with the shard
-named; to send it again is always safe, because the step is its identity (P1).
+named; to send it again is always safe, because the step is its identity.
 """
 
 from __future__ import annotations
@@ -75,11 +75,11 @@ class ShardClient:
     Parameters
     ----------
     run_id, job_digest : str
-        What every request names (P2).
+        What every request names.
     plan : Plan
         How variables are cut.
     worker : str
-        Who asks; for the shards' logs.
+        The worker's name, for the shards' logs.
     retry_budget_s : float
         How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
     giving_up : Event, optional
@@ -163,7 +163,7 @@ class ShardClient:
         step : int, optional
             The step that the weights are for; shards with delay compensation remember them under it.
         round_ : int, optional
-            In `sync:N`: the round whose starting weights are wanted (P11).
+            In `sync:N`: the round whose starting weights are wanted.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class ShardClient:
         def pull(shard: int) -> Pending[int]:
             view = self.view
             target = self._target(shard, view)
-            known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None  # P16
+            known = weights.versions[shard] if target.incarnation == begun.shards[shard].incarnation else None
             incarnations[shard] = target.incarnation
             length = self._plan.shard_elements(shard) * ELEMENT_BYTES
             run = PullRun(target, round_, step, 0, length, known, self._observer.traceparent())
@@ -203,9 +203,9 @@ class ShardClient:
         Parameters
         ----------
         step : int
-            The push's identity (P1).
+            The push's identity.
         gradients : mapping of str to ndarray of float32
-            By variable, in the declared shapes, finite (P6); a variable left out has a zero gradient. Only read; they
+            By variable, in the declared shapes, finite; a variable left out has a zero gradient. Only read; they
             must not change before the push is through.
         pulled : Pulled, optional
             What the gradients were computed at; None: unknown.
@@ -228,12 +228,12 @@ class ShardClient:
             if shard:
                 failpoints.hit("worker.push.between_shards")
             view, mine = self.view, prepared[shard]
-            if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one (P16)
+            if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one
                 mine = prepared[shard] = replace(mine, target=self._target(shard, view), pulled_version=None)
             return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, receipt: Receipt) -> None:
-            # P17. In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
+            # In sync:N nothing has a residue, and what is held will be applied. A duplicate of a push of ours
             # whose receipt was lost is that push: giving its residue back would send it twice.
             lost = (step, shard) in self._unacknowledged
             self._unacknowledged.discard((step, shard))
@@ -299,7 +299,7 @@ class ShardClient:
                 encoded.append(self._encoder.encode(shard, placed, rows.reshape(-1)))
                 slices.append(encoded[-1].slice)
                 pieces.append(encoded[-1].payload)
-        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation  # P16
+        known = pulled is not None and pulled.incarnations[shard] == view.shards[shard].incarnation
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
         context = self._observer.traceparent()

@@ -1,4 +1,4 @@
-"""Preprocessing: how a row of a table becomes the inputs of a model, and what the model's outputs mean.
+"""Preprocessing: from a row of a table to the inputs of a model, and from its outputs to predictions.
 
 Owns standardisation, one-hot encoding, and the file with their fitted parameters: `preprocessing.json` beside a run's
 weights (docs/preprocessing.md). Knows nothing of training. Used by the data sources, and for prediction with a run's

@@ -1,4 +1,4 @@
-"""Paths as messages show them."""
+"""Display form of paths in messages."""
 
 from __future__ import annotations
 

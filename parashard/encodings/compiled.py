@@ -3,7 +3,7 @@
 The functions have the signatures and the bits of `parashard.encodings.reference`, which documents both. Called by
 `parashard.encodings.codec`, which imports this module only when something is encoded.
 
-No fastmath: it lets results depend on where a vector is cut (P13). Compilation is at the first call per kind of array
+No fastmath: it lets results depend on where a vector is cut. Compilation is at the first call per kind of array
 (one that is read-only is a kind of its own); the machine code is cached on disk, per CPU model.
 """
 

@@ -120,7 +120,7 @@ class GradientEncoder:
         encodeds : iterable of Encoded
             Their payloads are not to be read any more.
         applied : bool
-            Whether this very push moved the weights (P17): its receipt says so, or says duplicate after a receipt of
+            Whether this very push moved the weights: its receipt says so, or says duplicate after a receipt of
             the same push was lost. False for any other duplicate, for a refusal and for no receipt at all.
         """
         with self._lock:

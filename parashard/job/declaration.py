@@ -1,4 +1,4 @@
-"""DeclaredJob: what a coordinator must know of a job's data and model, made where these are.
+"""DeclaredJob: the description of a job's data and model that a coordinator needs, made where these are.
 
 The process that has the data and the model declares them; the one that coordinates opens neither. Owns the check of
 what a model starts from, and the two files that carry a declaration to another process: a record, and a safetensors

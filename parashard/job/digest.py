@@ -1,7 +1,7 @@
-"""The identity of a job: exactly what determines its steps and their arithmetic (P2).
+"""The identity of a job: exactly what determines its steps and their arithmetic.
 
 Owns the canonical form and its digest. Knows nothing of runs or resuming: those compare digests, and name the keys that
-changed. Called by the coordinator and by every process that joins a run.
+changed. Called by the coordinator and by every process that joins a run. Implements rule P2 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -84,15 +84,15 @@ def _consistency(job: Job) -> Iterator[_Relation]:
             yield "optimizer.delay_compensation", "consistency.policy", f"0 in sync: {fresh}"
 
 
-def _encodings(job: Job) -> Iterator[_Relation]:  # P13
+def _encodings(job: Job) -> Iterator[_Relation]:
     for pattern, setting in job.variables.items():
         has_residue = setting.encoding is not None and Encoding.parse(setting.encoding).has_residue
         if has_residue and job.consistency.policy.kind == "sync":
             yield (
                 dotted("variables", pattern, "encoding"),
                 "consistency.policy",
-                '"float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on who computed '
-                "which steps",
+                '"float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on which worker '
+                "computed which steps",
             )
 
 

@@ -1,4 +1,4 @@
-"""Settings of single variables: the `[variables."PATTERN"]` tables of a job file, and what they change in a model.
+"""Settings of single variables: the `[variables."PATTERN"]` tables of a job file, applied to a model's variables.
 
 Owns the table and the matching. Knows nothing of models or optimizers. Called where a job is resolved into variables.
 """

@@ -192,7 +192,7 @@ class ClusterOptions(Table):
     )
     launcher: Literal["local", "external", "kubernetes"] = key(
         default="local",
-        description="Who starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
+        description="What starts the processes: `parashard run`, something outside, or Kubernetes, which is watched.",
     )
     pipeline_depth: int = key(
         default=1, ge=0, le=8, description="Steps a worker may have under way besides the current one."
@@ -264,7 +264,7 @@ class ClusterOptions(Table):
         max_length=253,
         description="Address or host name that the processes listen on; off loopback only with --tls-dir or insecure.",
     )
-    insecure: bool = key(default=False, description="True: listen off loopback without TLS, open to everybody.")
+    insecure: bool = key(default=False, description="True: listen off loopback without TLS, open to any client.")
     allow_mixed: bool = key(
         default=False,
         description="True: machines whose arithmetic differs may share the job; two runs then differ in bits.",

@@ -1,7 +1,8 @@
-"""CoordinatorSilence: the launcher's timeouts of the coordinator (P22).
+"""CoordinatorSilence: the launcher's timeouts of the coordinator.
 
 Pure: `now_s` is an argument. A coordinator that starts reads and hashes the data before it can answer; the timeout of
 a serving one begins when it is first seen to serve. Called by `parashard.launch.running`.
+Implements rule P22 of docs/protocol.md.
 """
 
 from __future__ import annotations

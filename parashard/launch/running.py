@@ -73,7 +73,7 @@ class Running:
         self._arguments: list[str] = []
         self._coordinator_exits = 0  # in a row, without a completed step in between
         self._coordinator_due_s: float | None = None  # when to restart it
-        self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence: who stood still heard nobody
+        self._clock = AwakeClock(STALL_S, time.monotonic)  # for the coordinator's silence, without own pauses
         self._silence = CoordinatorSilence(self._cluster_options.silence_s, self._cluster_options.start_s)
         self._asked_to_end: set[tuple[str, int]] = set()
         self.status = pb.GetStatusReply()
@@ -169,7 +169,7 @@ class Running:
         Once it has accepted the job, a failure to start may be transient, such as an expired certificate.
         """
         misconfigured = child.exit_code == ExitCode.CONFIGURATION
-        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # a failing disk is waited for (P21)
+        self._coordinator_exits += child.exit_code != ExitCode.IO_ERROR  # a failing disk is waited for
         too_often = self._coordinator_exits > self._cluster_options.max_restarts
         if misconfigured and (too_often or not self.accepted):
             self.failure_code = ExitCode.CONFIGURATION

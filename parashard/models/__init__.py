@@ -1,4 +1,4 @@
-"""Models: the built-in ones, the oracles, and users' own.
+"""Models: the built-in ones, the test oracles, and users' own.
 
 Owns the choice: the one place that builds a model of a job's options, whose file is imported then. Called by the
 coordinator (variables, audits) and the workers (gradients).

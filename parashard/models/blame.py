@@ -1,4 +1,4 @@
-"""Blame: which line of the user's own code raised an error, as text.
+"""The line of the user's own code that raised an error, as text.
 
 Not the user's are this package and the services, the standard library and installed libraries. Called where a user's
 model is called: `parashard.models.user`, the coordinator's `resolve` and the workers.

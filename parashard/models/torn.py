@@ -1,4 +1,4 @@
-"""The torn test: a model whose final weights show a push that was applied in part or mixed from two attempts.
+"""The torn-write oracle: a model whose final weights show a push that was applied in part or mixed from two attempts.
 
 Every attempt at a step pushes one random constant to every row of every variable. A shard that applies pushes
 atomically keeps the values of a variable equal; chunks of two attempts mixed, or half a push, make them differ. Unlike

@@ -112,7 +112,7 @@ class OptimizerSpec(Table):
 
     @property
     def requires_unsplit_variables(self) -> bool:
-        """Whether an update needs a norm over a whole variable, so that no partition may cut it (P15)."""
+        """Whether an update needs a norm over a whole variable, so that no partition may cut it."""
         return False
 
     def damping(self, staleness: int) -> float:

@@ -1,4 +1,4 @@
-"""How much freed memory the C library keeps for the next arrays, instead of giving it back to the kernel.
+"""How much freed memory the C library keeps for the next arrays, instead of returning it to the kernel.
 
 glibc returns blocks of 128 KiB and more to the kernel when they are freed, and the kernel fills the next ones with
 zeros, page by page or 2 MiB at once. For arrays of the same size at every step that costs more than the work on them.

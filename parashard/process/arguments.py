@@ -38,7 +38,7 @@ def service_arguments(description: str) -> argparse.ArgumentParser:
         help="address to listen on; auto: what this machine's own name stands for (default: %(default)s)",
     )
     parser.add_argument(
-        "--insecure", action="store_true", help="allow a --host off loopback without --tls-dir: open to everybody"
+        "--insecure", action="store_true", help="allow a --host off loopback without --tls-dir: open to any client"
     )
     parser.add_argument(
         "--tls-dir",

@@ -1,6 +1,6 @@
 """AwakeClock: monotonic seconds without those in which this process stood still.
 
-A process that stood still received no message, which is no silence of its peers (P22): coordinator, worker and launcher
+A process that stood still received no message, which is no silence of its peers: coordinator, worker and launcher
 judge silence, hung steps and retry budgets by such a clock. A suspended cluster then goes on where it was. Knows
 nothing of what is timed.
 """

@@ -42,7 +42,7 @@ def threads_for(asked: int, processes: int, *, reproducible: bool, environ: Mapp
         How many such processes share this machine.
     reproducible : bool
         True (sync mode): one thread for any number of processes, because the number of threads may change bits, and
-        the number of workers must not (P13).
+        the number of workers must not.
     environ : mapping of str to str, optional
         The user's environment: OMP_NUM_THREADS, OPENBLAS_NUM_THREADS or MKL_NUM_THREADS.
     """

@@ -1,4 +1,4 @@
-"""Retry of the few writes that a process cannot start without while the disk is full or failing (P21).
+"""Retry of the few writes that a process cannot start without while the disk is full or failing.
 
 Such as a claim: an incarnation that is not stored could be claimed twice. Called where a process starts.
 """

@@ -1,4 +1,4 @@
-"""No garbage collection while a service loads its modules: it finds nothing, and takes a tenth of the start and more.
+"""Garbage collection is paused while a service imports its modules: it would take a tenth of the start or more.
 
 Imported first by each service's `__main__`, which calls `imported` below its imports.
 """

@@ -1,4 +1,4 @@
-"""structlog, loaded without rich: `from parashard.process.logs import structlog` is how every file of ours imports it.
+"""structlog, imported without rich: every file has `from parashard.process.logs import structlog`.
 
 structlog imports rich where it is installed, for a console renderer and for tracebacks that nothing here uses; that
 takes longer than all the rest of structlog. While structlog is loaded, rich counts as not installed. Knows nothing of

@@ -146,7 +146,7 @@ def _raise_files_limit() -> None:
 def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
     """Write a line for each event to standard error: time, level, event, fields.
 
-    From now on writes to standard output and standard error never raise (P21).
+    From now on writes to standard output and standard error never raise.
     """
     sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
     logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
@@ -176,7 +176,7 @@ def end_process(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
-        os._exit(code)  # P21
+        os._exit(code)  # even if the flush fails
 
 
 def _signal_name(number: int) -> str:
@@ -188,7 +188,7 @@ def _end_with_thread(died: threading.ExceptHookArgs) -> None:
     try:
         structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
     finally:
-        os._exit(ExitCode.FAILED)  # P21
+        os._exit(ExitCode.FAILED)  # even if the log cannot be written
 
 
 def _die_with_parent() -> None:

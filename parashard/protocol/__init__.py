@@ -1,1 +1,1 @@
-"""What processes say to each other: values, their bytes, and the calls that carry them."""
+"""The protocol between processes: messages as values, their encoding, and the calls that carry them."""

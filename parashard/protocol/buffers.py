@@ -1,4 +1,4 @@
-"""Buffers: bytes that lie in several places and count as one run, to be sent or filled without a copy between.
+"""Buffers: several memory areas treated as one byte sequence, to be sent or filled without an intermediate copy.
 
 Pure. Made by the client (the rows of gradients, the rows of variables), used by every transport.
 """

@@ -1,6 +1,6 @@
 """CoordinatorClient: the calls that shards, workers, the launcher and people make to the coordinator.
 
-Every call has a deadline; one that finds nobody, or is asked to come back later, is sent again within a budget.
+Every call has a deadline; one that gets no answer, or `RetryLater`, is sent again within a budget.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class CoordinatorClient:
         self.retry_budget_s = retry_budget_s
         self._giving_up = giving_up or threading.Event()
         self.unanswered = False
-        """The last call found nobody."""
+        """The last call got no answer."""
 
     def close(self) -> None:
         """Close the channel."""

@@ -39,7 +39,7 @@ class PushResult(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Which incarnation of which shard, in which run and by which plan, a request is meant for (P2, P3)."""
+    """Which incarnation of which shard, in which run and by which plan, a request is meant for."""
 
     run_id: str
     job_digest: str
@@ -85,14 +85,14 @@ class Push:
     step: int
     slices: tuple[Slice, ...]  # a shard refuses a push whose payload is not as long as they are
     skipped: bool
-    pulled_version: int | None  # None: unknown, or of another incarnation (P16)
+    pulled_version: int | None  # None: unknown, or of another incarnation
     payload: Buffers
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
 
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a shard answers to a push; any result ends the step's lease at this shard (P5)."""
+    """What a shard answers to a push; any result ends the step's lease at this shard."""
 
     result: PushResult
     version: int
@@ -104,11 +104,11 @@ class PullRun:
     """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector."""
 
     target: Target
-    round: int | None  # sync mode: only the weights that this round starts from will do (P11)
+    round: int | None  # sync mode: only the weights that this round starts from will do
     step: int | None  # the step that the weights are for; None: an evaluation or an export
     offset_bytes: int
     length_bytes: int
-    known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation (P16)
+    known_version: int | None = None  # of the caller's weights; None: it has none of this incarnation
     traceparent: str = ""  # as in a push
 
 

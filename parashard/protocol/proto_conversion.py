@@ -1,4 +1,4 @@
-"""Translations between our values and the messages of the control plane.
+"""Conversions between the package's values and the protobuf messages of the control plane.
 
 The only file that builds or reads `Plan` messages; knows no RPC. Called by the coordinator, the shards and the workers.
 """

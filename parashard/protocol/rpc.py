@@ -1,4 +1,4 @@
-"""Channels, servers and the one seam between our errors and gRPC's.
+"""gRPC channels and servers, and the only translation between parashard's errors and gRPC's.
 
 The only file that knows gRPC's options, status codes and metadata. A servicer raises a `ParashardError`; the client
 that called it gets the same class, with the peer's address. Every call has a deadline.
@@ -35,7 +35,7 @@ CONTROL_DEADLINE_S = 10.0
 DATA_DEADLINE_S = 60.0
 SLOWEST_BYTES_PER_S = 8 << 20  # what a link must carry, so that a large push or pull has the time that it needs
 SERVER_THREADS = 64
-CALLS_MAX = 128  # under way, with those whose answer nobody has read yet: each may be of 4 MiB
+CALLS_MAX = 128  # in progress, and answered but not yet read: each answer may be of 4 MiB
 STREAMS_MAX = 128  # calls under way on one connection
 CONNECTIONS_MAX = 1024
 HANDSHAKE_DEADLINE_S = 5.0  # for a peer to agree on keys and to begin with HTTP/2
@@ -305,7 +305,7 @@ def _foreign_message(status: grpc.StatusCode, details: str) -> str:
     """Say in few words what gRPC itself had to say."""
     if status is grpc.StatusCode.UNAVAILABLE:
         if TLS_MARK in details:
-            return f"no TLS with who answers: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
+            return f"no TLS with the server: {details.rpartition(TLS_MARK)[2].removesuffix(': OK')}"
         if "Socket closed" in details:
             return "no answer: Socket closed (so ends a certificate that the other side does not take, too)"
         return f"no answer: {details.rpartition(': ')[2] or 'unavailable'}"

@@ -78,7 +78,7 @@ def render_compose(loaded: LoadedJob, options: ComposeOptions) -> str:
     names = ["coordinator", "operator", "worker", *(f"shard-{index}" for index in range(cluster.shards))]
     values = {
         "build_flag": " --build" if options.source else "",
-        "credentials": SECURE if secure else f"{INSECURE} # open to all who reach the network below",
+        "credentials": SECURE if secure else f"{INSECURE} # open to every host on the network below",
         "image": checked_image("--image", options.image),
         "cuda_image": checked_image("--cuda-image", options.cuda_image),
         "build": "",

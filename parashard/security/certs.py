@@ -289,7 +289,7 @@ def _write(path: Path, content: bytes, *, private: bool) -> None:
 def _take_over(number: int, path: Path, *, private: bool) -> None:
     """Copy the owner, group and mode of the file that is replaced, as far as the system and the checks allow.
 
-    The user who renews may differ from the one who reads: root renews for a service's user.
+    The user that renews may differ from the one that reads: root renews for a service's user.
     """
     mode, forbidden = (0o600, OTHERS_MAY) if private else (0o644, OTHERS_MAY_WRITE)
     if path.exists():

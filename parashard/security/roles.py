@@ -63,5 +63,5 @@ def check_call(method: str, uris: Sequence[str]) -> None:
     if not any(identity.role in allowed for identity in identities):
         raise NotAllowed(
             f"{method.lstrip('/')}: the certificate's roles are {in_words(identities)}; "
-            f"allowed: {', '.join(sorted(allowed)) or 'nobody'}"
+            f"allowed: {', '.join(sorted(allowed)) or 'none'}"
         )

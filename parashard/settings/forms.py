@@ -1,4 +1,4 @@
-"""Forms: what a table of a schema can be at each place, by its annotations alone.
+"""Forms: the type expected at each key of a table, derived from its annotations.
 
 Called by what reads, checks and describes job files.
 """

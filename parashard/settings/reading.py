@@ -1,4 +1,4 @@
-"""Reading a table of plain values without pydantic, whose import takes longer than all else of a service's start.
+"""Reading of a table of plain values without pydantic, whose import would dominate a service's start.
 
 What is read is valid: `parashard.settings.validation` accepts it, and gives an equal table. What is refused here may be
 valid all the same; the validation decides, and has the words for people. Called by `parashard.job.load` and by the

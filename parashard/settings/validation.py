@@ -1,4 +1,4 @@
-"""Validation of what a person, or a disk, says of settings: the only file here that imports pydantic.
+"""Validation of settings that a user wrote or a file has, by pydantic; the only file here that imports it.
 
 Owns how a table becomes pydantic's schema. Values are read as JSON, strictly: lists become tuples and text becomes
 paths, but "2" is no number and true is not 1. Called by `parashard.job.load`, and by pydantic for the tables.

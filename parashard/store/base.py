@@ -35,7 +35,7 @@ class Store(Protocol):
         """Where the store is, as `parashard.store.open_store` takes it."""
 
     def create(self, name: str, content: bytes | memoryview) -> None:
-        """Create a name with this content; of concurrent creates exactly one succeeds (P3).
+        """Create a name with this content; of concurrent creates exactly one succeeds.
 
         The content is durable when this returns. After `AlreadyStored` readers find the earlier content; after
         `StoreFailed`, none. One exception, on an object store: a request whose reply was lost may have been carried

@@ -1,9 +1,9 @@
-"""Claims: unique incarnation numbers, taken by conditional create before a process listens (P3).
+"""Claims: unique incarnation numbers, taken by conditional create before a process listens.
 
 Owns the names under ``claims/``. Does not know which store holds them, nor what an incarnation may do. Each incarnation
-of a shard and of the coordinator claims its number here. A process that finds a newer claim of another process ends
-(P23); the content of a claim identifies its process, also after a create whose reply was lost. A claim also records
-that a shard's incarnation began by a rollback to an earlier round.
+of a shard and of the coordinator claims its number here. A process that finds a newer claim of another process ends;
+the content of a claim identifies its process, also after a create whose reply was lost. A claim also records
+that a shard's incarnation began by a rollback to an earlier round. Implements rules P3 and P23 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Return:
-    """An incarnation that began by a rollback to `round`; later rounds of earlier incarnations are discarded (P12)."""
+    """An incarnation that began by a rollback to `round`; later rounds of earlier incarnations are discarded."""
 
     incarnation: int
     round: int
@@ -97,7 +97,7 @@ class Claims:
         raise ConfigurationError(f"{self._store.url}: {self._name} has had {CLAIMS_MAX} incarnations")
 
     def check(self) -> None:
-        """Raise unless the newest claim is this process's own (P23).
+        """Raise unless the newest claim is this process's own.
 
         Raises
         ------

@@ -1,1 +1,1 @@
-"""What every process shows of itself over HTTP."""
+"""Metrics, health and traces of a process."""

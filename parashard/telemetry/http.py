@@ -89,7 +89,7 @@ class HttpPort:
                 page = all_pages.get(path)
                 try:
                     status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
-                except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
+                except Exception as error:  # the client learns that a page broke, and the port goes on
                     log.exception("page-broke", path=self.path)
                     status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
                 self.send_response(status)
@@ -128,7 +128,7 @@ class HttpPort:
 
 
 class _BoundedReader(io.BufferedIOBase):
-    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: nobody can have more of it kept."""
+    """A request's bytes, which end after `REQUEST_BYTES_MAX`: no more is ever buffered."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source

@@ -1,4 +1,4 @@
-"""Metrics: what a process shows at /metrics, with prometheus_client imported by the first scrape.
+"""Metrics: the collectors behind /metrics, with prometheus_client imported by the first scrape.
 
 Most processes of tests, and short jobs, are never scraped. Called by the services, which add what they count, and by
 `parashard.telemetry.http`.

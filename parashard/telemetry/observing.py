@@ -1,4 +1,4 @@
-"""Observers: what a process tells of steps and requests while they happen; these tell nobody.
+"""Observers: hooks called for each step and request while it happens; the ones here do nothing.
 
 The one seam for tracing. The coordinator's service, the worker's leasing and client, and the shard's request handler
 call an observer; a process that traces gives them another one (each service's `traced`), and no other process imports

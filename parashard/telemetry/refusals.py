@@ -1,4 +1,4 @@
-"""RefusedPeers: the metric of what was refused to single peers, by reason.
+"""RefusedPeers: the counter of requests refused to a single peer, by reason.
 
 Knows no limit: each owner of one counts, and is asked when the metrics are scraped. Called by the services that serve
 others.
@@ -18,7 +18,7 @@ class RefusedPeers(Collector):
     Parameters
     ----------
     counts : mapping
-        Reason -> returns how often it was one. Reasons are few and say nothing of who it was.
+        Reason -> returns how often it was one. Reasons are few and do not name the peer.
     """
 
     def __init__(self, counts: Mapping[str, Callable[[], int]]) -> None:

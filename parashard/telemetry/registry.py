@@ -1,4 +1,4 @@
-"""The Prometheus registry of a process, with what every process shows. Called by `parashard.telemetry.metrics`."""
+"""The Prometheus registry of a process, with metrics common to all. Called by `parashard.telemetry.metrics`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from parashard.security.credentials import Credentials
 
 
 class _FailedWrites(Collector):
-    """What this process could not write and goes on without (P21)."""
+    """What this process could not write and goes on without."""
 
     def collect(self) -> Iterator[CounterMetricFamily]:
         """Yield the family, with a zero for the log lines, which every process writes."""

@@ -1,10 +1,9 @@
-"""Tracer: spans by OpenTelemetry, of which the executions of one step meet in one trace.
+"""Tracer: OpenTelemetry spans; all executions of a step share one trace.
 
 Owns the ids of traces, how a span's context is written and read, and how spans leave the process: in batches, from a
-bounded queue, on a thread of OpenTelemetry's own, so that nobody waits for a collector. Where they go, and how many of
-them, is said by OpenTelemetry's own environment variables. Knows no service: `parashard_coordinator.api.traced`,
-`parashard_server.serving.traced` and `parashard_worker.traced` say what is a span. Imported only by processes that
-trace.
+bounded queue, on a thread of OpenTelemetry's own, so that no request waits for a collector. Where they go, and
+how many of them, is said by OpenTelemetry's own environment variables. Knows no service: the `traced` module of each
+says what is a span. Imported only by processes that trace.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _w3c = TraceContextTextMapPropagator()
 
 
 def trace_id(run_id: str, step: int) -> int:
-    """Return the id of the trace in which all executions of a step meet, whoever computes it and however often."""
+    """Return the id of the trace that all executions of a step share, on any worker and however many there are."""
     return int.from_bytes(hashlib.blake2b(f"{run_id}/{step}".encode(), digest_size=16).digest())
 
 
@@ -59,7 +58,7 @@ def traceparent(span: Span | None = None) -> str:
 
 
 def sender(text: str) -> Context | None:
-    """Return the context that came with a request; None if there is none, or it is not one: nobody is trusted here."""
+    """Return the context that came with a request; None if there is none, or it is malformed."""
     if len(text) != TRACEPARENT_BYTES:
         return None
     context = _w3c.extract({"traceparent": text}, Context())
@@ -247,7 +246,7 @@ class _Told(SpanExporter):
     def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
         try:
             result, why = self._inner.export(spans), "not taken by the collector"
-        except Exception as error:  # noqa: BLE001  # an exporter is somebody else's code: it must not end its thread
+        except Exception as error:  # noqa: BLE001  # an error of an exporter must not end its thread
             result, why = SpanExportResult.FAILURE, repr(error)
         if (result is not SpanExportResult.SUCCESS) != self._failing:
             self._failing = not self._failing

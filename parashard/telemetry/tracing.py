@@ -1,6 +1,6 @@
 """Whether a process traces, and its tracer if it does.
 
-Owns what `--trace` may be, and that OpenTelemetry is loaded by nobody who does not trace: `parashard.telemetry.tracer`
+Owns what `--trace` may be, and that OpenTelemetry is loaded only by processes that trace: `parashard.telemetry.tracer`
 imports it, and is imported here, on demand. Called by the services' `__main__`.
 """
 

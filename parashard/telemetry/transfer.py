@@ -1,6 +1,6 @@
-"""What workers and shards have counted of their transfers, as figures: how much overlapped, how much was not sent.
+"""Figures of the transfers that workers and shards have counted: how much overlapped, how much was not sent.
 
-Knows neither who counted nor who shows it. Called by the coordinator's report and history, and by
+Knows neither the processes nor the displays. Called by the coordinator's report and history, and by
 `parashard.display.status_tables`.
 """
 
@@ -56,7 +56,7 @@ class Bytes:
     pushed_float32 : int
         What the pushes that were taken would have been, had every gradient travelled as float32.
     pull_unmoved : int
-        What pulls asked for and were not sent, because whoever asked had it already.
+        What pulls asked for and were not sent, because the worker had it already.
     """
 
     pushed: int

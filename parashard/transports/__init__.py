@@ -1,1 +1,1 @@
-"""How pushes and pulls travel between a client and a shard: one seam, `Transport`, and what implements it."""
+"""How pushes and pulls travel between a client and a shard: the interface `Transport` and its implementations."""

@@ -1,4 +1,4 @@
-"""The transport seam: a shard's whole push out, a shard's weights in.
+"""The transport interface: send a shard its push, receive a shard's weights.
 
 A transport knows addresses, deadlines and bytes; it knows no plan, no step and no retry. Every one passes the same
 tests (`tests/parashard/transports/test_conformance.py`).
@@ -43,7 +43,7 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
-    """Who connects to which incarnation of a shard."""
+    """A connecting worker, and the incarnation of the shard that it means."""
 
     target: Target
     worker: str
@@ -68,7 +68,7 @@ class Pending(Protocol[_Answer_co]):
         ------
         ParashardError
             What the shard answered, with its address; `Unreachable` where it did not answer in time, or the request was
-            cancelled. What became of the request is unknown then; a push may be sent again (P1).
+            cancelled. What became of the request is unknown then; a push may be sent again.
         """
 
     def cancel(self) -> None:

@@ -1,4 +1,4 @@
-"""Which transport carries tensors to a shard: what the job says, or the fastest that works.
+"""Choice of the transport to a shard: the job's own, or the fastest that works.
 
 Owns the order of preference and when it is decided: at the first request, for one incarnation of a shard, once. Knows
 nothing of how any of them works. Its `connect_by` is what `parashard.client.shard_client` makes transports with.
@@ -72,7 +72,7 @@ class ChosenTransport:
     where : ShardAddress
         Where the shard is.
     greeting : Greeting
-        Who asks.
+        The worker, for HELLO.
     ways : sequence of Way
         In order of preference; where none works requests fail, and each looks again.
     """
@@ -81,7 +81,7 @@ class ChosenTransport:
         self._where = where
         self._greeting = greeting
         self._ways = ways
-        self._choosing = threading.Lock()  # held by the one who looks, for long
+        self._choosing = threading.Lock()  # held while one thread tries the ways, for long
         self._lock = threading.Lock()  # held for the two below
         self._tried: Transport | None = None
         self._closed = False

@@ -101,7 +101,7 @@ class Connections(Generic[_Connection]):
         with self._changed:
             self._used.discard(connection)
             self._free.append(connection)
-            self._changed.notify_all()  # those who wait do not all wait for the same
+            self._changed.notify_all()  # threads wait for different conditions
 
     def drop(self, connection: _Connection) -> None:
         """Close a connection, after anything else."""
@@ -111,7 +111,7 @@ class Connections(Generic[_Connection]):
         connection.close()
 
     def close(self) -> None:
-        """Close all, and let nobody take or wait for one any more."""
+        """Close all; taking one or waiting for one fails from now on."""
         with self._changed:
             self._closed = True
             connections = [*self._free, *self._used]
@@ -130,7 +130,7 @@ class Connections(Generic[_Connection]):
                 self._opening -= 1
                 if connection is not None and not self._closed:
                     self._used.add(connection)
-                self._changed.notify_all()  # those who wait for it to fail, too
+                self._changed.notify_all()  # also those that wait for a failure
                 closed = self._closed
         if closed:
             connection.close()

@@ -1,8 +1,8 @@
 """Dialling: a TCP connection to host:port within a deadline, the lookup of the name included.
 
 The system's lookup of a name has no time limit of ours: a name server that does not answer holds it up for many
-seconds. So it runs on a thread of its own, one for each name that is being looked up, and whoever waits leaves at the
-deadline.
+seconds. So it runs on a thread of its own, one for each name that is being looked up, and the caller stops
+waiting for it at the deadline.
 Knows nothing of what is said on the connection. Called by `parashard.transports.tcp`.
 """
 
@@ -55,7 +55,7 @@ def dial(host: str, port: int, deadline_s: float) -> socket.socket:
 
 def _addresses(host: str, port: int, deadline_s: float) -> _Addresses:
     try:
-        return _lookup(host, port, socket.AI_NUMERICHOST)  # asks nobody
+        return _lookup(host, port, socket.AI_NUMERICHOST)  # no name server is asked
     except socket.gaierror:
         pass
     with _lock:
@@ -81,7 +81,7 @@ def _look_up(host: str, port: int, future: Future[_Addresses]) -> None:
         found = _lookup(host, port, 0)
     except OSError as error:
         failure = error
-    with _lock:  # who comes from now on looks afresh
+    with _lock:  # later callers start a new lookup
         _looked_up.pop((host, port), None)
     if failure is not None:
         future.set_exception(failure)

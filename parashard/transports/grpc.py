@@ -35,7 +35,7 @@ class GrpcTransport:
     where : ShardAddress
         Whose `address` is used.
     greeting : Greeting
-        Not needed: every frame names whom it is for.
+        Not needed: every frame names its target.
     connect : callable
         From an address to a channel; a test's fake comes in here.
     """

@@ -1,4 +1,4 @@
-"""Memory without a name that processes of one host share: creating, sealing, checking, mapping and copying.
+"""Anonymous memory that processes of one host share: creating, sealing, checking, mapping and copying.
 
 Knows descriptors and bytes, not what lies in them. A memfd has no name in any folder and goes with its last user, so
 nothing is left to reclaim however a process ends. Used by `parashard.transports.shared_weights`, and by both ends of a
@@ -19,7 +19,7 @@ from parashard.errors import MalformedFrame
 from parashard.protocol.buffers import Buffers
 
 SIZE_SEALS = fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-"""With these nobody can cut the memory short under a process that has it mapped, which would end by SIGBUS."""
+"""With these the memory cannot be truncated while a process has it mapped, which would die of SIGBUS."""
 FUTURE_WRITE_SEAL = 0x10  # Linux 5.1; the `fcntl` of Python 3.11 has no name for it
 
 Bytes = NDArray[np.uint8]

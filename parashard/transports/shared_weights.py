@@ -1,4 +1,4 @@
-"""A shard's weights in memory that other processes of its host may read while the shard moves them.
+"""A shard's weights in memory that other processes of its host may read while the shard updates them.
 
 Owns the layout of that memory, its creation by the shard and its reading by the worker. Knows no socket: the descriptor
 travels by `parashard.transports.shm` and `parashard_server.serving.shm_service`. `parashard_server.state.storage` moves
@@ -174,7 +174,7 @@ class WeightsReader:
         version : int
             The shard had reached this version, as it said, before the call.
         exact : bool
-            True: only weights of that version will do (P11).
+            True: only weights of that version will do.
 
         Returns
         -------

@@ -111,7 +111,7 @@ class ShmConnection:
 
     def close(self) -> None:
         """End the connection, from any thread; what of its memory is in use goes when that is over."""
-        self._mapped = None  # whoever still has this object must not keep a dead shard's memory
+        self._mapped = None  # a remaining reference to this object must not keep a dead shard's memory
         self._stream.close()
 
     @property

@@ -53,7 +53,7 @@ class SocketIo(Protocol):
 
     @property
     def read_ahead(self) -> bool:
-        """Bytes have been taken from the socket that nobody has received yet: polling it would miss them."""
+        """Bytes are buffered that were read from the socket and not received yet: polling it would miss them."""
 
 
 class PlainIo:
@@ -186,7 +186,7 @@ def connected(path: str, deadline_s: float) -> socket.socket:
     Raises
     ------
     Unreachable
-        If nobody listens there, or not in time, or somebody else does.
+        If there is no listener, or none in time, or it is another user's.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
@@ -219,7 +219,7 @@ def rest_of(pieces: Sequence[memoryview], done_bytes: int) -> list[memoryview]:
 
 
 def close_descriptors(descriptors: Sequence[int] | array.array[int]) -> None:
-    """Close file descriptors that nobody wants."""
+    """Close unwanted file descriptors."""
     for descriptor in descriptors:
         socket.close(descriptor)
 

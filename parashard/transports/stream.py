@@ -1,7 +1,7 @@
 """Streams: messages over a connected socket, as `protos/stream.proto` lays them out.
 
 Owns the layout of a message, its bounds, and how an error travels as a REFUSAL. Does not know what the headers mean nor
-who may say what when: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
+the order of messages: `parashard.transports.tcp`, `parashard.transports.shm` and their services do, on both sides.
 Bytes and time limits are `parashard.transports.socket_io`'s.
 
 Every wait has a deadline, a moment of `time.monotonic()`; the one exception is `Stream.wait`. After any error the
@@ -31,7 +31,7 @@ from parashard.transports.socket_io import close_descriptors, io_of
 MAGIC = b"PSS1"
 HEADER_BYTES_MAX = 1 << 20
 REFUSAL_BYTES_MAX = 2000  # of the message in a refusal
-SKIP_BYTES = 256 << 10  # read at once of a payload that nobody wants
+SKIP_BYTES = 256 << 10  # read at once of a payload that is skipped
 
 _PREFIX = struct.Struct("<4sB3sIQ")
 _Header = TypeVar("_Header", bound=Message)
@@ -101,7 +101,7 @@ class Stream:
 
     def peer_uris(self) -> list[str]:
         """Return the URIs among the alternative names of the peer's certificate, which TLS has verified."""
-        assert isinstance(self._connection, ssl.SSLSocket), "without TLS nobody shows a certificate"
+        assert isinstance(self._connection, ssl.SSLSocket), "without TLS there are no certificates"
         names: Any = (self._connection.getpeercert() or {}).get("subjectAltName", ())
         return [str(value) for kind, value in names if kind == "URI"]
 
@@ -200,7 +200,7 @@ class Stream:
             raise self._unreachable(error, "receive") from None
 
     def close(self) -> None:
-        """Close the connection; whoever waits in it gets `Unreachable`."""
+        """Close the connection; threads that wait in it get `Unreachable`."""
         with suppress(OSError):  # it may be gone already
             socket.socket.shutdown(self._connection, socket.SHUT_RDWR)  # SSLSocket's own would drop its TLS state
         with self._sending, self._receiving:  # a descriptor that someone is about to use must not become another file

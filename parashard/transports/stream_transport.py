@@ -1,4 +1,4 @@
-"""What the transports over streams have in common, whether tensors travel on the stream or beside it.
+"""The common part of the transports over streams: TCP (tensors on the stream) and shared memory (beside it).
 
 Owns HELLO ahead of the first request, the end, and the two small messages of a push. Does not know where tensors lie:
 `parashard.transports.tcp` and `parashard.transports.shm`, which call it, do.

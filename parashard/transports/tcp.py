@@ -1,4 +1,4 @@
-"""The TCP transport: pushes go from the gradient's memory into the kernel, weights from the kernel to their place.
+"""The TCP transport: pushes and pulls without a copy between the arrays and the kernel's socket buffers.
 
 Owns the dialogue on the client's side; `parashard_server.serving.tcp_service` has the other. Knows no plan, no step and
 no retry. Checks what a shard says before a byte of it is written anywhere.
@@ -79,7 +79,7 @@ class TcpTransport(StreamTransport[Stream]):
                 connection = self._tls().wrap_socket(connection, server_hostname=host, do_handshake_on_connect=False)
         except OSError as error:
             connection.close()
-            raise Unreachable(f"who answered is gone: {error}", peer=self._address) from None
+            raise Unreachable(f"the peer disconnected: {error}", peer=self._address) from None
         except BaseException:
             connection.close()
             raise
@@ -92,13 +92,13 @@ class TcpTransport(StreamTransport[Stream]):
 
 
 def _prove(stream: Stream, deadline_s: float) -> None:
-    """Check that the certificate of who answers is a shard's: that it has the right name TLS has checked."""
+    """Check that the server's certificate is a shard's: that it has the right name TLS has checked."""
     try:
         stream.handshake(deadline_s=deadline_s)
         identities = identities_in(stream.peer_uris())
         if not any(identity.role is Role.SHARD for identity in identities):
             raise Unreachable(
-                f"who answers is no shard: its certificate's roles are {in_words(identities)}", peer=stream.peer
+                f"the server is no shard: its certificate's roles are {in_words(identities)}", peer=stream.peer
             )
     except BaseException:
         stream.close()

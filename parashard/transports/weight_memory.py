@@ -1,6 +1,6 @@
-"""Where a shard's weights lie, and what readers who take no turn need to know about them.
+"""The memory of a shard's weights, with versions for lock-free readers (a sequence lock).
 
-Pure. Memory that other processes may read is `parashard.transports.shared_weights`; who moves the weights is
+Pure. Memory that other processes may read is `parashard.transports.shared_weights`; the writer is
 `parashard_server.state.storage`.
 """
 
@@ -25,8 +25,9 @@ class WeightMemory(Protocol):
     weights : ndarray of float32, shape (elements,)
         Every partition's values, end to end.
     begun, done : ndarray of uint64, shape (partitions,)
-        The version whose move of the partition was the last to begin, and to end. Whoever moves partition i to version
-        v sets begun[i] = v before its first write and done[i] = v after its last; all start as the first version.
+        The version whose write of the partition was the last to begin, and to end (a sequence lock). The writer of
+        version v of partition i sets begun[i] = v before its first write and done[i] = v after its last; all start
+        as the first version.
     """
 
     weights: Float32s

@@ -282,7 +282,7 @@ class _Announcer:
         ------
         Fenced
             If a newer incarnation of the shard, or another run, has this one's place; or another process has claimed
-            the shard, so that this one can save nothing any more (P23).
+            the shard, so that this one can save nothing any more.
         PeerFailed
             If the coordinator has had nothing but internal errors for this shard for the retry budget.
         """

@@ -1,4 +1,4 @@
-"""Builds a shard from what the coordinator says of the job."""
+"""Builds a shard from the coordinator's description of the job."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class ShardBuilder:
         )
         cluster = self.job.cluster
         self.push_memory = PushMemory(cluster.push_memory_bytes(ELEMENT_BYTES * self.plan.shard_elements(index)))
-        fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))  # any number is (P13)
+        # The bits do not depend on the number of threads.
+        fused.use_threads(threads_for(cluster.shard_threads, cluster.shards, reproducible=False))
         if self._device is not None:
             cuda_storage.warm_up(self._device, self.optimizer)
         beside = ThreadPoolExecutor(1, "kernels")
@@ -198,12 +199,12 @@ def stored_values(state: ShardState) -> InitialRows:
 
 
 def _pulled_copies(job: Job, storage: Storage) -> int:
-    """Return how many copies of the weights the memory for pushes has room for, at least one (P19)."""
+    """Return how many copies of the weights the memory for pushes has room for, at least one."""
     size_bytes = storage.weights.nbytes
     return max(1, min(PULLED_COPIES_MAX, job.cluster.push_memory_bytes(size_bytes) // max(1, size_bytes)))
 
 
 def _updates(job: Job, steps_total: int) -> int:
-    """Return how often the weights will move: the unit of learning-rate schedules (P15)."""
+    """Return how often the weights will move: the unit of learning-rate schedules."""
     policy = job.consistency.policy
     return -(-steps_total // policy.bound) if policy.kind == "sync" else steps_total

@@ -22,7 +22,7 @@ def test_every_sample_is_counted_once_as_a_share_of_all() -> None:
     found = shares([*REPORT, "    20.00%  cat      cat                   [.] main"])
     assert sum(found.values()) == pytest.approx(1.0)
     assert found["copies into and out of sockets"] == pytest.approx(0.4)
-    assert found["idle: nobody has work"] == pytest.approx(0.2)
+    assert found["idle: nothing to run"] == pytest.approx(0.2)
     assert found["copies between memory of processes"] == pytest.approx(0.1)
     assert found["optimizer and check of values"] == found["TCP"] == pytest.approx(0.05)
     assert found[OTHER] == pytest.approx(0.2)

@@ -45,7 +45,7 @@ class TestJobs:
 
         assert (job.checkpoint.every_s, str(job.consistency.policy)) == (0.0, "async")
 
-    def test_everybody_trains_in_batches_of_the_same_size(self) -> None:
+    def test_all_contestants_train_in_batches_of_the_same_size(self) -> None:
         assert load_job(training.JOB, [], {}).job.job.batch_size == training.BATCH == promises.BATCH
 
 
@@ -89,7 +89,7 @@ class TestGrowth:
         Case(1, 2, MIB): [Cost(0.005, 0.2), Cost(0.040, 0.2)],
     }
 
-    def test_a_case_is_told_relative_to_the_first_of_its_own_turn(self) -> None:
+    def test_a_case_is_reported_relative_to_the_first_of_its_own_turn(self) -> None:
         assert growth.rows_of(self.COSTS)[1]["relative"] == [0.5, 2.0]
 
     def test_a_step_moves_the_model_twice(self) -> None:
@@ -145,7 +145,7 @@ class TestPromises:
         assert order[:4] == [0, 16, 1, 17]
         assert sorted(order) == list(range(64))
 
-    def test_bookkeeping_is_told_as_a_share_of_the_kernel(self) -> None:
+    def test_bookkeeping_is_reported_as_a_share_of_the_kernel(self) -> None:
         row = {"optimizer": "SGD", "size_bytes": MIB, "kernel_us": [100.0, 200.0], "bookkeeping_us": [5.0, 5.0]}
 
         assert promises.bookkeeping_section([row]).splitlines()[-1].endswith("| 150.0 | 5.0 | 3.75 (2.50 to 5.00) |")
@@ -173,7 +173,7 @@ class TestTraining:
 
         assert (row.ours_ms, row.ratio, row.target, row.reached) == (2.0, 4.0, 2.5, True)
 
-    def test_one_that_never_reaches_the_accuracy_is_told(self) -> None:
+    def test_one_that_never_reaches_the_accuracy_is_reported(self) -> None:
         lines = training.figures({1: self.FOUND}).splitlines()
 
         assert "2.00 (2.00 to 2.00) in 1 of 1" in lines[-2]

@@ -1,4 +1,4 @@
-"""The table of memory over time: growth is that of the second half, and a run that is too short judges nobody."""
+"""The table of memory over time: growth is that of the second half, and a run that is too short has no verdict."""
 
 from __future__ import annotations
 

@@ -70,14 +70,14 @@ def run_sweep(sweep: Sweep, times: int, seed: int, folder: Path) -> Swept:
 
 def spec(sweep: Sweep, times: int) -> str:
     """Return what arms a sweep's failpoints."""
-    # With a single firing nobody else may be there to end an incarnation that survives what it passes once.
+    # With a single firing there may be no later kill of an incarnation that passes the failpoint only once.
     last = {name: 1 if often == ONCE and times == 1 else often for name, often in sweep.failpoints.items()}
     kills = [f"{name}=kill@1..{often}*{times}" for name, often in last.items()]
     return ";".join(kills + [f"{name}=kill@1..{often}*{FUEL_TIMES * times}" for name, often in sweep.fuel.items()])
 
 
 def values_of(sweep: Sweep, times: int) -> dict[str, Any]:
-    """Return the job's other keys: deaths are on purpose, however many there are, and nobody waits after them."""
+    """Return the job's other keys: restarts are unlimited and without back-off."""
     epochs = max(1, sweep.epochs * times // FULL_FIRINGS)
     restarts = {"cluster.max_restarts": 1_000_000, "cluster.restart_backoff_s": 0.0, "cluster.lease_ttl_s": 2.0}
     return {"job.epochs": epochs, **restarts, **sweep.values}

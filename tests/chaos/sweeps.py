@@ -70,7 +70,7 @@ class CreateCheckpoints:
         self._asking: subprocess.Popen[bytes] | None = None
 
     def __call__(self, run: JobRun, fired: Counter[str], firings: int) -> None:
-        """Ask, unless somebody is asking: whoever asks goes on asking a coordinator that was started again."""
+        """Request a checkpoint, unless a request is pending: it is repeated to a restarted coordinator."""
         wanted = min(fired["coordinator.checkpoint.parts"], fired["coordinator.checkpoint.manifest"]) < firings
         if wanted and (self._asking is None or self._asking.poll() is not None) and run.lines("worker-0", "joined"):
             command = [sys.executable, "-m", "parashard", "checkpoint", "create", str(run.dir), "--timeout-s", "60"]

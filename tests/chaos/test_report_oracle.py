@@ -44,11 +44,11 @@ def test_a_sound_report_agrees_with_what_the_run_left(finished: tuple[Path, Mapp
         ({"steps_total": 40}, "shard 0 saved the steps [(0, 45)], not 0 to 39"),
         ({"skipped_steps": 7}, "skipped_steps is 7, and the shards saved 0"),
         ({"partly_skipped": 3}, "partly_skipped is 3, and the shards saved 0"),
-        ({"held_out": {"happiness": 1.0}}, "held-out happiness is told, and nobody judges it"),
+        ({"held_out": {"happiness": 1.0}}, "held-out happiness is reported but was not evaluated"),
         ({"weights_sha256": "b2"}, "the report has the weights b2, the last checkpoint "),
     ],
 )
-def test_a_figure_that_the_files_do_not_have_is_told(
+def test_a_figure_that_the_files_do_not_have_is_reported(
     finished: tuple[Path, Mapping[str, Any]], wrong: Mapping[str, Any], told: str
 ) -> None:
     run_dir, report = finished
@@ -57,7 +57,7 @@ def test_a_figure_that_the_files_do_not_have_is_told(
     assert found[0].startswith(told)
 
 
-def test_weights_that_are_not_the_checkpoint_s_are_told(finished: tuple[Path, Mapping[str, Any]]) -> None:
+def test_weights_that_are_not_the_checkpoint_s_are_reported(finished: tuple[Path, Mapping[str, Any]]) -> None:
     run_dir, report = finished
     path = run_dir / WEIGHTS_FILE
     sound = path.read_bytes()
@@ -69,7 +69,7 @@ def test_weights_that_are_not_the_checkpoint_s_are_told(finished: tuple[Path, Ma
     assert found[0].startswith("the weights file has the weights ")
 
 
-def test_an_evaluation_that_a_run_without_faults_has_otherwise_is_told(
+def test_an_evaluation_that_a_run_without_faults_has_otherwise_is_reported(
     finished: tuple[Path, Mapping[str, Any]],
 ) -> None:
     run_dir, report = finished

@@ -32,7 +32,7 @@ def test_a_run_that_kept_every_promise_has_no_violation() -> None:
         ({"weights_sha256": "b2"}, "weights are b2, not a1"),
     ],
 )
-def test_a_broken_promise_in_the_report_is_told(found: dict[str, Any], told: str) -> None:
+def test_a_broken_promise_in_the_report_is_reported(found: dict[str, Any], told: str) -> None:
     assert violations(replace(SOUND, report={**SOUND.report, **found}), expected_sha256="a1") == [told]
 
 

@@ -1,7 +1,7 @@
 """ComposedJob: the compose file brought up by podman-compose, and a way to ask, to crash and to remove its containers.
 
-What podman does otherwise than Docker is here. Its health checks need systemd, so whoever needs one runs it. It does
-not start a container again while one that it depends on is not running, such as certificates, which has ended: so
+What podman does otherwise than Docker is here. Its health checks need systemd, so the tests run them. It does not
+start a container again while one that it depends on is not running, such as certificates, which has ended: so
 services are brought up without their dependencies, in the file's order. `podman kill` counts as a stop by hand, after
 which nothing is started again, so a crash is a SIGKILL to the container's main process from outside.
 """

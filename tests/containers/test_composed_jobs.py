@@ -39,7 +39,7 @@ def others(job):
     return {name: state for name, state in states.items() if {key: state[key] for key in ENDED} != ENDED}
 
 
-def test_nobody_is_served_without_a_certificate_or_with_another_roles(compose):
+def test_a_peer_without_a_certificate_or_of_another_role_is_refused(compose):
     job = compose("ledger.toml", workers=1)
     job.wait_for_steps(1)
     for name, container in job.containers().items():
@@ -49,10 +49,10 @@ def test_nobody_is_served_without_a_certificate_or_with_another_roles(compose):
     assert operator.returncode == 0, operator.stderr
     worker = job.visit(*status, volume="tls-worker")
     assert (worker.returncode, "allowed: operator" in worker.stderr) == (2, True), worker.stderr
-    nobody = job.visit(*status[:3], volume="tls-worker")
-    assert nobody.returncode == 75, nobody.stderr
-    stranger = job.visit("worker", "--connect=coordinator:7100", "--tls-dir=/tls", volume="tls-operator")
-    assert stranger.returncode == 2, stranger.stderr
+    unauthenticated = job.visit(*status[:3], volume="tls-worker")
+    assert unauthenticated.returncode == 75, unauthenticated.stderr
+    wrong_role = job.visit("worker", "--connect=coordinator:7100", "--tls-dir=/tls", volume="tls-operator")
+    assert wrong_role.returncode == 2, wrong_role.stderr
 
 
 def test_kills_of_a_worker_a_shard_the_coordinator_and_all_workers_change_nothing_in_the_ledger(compose):
@@ -79,8 +79,8 @@ def test_health_checks_are_the_products_own_and_a_stopped_shard_has_saved(compos
     for name, address in (("coordinator_1", "coordinator:9100"), ("shard-0_1", "auto:9100"), ("worker_1", "auto:9100")):
         asked = job.ask(name, "parashard", "health", address)
         assert (asked.returncode, asked.stdout) == (0, "ok\n"), asked.stderr
-    nobody = job.ask("worker_1", "parashard", "health", "shard-0:9")
-    assert (nobody.returncode, "no answer" in nobody.stderr) == (75, True)
+    unanswered = job.ask("worker_1", "parashard", "health", "shard-0:9")
+    assert (unanswered.returncode, "no answer" in unanswered.stderr) == (75, True)
     job.stop("shard-0_1")
     stopped = job.container("shard-0_1")["State"]
     assert (stopped["Running"], stopped["ExitCode"]) == (False, 0)

@@ -73,7 +73,7 @@ def judged(
 ) -> tuple[str, str]:
     """Return what a replay made of a flip at an offset of a file, and what is wrong with that, if anything."""
     if found != expected[: len(found)]:
-        return "wrong", "a record that nobody wrote"
+        return "wrong", "a record that was never written"
     if end.reason == "end":
         return "harmless", "" if len(found) == len(
             expected

@@ -74,7 +74,7 @@ def test_a_shard_that_has_more_to_do_than_four_workers_is_always_busy_until_they
         watched.expect_quiet("ParashardShardSaturated")
 
 
-def test_a_failed_job_is_told_of_after_its_coordinator_has_gone(tmp_path: Path) -> None:
+def test_a_failed_job_is_reported_after_its_coordinator_has_gone(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     run_dir.mkdir()
     settings = sets(model__folder=str(tmp_path), cluster__launcher="external", cluster__workers=1)

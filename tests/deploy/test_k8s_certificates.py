@@ -40,7 +40,7 @@ def test_every_process_is_inside_tls_as_its_role(manifests, issuing, tmp_path):
         assert [str(identity) for identity in load(folder).identities] == [f"{role}/digits"]
 
 
-def test_the_key_is_read_by_the_pods_group_and_by_nobody_else(manifests):
+def test_the_key_is_readable_by_the_pods_group_only(manifests):
     for template in pod_templates(manifests):
         security = template["spec"]["securityContext"]
         assert security["fsGroup"] == security["runAsGroup"]

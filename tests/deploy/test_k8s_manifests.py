@@ -119,7 +119,7 @@ def test_every_variable_in_an_argument_is_given(manifests):
         assert named == {variable["name"] for variable in container["env"] if "valueFrom" in variable}
 
 
-def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
+def test_pods_accept_only_connections_that_a_policy_allows(manifests):
     policies = {policy["metadata"]["name"]: policy["spec"] for policy in of_kind(manifests, "NetworkPolicy")}
     assert policies["digits-deny"] == {
         "podSelector": {"matchLabels": {"app.kubernetes.io/instance": "digits"}},
@@ -130,7 +130,7 @@ def test_nobody_reaches_a_pod_but_as_a_policy_says(manifests):
             assert rule["ports"]
             assert all(rule["from"])
         for rule in spec.get("egress", []):
-            # Where the API server is, and who answers for names, is told by no label; their ports are.
+            # No label identifies the API server and name servers; their ports do.
             by_port = {port["port"] for port in rule["ports"]} in ({443, 6443}, {53, 5353})
             assert all(rule["to"]) if "to" in rule else by_port
 
@@ -177,7 +177,7 @@ def test_a_shards_index_is_its_pods_ordinal():
     } in container["env"]
 
 
-def test_the_coordinator_may_watch_pods_and_scale_one_job_and_nobody_else_may_anything():
+def test_only_the_coordinator_may_watch_pods_and_scale_one_job():
     rendered = kustomized(K8S / "base")
     (role,) = of_kind(rendered, "Role")
     assert role["rules"] == [

@@ -44,7 +44,7 @@ TABLE = {
 }
 NAMES = {f"{protocol} {port}" for protocol in ("UDP", "TCP") for port in (53, 5353)}
 ANYWHERE = {"coordinator": {"TCP 443", "TCP 6443"}}
-"""The API server, like who answers for names, is known by its ports only."""
+"""The API server, like name servers, is known by its ports only."""
 SCRAPES = {("prometheus", role): {"TCP 9100"} for role in ROLES}
 SCRAPED = {"overlays/monitoring", "overlays/servicemonitor"}
 
@@ -57,7 +57,7 @@ def table(anywhere, more=()):
     return expected
 
 
-def test_who_reaches_which_port_of_whom_and_nobody_else(kustomization, manifests):
+def test_which_pod_reaches_which_port_and_no_other(kustomization, manifests):
     assert reach(manifests, OUTSIDERS) == table(ANYWHERE, SCRAPES if kustomization in SCRAPED else {})
 
 

@@ -1,4 +1,4 @@
-"""docs/runbooks: a page for each alert, that sends nobody after what does not exist."""
+"""docs/runbooks: a page for each alert, whose commands and metrics exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Processes that somebody else starts, as compose does: they end by themselves, with the job's exit code."""
+"""Processes with an external launcher, such as compose: they end by themselves, with the job's exit code."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_all_processes_without_a_launcher_end_by_themselves_when_the_job_is_done
     shard = start("shard", "--connect", str(tmp_path), "--index", "0", "--linger-s", "0", "--host", host)
     worker = start("worker", "--connect", str(tmp_path), "--host", "::1" if ":" in host else "localhost")
     assert worker.wait(DEADLINE_S) == 0
-    assert shard.wait(DEADLINE_S) == 0  # it has heard of the end, and nobody has to stop it
+    assert shard.wait(DEADLINE_S) == 0  # it learns of the job's end and exits by itself
     assert coordinator.wait(DEADLINE_S) == 0
     report = json.loads((tmp_path / "report.json").read_text())
     assert (report["run_id"], report["shards"], report["state"]) == ("external", 1, "done")
@@ -101,7 +101,7 @@ def test_processes_whose_coordinator_stays_away_end_as_those_that_were_asked_to(
         (("--linger-s", "-1"), "-1 is no number of seconds"),
     ],
 )
-def test_a_mistake_on_its_command_line_is_told_at_once(start, tmp_path, arguments, complaint):
+def test_a_mistake_on_its_command_line_is_reported_at_once(start, tmp_path, arguments, complaint):
     coordinator = start("coordinator", "--job", "examples/digits.toml", "--run-dir", str(tmp_path), *arguments)
     _, said = coordinator.communicate(timeout=DEADLINE_S)
     assert coordinator.returncode == 2

@@ -118,7 +118,7 @@ def test_kill_9_of_the_command_line_ends_every_process(start_run: Start, digits:
     run.wait_for_steps(QUICK_DIGITS)
     eventually(lambda: len(run.left_over()) == 5, "all processes run", told=run.left_over)
     run.process.kill()
-    run.wait_for_nobody()
+    run.wait_until_all_exited()
 
 
 def test_a_worker_of_another_job_is_refused_and_one_of_this_job_may_leave(

@@ -103,7 +103,7 @@ def test_a_killed_shard_goes_on_from_its_checkpoint(start_run: Start, ledger: Lo
 
 
 @pytest.mark.smoke
-def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: LongJob) -> None:
+def test_a_killed_coordinator_is_reported_by_the_others(start_run: Start, ledger: LongJob) -> None:
     run = start_run(ledger.file, *LEDGER)
     run.wait_for_steps(400)
     run.kill("coordinator", "coordinator")
@@ -114,11 +114,11 @@ def test_a_killed_coordinator_is_told_by_the_others(start_run: Start, ledger: Lo
     assert len(restored(run, 0)) == 1, "shards keep what they have"
 
 
-def test_a_job_of_which_nothing_lives_is_resumed(start_run: Start, ledger: LongJob) -> None:  # P2
+def test_a_job_without_running_processes_is_resumed(start_run: Start, ledger: LongJob) -> None:  # P2
     run = start_run(ledger.file, *LEDGER)
     run.until(saved(0), "a checkpoint is stored")
     run.process.kill()
-    run.wait_for_nobody()
+    run.wait_until_all_exited()
     ledger.let_end()
     again = start_run(ledger.file, *LEDGER, "--resume", run_dir=run.dir)
     assert assert_balanced(again)["coordinator_restarts"] == 0, "a resume is no restart"
@@ -183,7 +183,7 @@ def test_a_drained_checkpoint_goes_on_with_another_number_of_shards(
     wider.wait_for_steps(j1_steps + 50)
     command("checkpoint", "create", str(run.dir))
     wider.process.kill()
-    wider.wait_for_nobody()
+    wider.wait_until_all_exited()
     digits.let_end()
     narrower = start_run(digits.file, *DIGITS, "--resume", "--shards", "1", "--from-checkpoint", "j2", run_dir=run.dir)
     assert narrower.report()["weights_sha256"] == faultless_digest
@@ -259,18 +259,16 @@ def replaced(status: pb.GetStatusReply, module: str) -> bool:
 
 
 @pytest.mark.parametrize(("module", "label"), [("shard", "0"), ("worker", "worker-0")])
-def test_what_lives_and_gives_no_sign_of_it_is_replaced(
-    start_run: Start, ledger: LongJob, module: str, label: str
-) -> None:
+def test_a_silent_live_process_is_replaced(start_run: Start, ledger: LongJob, module: str, label: str) -> None:
     run = start_run(ledger.file, *LEDGER, *sets(cluster__silence_s=3.0, cluster__lease_ttl_s=1.0))
     run.wait_for_steps(500)
     run.kill(module, label, signal.SIGSTOP)
-    run.wait_for_event("given no sign of it for 3 s: it is killed")
+    run.wait_for_event("is silent for 3 s: it is killed")
     run.until(lambda status: replaced(status, module), "it is there again")
     ledger.let_end()
     report = assert_balanced(run)
     assert report["shard_restarts" if module == "shard" else "worker_restarts"] == 1
-    assert "given no sign of it for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
+    assert "is silent for 3 s: it is killed" in (run.dir / "logs" / "coordinator.log").read_text()
 
 
 def test_a_shard_that_hangs_while_the_coordinator_dies_is_replaced(start_run: Start, ledger: LongJob) -> None:  # P22

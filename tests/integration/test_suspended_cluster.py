@@ -44,8 +44,8 @@ def suspend(pids: list[int]) -> None:
             os.kill(pid, signal.SIGCONT)
 
 
-@pytest.mark.full("what stood still blames nobody: test_exclusive.py, test_leasing.py, test_running.py")
-def test_suspended_clusters_go_on_and_blame_nobody(start_run: Start, tmp_path: Path) -> None:  # P1, P22, P26
+@pytest.mark.full("own pauses do not count as silence: test_exclusive.py, test_leasing.py, test_running.py")
+def test_suspended_clusters_go_on_without_failures(start_run: Start, tmp_path: Path) -> None:  # P1, P22, P26
     jobs: dict[str, tuple[LongJob, ClusterRun]] = {}
     for policy in ("async", "sync:4"):
         (tmp_path / policy).mkdir()

@@ -62,10 +62,10 @@ def test_without_the_flag_nothing_is_sent(start_run: Start, collector: Collector
     assert collector.spans == []
 
 
-@pytest.mark.parametrize("there", ["nobody", "somebody silent"])
+@pytest.mark.parametrize("there", ["no collector", "silent collector"])
 def test_a_run_needs_no_collector(start_run: Start, monkeypatch: pytest.MonkeyPatch, there: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:  # takes connections, and never says a word
-        port = listening.getsockname()[1] if there == "somebody silent" else 1
+        port = listening.getsockname()[1] if there == "silent collector" else 1
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{port}")
         monkeypatch.setenv("PARASHARD_TRACE", "1")
         run = start_run(*EPOCH)
@@ -76,7 +76,9 @@ def test_a_run_needs_no_collector(start_run: Start, monkeypatch: pytest.MonkeyPa
     assert not run.left_over()
 
 
-def test_a_wrong_exporter_is_told_before_anything_is_trained(start_run: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_exporter_is_reported_before_anything_is_trained(
+    start_run: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "jaeger")
     run = start_run(*EPOCH, "--trace")
     run.wait()

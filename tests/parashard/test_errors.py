@@ -92,7 +92,7 @@ def test_an_unknown_code_and_no_code_lead_nowhere():
     assert ParashardError.from_code("") is None
 
 
-def test_the_peer_is_said_where_there_is_one():
+def test_the_peer_is_named_where_there_is_one():
     assert str(BadData("torn")) == "torn"
     remote = BadData("torn", peer="10.0.0.1:7")
     assert (str(remote), remote.message, remote.peer) == ("torn (from 10.0.0.1:7)", "torn", "10.0.0.1:7")

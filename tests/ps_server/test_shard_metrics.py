@@ -41,7 +41,7 @@ def small_shard() -> Shard:
     return shard_of(plan_of(variables_of(Variable("w", (4,)))), spec=Adam())
 
 
-def test_pushes_are_told_by_result() -> None:
+def test_pushes_are_reported_by_result() -> None:
     shard = small_shard()
     push(shard, 0, 1.0)
     push(shard, 0, 1.0)

@@ -31,7 +31,7 @@ def main() -> int:
     """Run and return the exit code."""
     parser = argparse.ArgumentParser(description="Simulates jobs under faults, seed by seed.")
     parser.add_argument("--seeds", type=int, default=100, help="how many seeds of each job")
-    parser.add_argument("--first", type=int, help="the first seed; without it, seeds that nobody has tried")
+    parser.add_argument("--first", type=int, help="the first seed; without it, fresh seeds")
     parser.add_argument("--job", default="", metavar="ORACLE/POLICY", help="only this job, such as torn/async")
     parser.add_argument(
         "--no-environment", dest="environment", action="store_false", help="stores that work, and nothing that hangs"

@@ -92,7 +92,7 @@ class TrustingLeases(StepLeases):
 
 
 class PausingCore(Core):
-    """P8 off: a drain leases nothing at all, not even what somebody lost."""
+    """P8 off: a drain leases nothing at all, not even lost steps."""
 
     def _lease_limit(self) -> int:
         return super()._lease_limit() if self.job.draining.target is None else 0
@@ -133,7 +133,7 @@ class UnboundedLeases(StepLeases):
 
 
 class BlindRounds(Rounds):
-    """P24 off, with `KeepingRounds`: nobody returns because shards disagree about what is skipped."""
+    """P24 off, with `KeepingRounds`: no rollback when shards disagree about what is skipped."""
 
     def _contested(self) -> int | None:
         return None
@@ -154,7 +154,7 @@ class UncheckedRunStore(RunStore):
 
 
 class NoRollback(Rounds):
-    """P12 off: nobody returns, wherever the shards stand."""
+    """P12 off: no rollback, wherever the shards stand."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
         return False

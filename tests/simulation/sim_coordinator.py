@@ -347,5 +347,5 @@ class CoordinatorProcess(Process):
         return True
 
     def ended(self, why: str) -> None:
-        """What waits is answered by nobody."""
+        """Drop the calls that wait."""
         self._held.drop()

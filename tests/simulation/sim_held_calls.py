@@ -66,7 +66,7 @@ class HeldCalls:
                 waiter.reply.settle(reply)
 
     def drop(self) -> None:
-        """Answer nobody any more."""
+        """Drop all calls unanswered."""
         self._waiters.clear()
 
 

@@ -146,7 +146,7 @@ def _skips(setting: Setting, coordinator: CoordinatorProcess, skipped: Sequence[
     if setting.policy.kind == "sync" and everywhere != anywhere:
         found.append(f"skip: shards have skipped {each}")
     if not anywhere <= core.job.leases.skips:
-        found.append(f"skip: nobody has decided to skip {sorted(anywhere - core.job.leases.skips)}")
+        found.append(f"skip: not decided by the coordinator: {sorted(anywhere - core.job.leases.skips)}")
     if setting.bad_step is None and anywhere:
         found.append(f"skip: {sorted(anywhere)} were skipped, and none of them was bad")
     told = (core.job.skipped_steps, core.job.partly_skipped)

@@ -2,7 +2,7 @@
 
 Knows nothing of what a message says. What is under way stays under way when its sender dies: that is a zombie's push.
 A duplicate of a request comes after the request, and its answer goes nowhere, as with any RPC whose call is over. A
-connection lasts until it fails: whoever has one to a process that was replaced goes on talking to it.
+connection lasts until it fails: its client goes on talking to a process that was replaced.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ class Network:
             self.under_way += 1
             self._world.after(delay_s, lambda: self._arrive(sender, receiver, number, request, answer))
         if self._world.strikes("duplicated"):
-            nobody: Promise[Any] = Promise()
+            ignored: Promise[Any] = Promise()
             delay_s += self._delay_s()
             self.under_way += 1
-            self._world.after(delay_s, lambda: self._arrive(sender, receiver, number, request, nobody))
+            self._world.after(delay_s, lambda: self._arrive(sender, receiver, number, request, ignored))
         return answer
 
     def _expire(self, sender: Process, address: str, answer: Promise[Any], deadline_s: float) -> None:

@@ -1,4 +1,4 @@
-"""A shard's process around the real service, lives and checkpointer, in virtual time.
+"""A shard's process around the real service, lifecycle and checkpointer, in virtual time.
 
 Does what `parashard_server.__main__` does: restores, announces itself, saves by its schedule, obeys the coordinator.
 Knows no fault, but for what a crash does to its disk.
@@ -350,7 +350,7 @@ class _NoLimit:
         """There is none."""
 
     def auth_context(self) -> dict[str, list[bytes]]:
-        """Nobody shows a certificate."""
+        """There are no certificates."""
         return {}
 
     def peer(self) -> str:

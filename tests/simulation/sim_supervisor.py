@@ -1,8 +1,8 @@
 """Supervisor: starts the processes of a job, and starts them again when they end.
 
 Either as `parashard run`, which asks the coordinator what to start, tells it of exits and starts it again; or as an
-engine that nobody hears of, so that leases end by time, replacements come under other names, and a process that only
-stands still may be replaced too: then there are two of it.
+external engine, which reports nothing, so that leases end by time, replacements come under other names, and a process
+that only stands still may be replaced too: then there are two of it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Supervisor:
     Parameters
     ----------
     starts : Starts
-        Who starts what.
+        How processes are started.
     shards, workers : int
         How many.
     tells : bool

@@ -189,7 +189,7 @@ class WorkerProcess(Process):
             )
         except InvalidRequest as error:
             self._work.failed(step, str(error), self.world.now_s)
-        except (Redo, RetryLater):  # whoever leases the step next knows more
+        except (Redo, RetryLater):  # its next attempt may succeed
             self._work.dropped(step, self.world.now_s)
             await self._refresh()
         else:
@@ -277,7 +277,7 @@ class WorkerProcess(Process):
         try:
             self.client.use(await self._view())
         except RetryLater as error:
-            self.world.note(str(error))  # whoever needs one asks again
+            self.world.note(str(error))  # a requester asks again
 
     async def _view(self) -> View:
         reply = await self._network.call(self, COORDINATOR, pb.GetViewRequest(run_id=RUN_ID), CALL_DEADLINE_S)

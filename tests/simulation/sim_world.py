@@ -178,7 +178,7 @@ class World:
 
 
 class Process:
-    """Something that lives, waits and may die; subclasses say what it does.
+    """A simulated process that waits and may be killed; subclasses say what it does.
 
     Faults strike at any of its events, which are its own steps and the messages that it gets and answers. A process
     that died answers nothing any more; one that was paused finds what came meanwhile; one that hangs never goes on, and
@@ -210,7 +210,7 @@ class Process:
 
     def receive(self, request: Any) -> Any:
         """Answer a request: a value, or a promise of one; a ParashardError is an answer too."""
-        raise NotImplementedError(f"{self.name} serves nobody")
+        raise NotImplementedError(f"{self.name} is no server")
 
     def spawn(self, work: Callable[..., Task], *args: object) -> None:
         """Begin to work, at the next event."""

@@ -24,7 +24,7 @@ JOBS = (
     ("ledger", "async", by_tier(quick=5, full=20)),
 )
 CLAIMS_MADE_BY_OTHERS_MAX = 6
-NOBODY_HANGS = {"hang": 0.0, "shard_hang": 0.0, "coordinator_hang": 0.0}  # what makes up for those is not judged here
+NO_HANGS = {"hang": 0.0, "shard_hang": 0.0, "coordinator_hang": 0.0}  # what makes up for those is not judged here
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +81,7 @@ def test_no_claim_costs_a_job_its_end_or_its_promise(
         faulty = type("Faulty", (kind,), {"rng": random.Random(seed), "fired": Counter()})
         monkeypatch.setattr(sim_run, "SimulatedStore", faulty)
         setting = drawn_setting(seed, oracle, policy)
-        runs[seed] = simulate(seed, replace(setting, faults=replace(setting.faults, **NOBODY_HANGS)))
+        runs[seed] = simulate(seed, replace(setting, faults=replace(setting.faults, **NO_HANGS)))
         fired += faulty.fired  # type: ignore[attr-defined]
     assert {seed: run.violations for seed, run in runs.items() if run.violations} == {}
     assert all(fired[fault] for fault in (["reply lost"] if kind is LostReplies else ["shard", "coordinator"])), fired

@@ -110,7 +110,7 @@ FAILED_ONCE = (
     ("digest", "sync:4", 41001965, False),  # receipts that died with a worker, of steps that every shard had committed
     ("ledger", "sync:4", 958852363579, True),  # a process that hung before its first sign of life
     ("torn", "sync:4", 958852363692, True),  # likewise
-    ("ledger", "sync:4", 637417636428, True),  # half a push that nobody sends any more kept all others out
+    ("ledger", "sync:4", 637417636428, True),  # an abandoned half of a push kept all others out
 )
 ASYNC, SYNC = Policy("async"), Policy("sync", 4)
 
@@ -147,7 +147,7 @@ def test_a_seed_that_failed_once_passes(oracle: str, policy: str, seed: int, env
 
 
 @pytest.mark.parametrize(("oracle", "policy"), [("torn", ASYNC), ("digest", SYNC)], ids=["async", "sync"])
-def test_a_job_keeps_its_promise_where_faults_strike_far_more_often(oracle: str, policy: Policy) -> None:
+def test_a_job_keeps_its_promise_under_far_more_frequent_faults(oracle: str, policy: Policy) -> None:
     """P1-P14, P18: what is rare elsewhere."""
     setting = Setting(oracle, policy, shards=3, workers=3, depth=1, messages=3, faults=OFTEN)
     due = [*RARE, "rollback"] if policy.kind == "sync" else RARE
@@ -249,5 +249,5 @@ def test_with_a_log_a_killed_shard_loses_nothing_that_was_acknowledged() -> None
     fired = sum((run.fired for run in runs), Counter())
     assert fired["shard_crash"] > 10
     assert fired["log replayed"] > 5
-    assert fired["log_torn"] > 0  # pushes that nobody had a receipt for
+    assert fired["log_torn"] > 0  # pushes without a receipt
     assert fired["rollback"] == 0  # no shard ever lost what others had applied (P12)

@@ -17,14 +17,14 @@ LONG_AGO = datetime.now(UTC) - timedelta(days=30)
 
 
 class Certificates:
-    """An authority that everybody trusts, another that nobody does, and folders with certificates of theirs."""
+    """A trusted authority, an untrusted one, and folders with certificates of theirs."""
 
     def __init__(self, folder: Path) -> None:
         self.authority = folder / "authority"
-        self._stranger = folder / "stranger"
+        self._untrusted = folder / "untrusted"
         self._folder = folder
         make_authority(self.authority, valid_days=365)
-        make_authority(self._stranger, valid_days=365)
+        make_authority(self._untrusted, valid_days=365)
 
     def folder(self, roles: Role | Sequence[Role], kind: str = RIGHT) -> Path:
         """Return a folder whose certificate has these roles; with WRONG_CA or EXPIRED no server may accept it."""
@@ -37,9 +37,9 @@ class Certificates:
     def renew(self, folder: Path, roles: Sequence[Role], kind: str = RIGHT, valid_days: int = 1) -> None:
         """Put a new certificate into a folder."""
         identities = [Identity(role, f"{role}-0") for role in roles]
-        authority = self._stranger if kind == WRONG_CA else self.authority
+        authority = self._untrusted if kind == WRONG_CA else self.authority
         issue(authority, folder, identities, valid_days=valid_days, now=LONG_AGO if kind == EXPIRED else None)
-        shutil.copy(self.authority / "ca.pem", folder / "ca.pem")  # it trusts the servers, whoever trusts it
+        shutil.copy(self.authority / "ca.pem", folder / "ca.pem")  # it trusts the servers in any case
 
     def of(self, *roles: Role) -> Credentials:
         """Return the credentials of a process with these roles."""

@@ -104,7 +104,7 @@ class ClusterRun(CommandRun):
         """Wait until one of the coordinator's latest events has a text in it."""
         self.until(lambda status: any(text in event for event in status.events), f"event: {text}")
 
-    def wait_for_nobody(self) -> None:
+    def wait_until_all_exited(self) -> None:
         """Wait until no process of the run is left."""
         eventually(lambda: not self.left_over(), "every process has noticed", told=self.left_over)
 

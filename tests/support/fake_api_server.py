@@ -56,7 +56,7 @@ class FakeApiServer:
         self.refuses_patches = False
         """Answer every patch with 403, until told otherwise."""
         self.conflicts = 0
-        """How many of the next patches find that somebody else was faster."""
+        """How many of the next patches conflict with a concurrent change."""
         fake = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -111,9 +111,9 @@ class FakeApiServer:
                 self._changed.notify_all()
 
     def wait_for_watch(self, deadline_s: float = 60.0) -> None:
-        """Wait until somebody watches from the newest version on."""
+        """Wait until a client watches from the newest version on."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._version in self._watches, deadline_s), "nobody watches"
+            assert self._changed.wait_for(lambda: self._version in self._watches, deadline_s), "no client watches"
 
     def wait_for_requests(self, verb: str, count: int, deadline_s: float = 60.0) -> None:
         """Wait until there have been so many requests of a kind."""

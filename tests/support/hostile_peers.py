@@ -117,7 +117,7 @@ class Hostile:
         return stream, greet(stream, Greeting(target, "hog"), deadline_s=time.monotonic() + DEADLINE_S)[0]
 
     def greeted_until_refused(self, address: str, target: Target, most: int) -> bool:
-        """Open streams that say HELLO and no more, which nobody ends; return whether one of so many was refused."""
+        """Open streams that say HELLO and no more, and stay open; return whether one of so many was refused."""
         for _ in range(most):
             try:
                 self.worker_stream(address, target)

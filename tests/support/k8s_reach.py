@@ -16,7 +16,7 @@ from support.k8s_manifests import Manifest, component, of_kind, pod_templates
 HERE = "here"
 """The namespace that the manifests are applied to."""
 UNNAMED_PORT = 9
-"""Stands for every port that nobody names."""
+"""Stands for every port without a name."""
 NAMESPACE_LABEL = "kubernetes.io/metadata.name"
 
 Reach = dict[tuple[str, str], set[str]]
@@ -54,13 +54,13 @@ def selects(selector: Mapping[str, Any], labels: Mapping[str, str]) -> bool:
     )
 
 
-def reach(manifests: list[Manifest], strangers: Iterable[Peer]) -> Reach:
-    """Return which ports of whom each of our pods may reach, and which of ours each stranger may."""
+def reach(manifests: list[Manifest], foreign: Iterable[Peer]) -> Reach:
+    """Return which ports of whom each of our pods may reach, and which of ours each foreign peer may."""
     ours = our_peers(manifests)
     policies = [policy["spec"] for policy in of_kind(manifests, "NetworkPolicy")]
     ports = {UNNAMED_PORT, *(number for peer in ours for number in peer.ports.values()), *_numbers(policies)}
     found: Reach = {}
-    others = list(strangers)
+    others = list(foreign)
     for source, target in [*product(ours, [*ours, *others]), *product(others, ours)]:
         allowed = {
             f"{protocol} {number}"

@@ -1,4 +1,4 @@
-"""A GPU of NumPy arrays whose kernels run as late as they may: when somebody waits, or copies.
+"""A GPU of NumPy arrays whose kernels run as late as they may: at a wait or a copy.
 
 Kernels are the reference, and may be called only by a thread that has made the GPU its own.
 """

@@ -1,4 +1,4 @@
-"""A core that may be touched by the thread alone that has its lock; whoever touches it without is noted."""
+"""A core that only the thread with its lock may touch; every access without it is recorded."""
 
 from __future__ import annotations
 

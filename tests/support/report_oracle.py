@@ -68,7 +68,7 @@ def misreported(run_dir: Path, report: Mapping[str, Any]) -> list[str]:
         if sha256 != saved:
             found.append(f"{name} has the weights {sha256[:12]}, the last checkpoint {saved[:12]}")
     fresh = fresh_metrics(run_dir, weights)
-    found += [f"held-out {name} is told, and nobody judges it" for name in report["held_out"] if name not in fresh]
+    found += [f"held-out {name} is reported but was not evaluated" for name in report["held_out"] if name not in fresh]
     for name, value in fresh.items():
         told = report["held_out"].get(name)
         if told is None or not math.isclose(told, value, rel_tol=TOLERANCE, abs_tol=TOLERANCE):

@@ -19,7 +19,7 @@ from support.waiting import DEADLINE_S
 
 
 class WatchedCondition(threading.Condition):
-    """Tells when somebody begins to wait, and for how long at most."""
+    """Condition that signals each wait that begins, and records its timeout."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Served:
         """Have the core's lock be this one."""
         self.condition = self.exclusive._changed = condition
 
-    def wait_until_somebody_waits(self) -> None:
+    def wait_until_a_call_waits(self) -> None:
         assert self.condition.began.acquire(timeout=DEADLINE_S)
 
 

@@ -1,4 +1,4 @@
-"""A shard's process without sockets, in virtual time: what the tests of checkpoints, lives and the service share."""
+"""A shard's process without sockets, in virtual time: shared by tests of checkpoints, lifecycle and service."""
 
 from __future__ import annotations
 

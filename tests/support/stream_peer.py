@@ -30,7 +30,7 @@ def soon() -> float:
 
 @contextmanager
 def deadlines_passed() -> Iterator[None]:
-    """Let whoever begins to wait on a socket of this process find that it is too late."""
+    """Expire the deadline of any wait on a socket of this process."""
     late = SimpleNamespace(monotonic=lambda: time.monotonic() + 10 * DEADLINE_S)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket_io, "time", late)

@@ -135,8 +135,8 @@ class GrpcPeer:
         self.connect = self.connecting(folder)
         self.plane = FakePlane(offsets, shared=False)
         self._server = Server("127.0.0.1:0", credentials)
-        nobody: Any = None  # who serves commands
-        ShardService(self.plane, nobody, nobody, nobody, ReceiveBuffers(PushMemory(BUDGET_BYTES))).add_to(self._server)  # type: ignore[arg-type]
+        unused: Any = None  # services of commands
+        ShardService(self.plane, unused, unused, unused, ReceiveBuffers(PushMemory(BUDGET_BYTES))).add_to(self._server)  # type: ignore[arg-type]
         self._server.start()
         self.address = self._server.address
         self.where = ShardAddress(self.address, TARGET.incarnation)
@@ -157,7 +157,7 @@ class TcpPeer:
         self.plane = FakePlane(offsets, shared=False)
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
-        self.where = ShardAddress("nobody:1", TARGET.incarnation, data_address=self.address)
+        self.where = ShardAddress("unused:1", TARGET.incarnation, data_address=self.address)
         service = TcpService(self.plane, ReceiveBuffers(PushMemory(BUDGET_BYTES)))
         self._server = StreamServer(
             listening,
@@ -220,7 +220,7 @@ class ShmPeer:
         self.plane = FakePlane(offsets, shared=True)
         self._socket = LocalSocket("r", 0, TARGET.incarnation, root=folder)
         self.address = self._socket.path
-        self.where = ShardAddress("nobody:1", TARGET.incarnation, local_path=self.address)
+        self.where = ShardAddress("unused:1", TARGET.incarnation, local_path=self.address)
         weights = self.plane.memory
         assert isinstance(weights, SharedWeights)
         service = ShmService(self.plane, lambda: weights, Slots(PushMemory(BUDGET_BYTES)), direct=self.direct)

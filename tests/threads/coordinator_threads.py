@@ -32,7 +32,7 @@ LEASE_TTL_S = 0.5
 HELD_S = 0.1  # a call without work waits so long
 TICK_S = 0.02
 EXAMPLES = 8
-LIVES = [1, 1]  # of the shards
+INCARNATIONS = [1, 1]  # of the shards
 
 
 @dataclass
@@ -101,7 +101,7 @@ class CoordinatorUnderThreads:
         while True:
             what = draw.random()
             if what < 0.02:
-                counts["died"] += 1  # nobody is told: its leases end by time, or as it joins again
+                counts["died"] += 1  # unreported: its leases end by time, or as it joins again
                 me = self._joined(draw.choice([me.name, ""]), counts)
             try:
                 reply = self._service.Lease(self._request(me, draw, counts), None)
@@ -137,7 +137,7 @@ class CoordinatorUnderThreads:
         counts["failed"] += len(failed)
         again, me.told = (
             me.told if draw.random() < 0.1 else [],
-            [pb.CompletedStep(step=step, incarnations=LIVES, loss=0.5, examples=EXAMPLES) for step in done],
+            [pb.CompletedStep(step=step, incarnations=INCARNATIONS, loss=0.5, examples=EXAMPLES) for step in done],
         )
         counts["told"] += len(me.told)
         counts["told again"] += len(again)
@@ -182,7 +182,7 @@ def main() -> int:
     """Run a job, print what happened, and return 1 if a promise was broken."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=100_000, help="of the job (default: %(default)s)")
-    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="default: one that nobody has tried")
+    parser.add_argument("--seed", type=int, default=time.time_ns() % 10**6, help="default: a fresh one")
     parser.add_argument("--deadline-s", type=float, default=600.0, help="for the job (default: %(default)s)")
     arguments = parser.parse_args()
     outcome = CoordinatorUnderThreads(arguments.steps, arguments.seed).run(arguments.deadline_s)

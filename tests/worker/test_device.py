@@ -82,7 +82,7 @@ def test_a_gpu_that_is_not_there_is_counted(monkeypatch: pytest.MonkeyPatch, ask
         (999, "cudaErrorUnknown", Unavailable),
     ],
 )
-def test_a_driver_that_does_not_answer_is_told(
+def test_a_driver_that_does_not_answer_is_reported(
     monkeypatch: pytest.MonkeyPatch, status: int, said: str, kind: type[ParashardError]
 ) -> None:
     cupy = LateCuda()

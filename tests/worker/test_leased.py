@@ -134,7 +134,7 @@ def test_time_without_work_is_not_the_steps_time() -> None:
     assert worker.call().want == 16
 
 
-def test_an_outcome_is_told_at_once_however_many_steps_wait() -> None:
+def test_an_outcome_is_reported_at_once_however_many_steps_wait() -> None:
     worker = Worker(ahead=1).granted(0, 1, 2)
     worker.answer(worker.call())
     assert worker.due_in_s > 0.0
@@ -163,7 +163,7 @@ def test_a_dropped_step_is_no_longer_listed_and_so_is_free() -> None:  # P5
     assert (sorted(request.held), reported(request), len(request.failed)) == ([1, 2], [], 0)
 
 
-def test_a_failed_step_is_told_at_once() -> None:  # P6
+def test_a_failed_step_is_reported_at_once() -> None:  # P6
     worker = Worker().granted(0, 1, 2)
     worker.work.failed(worker.take(), "x" * 900, worker.now_s)
     assert worker.due_in_s == 0.0
@@ -233,7 +233,7 @@ def test_a_hung_evaluation_is_reported_as_failed() -> None:
 
 
 @given(data=st.data(), ahead=st.integers(0, 3))
-def test_no_step_is_forgotten_or_told_twice(data: st.DataObject, ahead: int) -> None:
+def test_no_step_is_forgotten_or_reported_twice(data: st.DataObject, ahead: int) -> None:
     """Every granted step is held or its end is reported; each report is accepted exactly once."""
     worker = Worker(ahead=ahead)
     granted, dropped, told, next_step = set(), set(), [], 0
@@ -308,7 +308,7 @@ def test_a_step_that_is_given_back_is_computed_no_more(how: str) -> None:
     assert list(it.call().computing) == []
 
 
-def test_whoever_leaves_computes_nothing() -> None:
+def test_a_leaving_worker_computes_nothing() -> None:
     it = Worker().granted(4)
     it.answer(it.call())
     it.work.announce(it.take())

@@ -75,23 +75,23 @@ def test_steps_of_a_lost_answer_are_not_held() -> None:  # the coordinator sees 
     assert list(worker.call().held) == []
 
 
-def test_patience_with_a_coordinator_that_is_away_has_an_end() -> None:
+def test_retries_to_an_absent_coordinator_are_bounded() -> None:
     worker = Worker().granted(0)
     step, began_s = worker.take(), worker.now_s
     while worker.work.failure is None:
         assert list(worker.call().held) == [step]
-        worker.work.lost(Unreachable("nobody there"), worker.now_s)
+        worker.work.lost(Unreachable("no answer"), worker.now_s)
     assert worker.now_s - began_s == pytest.approx(RETRY_BUDGET_S, abs=2 * RETRY_PAUSE_S)
     assert isinstance(worker.work.failure, Unreachable)
 
 
-def test_an_answer_renews_the_patience() -> None:
+def test_an_answer_renews_the_retry_budget() -> None:
     worker = Worker(ahead=0).granted(0)
     for _ in range(3):
         worker.now_s += 10 * RETRY_BUDGET_S  # long silences of its own count for nothing
         worker.call()
         worker.now_s += RETRY_BUDGET_S - 1.0
-        worker.work.lost(Unreachable("nobody there"), worker.now_s)
+        worker.work.lost(Unreachable("no answer"), worker.now_s)
         worker.granted()
     assert worker.work.failure is None
 
@@ -149,7 +149,7 @@ def test_a_coordinator_that_falls_before_it_is_joined_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("error", [Unacquainted("who?"), NotReady("starting")], ids=lambda e: e.code)
-def test_patience_with_a_coordinator_that_never_takes_the_worker_in_has_an_end(error: ParashardError) -> None:
+def test_retries_to_a_coordinator_that_never_accepts_the_worker_are_bounded(error: ParashardError) -> None:
     worker = Worker()
     began_s = worker.now_s
     while worker.work.failure is None:
@@ -158,7 +158,7 @@ def test_patience_with_a_coordinator_that_never_takes_the_worker_in_has_an_end(e
     assert worker.now_s - began_s == pytest.approx(RETRY_BUDGET_S, abs=2 * RETRY_PAUSE_S)
 
 
-def test_whoever_leaves_does_not_join_again() -> None:
+def test_a_leaving_worker_does_not_join_again() -> None:
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()
@@ -225,7 +225,7 @@ def test_leaving_while_a_call_is_under_way_still_gives_back_what_it_grants() -> 
     assert (request.leaving, list(request.held)) == (True, [])
 
 
-def test_whoever_leaves_waits_for_nobody() -> None:
+def test_a_leaving_worker_does_not_wait() -> None:
     idle = Worker()
     idle.work.leave()
     assert idle.call().wait_s == 0.0
@@ -236,7 +236,7 @@ def test_whoever_leaves_waits_for_nobody() -> None:
     assert (worker.work.ended, worker.work.failure) == (True, None)
 
 
-def test_whoever_leaves_still_learns_that_it_was_replaced() -> None:
+def test_a_leaving_worker_still_learns_that_it_was_replaced() -> None:
     worker = Worker().granted(0)
     worker.work.leave()
     worker.call()

@@ -1,4 +1,4 @@
-"""The leasing thread: it calls when something is due, wakes whoever waits for work, and ends when there is no more."""
+"""The leasing thread: it calls when something is due, wakes a loop that waits for work, and ends with the work."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from support.waiting import DEADLINE_S
 
 
 def unasked() -> Joined:
-    raise AssertionError("nobody has told it to join again")
+    raise AssertionError("it was not told to join again")
 
 
 class ScriptedCoordinator:
@@ -174,7 +174,7 @@ def test_leaving_during_a_call_makes_one_more_that_gives_everything_back(
 
 
 @pytest.mark.parametrize("state", [pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED])
-def test_the_jobs_end_wakes_whoever_waits_for_work(
+def test_the_jobs_end_wakes_threads_that_wait_for_work(
     state: pb.JobState, coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
 ) -> None:
     leasing = start()
@@ -236,7 +236,7 @@ def test_a_coordinator_that_refuses_to_take_the_worker_in_ends_it(
     assert isinstance(leasing.failure, WrongRun)
 
 
-def test_without_work_and_without_patience_nothing_is_taken(
+def test_without_work_and_without_a_wait_nothing_is_taken(
     coordinator: ScriptedCoordinator, start: Callable[..., Leasing]
 ) -> None:
     leasing = start()

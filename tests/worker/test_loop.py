@@ -146,10 +146,10 @@ def test_an_evaluation_of_a_round_judges_what_that_round_starts_from() -> None: 
     late = evaluation(3, for_round=True, round=0)
     job = Job(0, 1, evaluation(2, for_round=True, round=1), late, round_steps=2).run()
     assert job.leasing.evaluations[2][0]["weight"] == 1.5
-    assert job.leasing.dropped_evaluations == [3], "its round is over: whoever has it next knows more"
+    assert job.leasing.dropped_evaluations == [3], "its round is over"
 
 
-def test_an_evaluation_that_fails_is_told() -> None:
+def test_an_evaluation_that_fails_is_reported() -> None:
     def broken(batch: Batch) -> None:
         if batch.step < 0:
             raise ZeroDivisionError("in the model")
@@ -215,7 +215,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
     job, pulls, others = Job(*range(10), depth=depth), [], threading.Barrier(2 * depth + 1)
 
     class Held:
-        """A client that answers nobody before as many ask as may be under way: `depth` pushes, a step's pull and
+        """A client that answers only once as many requests wait as may be under way: `depth` pushes, a step's pull and
         those of `depth` more.
         """
 
@@ -264,6 +264,6 @@ def test_what_an_evaluation_pulled_is_given_back(monkeypatch: pytest.MonkeyPatch
 def test_staleness_is_that_of_the_stalest_shard_added_up_over_pushes() -> None:
     job = Job(0)
     pushing = job.cluster.shards[1]
-    job.model.before = lambda batch: push(pushing, 7, 1.0)  # somebody else's, while step 0 is computed
+    job.model.before = lambda batch: push(pushing, 7, 1.0)  # another worker's, while step 0 is computed
     job.run()
     assert job.loop.staleness_pushes == 1

@@ -126,7 +126,7 @@ def test_the_greatest_finite_gradient_is_finite() -> None:
     ],
 )
 @DEPTHS
-def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_mend(
+def test_a_result_that_fits_no_variable_is_reported_as_permanent(
     spoil: Callable[[dict[str, Any]], None], message: str, depth: int
 ) -> None:
     job = Job(0, depth=depth)
@@ -151,7 +151,7 @@ def test_a_result_that_fits_no_variable_is_told_as_one_that_no_attempt_would_men
         ((np.complex64(1), {}), "an array of complex64 of shape () as the loss"),
     ],
 )
-def test_a_result_of_another_form_is_told_likewise(result: Any, found: str) -> None:
+def test_a_result_of_another_form_is_reported_likewise(result: Any, found: str) -> None:
     job = Job(0)
     job.model.loss_and_gradients = lambda *_: result  # type: ignore[method-assign]
     job.run()
@@ -276,7 +276,7 @@ def test_a_frozen_variable_needs_no_gradient() -> None:
 @DEPTHS
 def test_a_step_that_comes_too_late_is_given_back(
     kind: type[object], error: ParashardError, depth: int
-) -> None:  # P5: whoever leases it next knows more
+) -> None:  # P5: its next attempt may succeed
     job = Job(*range(4), depth=depth)
     job.cluster.before = refusing(kind, 1, error)
     job.run()
@@ -284,7 +284,9 @@ def test_a_step_that_comes_too_late_is_given_back(
 
 
 @DEPTHS
-def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(depth: int) -> None:  # P6: its batch is innocent
+def test_a_pull_that_is_answered_with_garbage_is_not_the_steps_failure(
+    depth: int,
+) -> None:  # P6: its batch is not at fault
     job = Job(*range(4), depth=depth)
     job.cluster.before = refusing(PullRun, 1, MalformedFrame("a message begins with b'PSS1'"))
     job.run()
@@ -339,7 +341,7 @@ ENDS_THE_WORKER = [PeerFailed("broke"), Superseded("replaced"), ConfigurationErr
 
 @pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
 @pytest.mark.parametrize("kind", [PullRun, Push])
-def test_what_redoing_cannot_mend_ends_the_worker(kind: type[object], error: ParashardError) -> None:
+def test_an_unrecoverable_error_ends_the_worker(kind: type[object], error: ParashardError) -> None:
     job = Job(*range(3))
     job.cluster.before = refusing(kind, 1, error)
     with pytest.raises(type(error)):
@@ -356,7 +358,7 @@ def test_an_evaluation_that_a_shard_refuses_is_given_back_and_is_no_failure_of_t
 
 
 @pytest.mark.parametrize("error", ENDS_THE_WORKER, ids=lambda e: e.code)
-def test_an_evaluation_s_pull_that_nothing_can_mend_ends_the_worker(error: ParashardError) -> None:
+def test_an_unrecoverable_error_of_an_evaluation_s_pull_ends_the_worker(error: ParashardError) -> None:
     job = Job(pb.EvaluationGrant(evaluation=5))
     job.cluster.before = refusing(PullRun, None, error)
     with pytest.raises(type(error)):

@@ -1,4 +1,4 @@
-"""Shards that go away and come back: the worker rides it out, and each shard has each step once (P1, P3)."""
+"""Shards that go away and come back: the worker retries, and each shard has each step once (P1, P3)."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Dying:
     answered_too_late : bool
         True: the fatal request is carried out, and only its answer is lost.
     away : int
-        How many requests find nobody.
+        How many requests get no answer.
     """
 
     def __init__(
@@ -152,7 +152,7 @@ def test_in_rounds_a_push_to_a_shard_that_returned_to_an_earlier_round_is_given_
 
 
 @pytest.mark.parametrize("error", [Unreachable("no answer"), NotReady("stopping")], ids=lambda e: e.code)
-def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error: Exception) -> None:  # P5
+def test_retries_to_a_shard_are_bounded_and_then_the_step_is_given_back(error: Exception) -> None:  # P5
     def before(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(1)(request):
             raise error
@@ -165,7 +165,7 @@ def test_patience_with_a_shard_has_an_end_and_then_the_step_is_given_back(error:
     assert job.applied == [[(0, 3)], [(0, 1), (2, 3)]], "half in: safe, for the next attempt is a duplicate there (P1)"
 
 
-def test_whoever_is_asked_to_stop_waits_for_no_shard() -> None:
+def test_a_worker_that_is_asked_to_stop_waits_for_no_shard() -> None:
     giving_up = threading.Event()
 
     def before(address: str, request: Push | PullRun) -> None:

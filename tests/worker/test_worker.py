@@ -108,7 +108,7 @@ def test_a_stop_ends_it_and_gives_its_leases_back(cluster: SmallCluster) -> None
     assert os.environ == environment, "which is the program's"
 
 
-def test_a_job_that_has_failed_is_told(cluster: SmallCluster) -> None:
+def test_a_job_that_has_failed_is_reported(cluster: SmallCluster) -> None:
     model = Watched(SOURCE.spec)
     model.before = lambda batch: cluster.core.run_exclusive(lambda core, _: core.job.fail("a test"))
     end = Worker(cluster.client, model, SOURCE).run(Stop())

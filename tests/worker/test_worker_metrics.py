@@ -9,7 +9,7 @@ from parashard_worker.metrics import WorkerCollector
 from support.loop_cases import Job
 
 
-def test_the_loops_counters_are_told() -> None:
+def test_the_loops_counters_are_reported() -> None:
     job = Job(*range(3)).run()
     job.loop.phases_s.update(pull=1.5)
     job.loop.transfer_s = 2.5

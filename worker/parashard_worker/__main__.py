@@ -1,4 +1,4 @@
-"""Starts a worker as a process: reads its arguments, and gives how it ended as an exit code."""
+"""Starts a worker as a process: reads its arguments, and turns its outcome into an exit code."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Task: a step's gradient and an evaluation's metrics, by the job's model on the worker's device.
 
-Owns the way of a batch and of variables to the device and of gradients back, and every check of what a model returns
-(P6). Knows neither leases nor shards. Called by `parashard_worker.loop`.
+Owns the way of a batch and of variables to the device and of gradients back, and every check of what a model returns.
+Knows neither leases nor shards. Called by `parashard_worker.loop`.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Task:
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
         norm = _global_norm(gradients) if self.clip_norm is not None else 0.0
-        # P6: before the first shard is sent anything.
+        # Before anything is sent: a bad gradient must reach no shard.
         bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
         if bad:
             _check_examples(indices, inputs, targets)

@@ -1,7 +1,7 @@
-"""LeasedWork: what a worker holds, what it has to report, and when it must call the coordinator.
+"""LeasedWork: a worker's leased steps, its pending reports, and the time of its next call to the coordinator.
 
 Pure: `now_s` is an argument, nothing here waits, sends or locks. One call is under way at a time; it reports what is
-complete, renews what is held (P5) and asks for more when few steps are left. A call whose answer is lost is made again
+complete, renews what is held and asks for more when few steps are left. A call whose answer is lost is made again
 with everything in it: all of it is safe to say twice. Called by `parashard_worker.leasing` alone.
 """
 
@@ -40,7 +40,7 @@ class LeasedWork:
     Parameters
     ----------
     joined : Joined
-        Who asks.
+        The worker, as registered with the coordinator.
     batch : int
         Most steps to hold at once.
     ahead : int
@@ -73,7 +73,7 @@ class LeasedWork:
         self._working: dict[int, float] = {}  # step -> when it was taken from the queue
         self._evaluating: set[int] = set()
         self._computing: tuple[Work, float] | None = None  # what the model is at, and since when
-        self._announcing: int | None = None  # a step that the coordinator is to know of before it is computed (P26)
+        self._announcing: int | None = None  # a step that the coordinator is to know of before it is computed
         self.announced = False
         """It knows."""
         self.retracting = False
@@ -174,7 +174,7 @@ class LeasedWork:
         """Return how long the next call may wait; 0: make it now."""
         if self.ended:
             return 0.0
-        due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal (P5)
+        due_s = self._called_s + self._joined.lease_ttl_s / 3  # the renewal
         if self._unanswered:
             due_s = self._called_s + RETRY_PAUSE_S
         elif self._leaving or self._failed or self._evaluated or self._must_announce:
@@ -279,12 +279,12 @@ class LeasedWork:
         self._last_done_s = now_s
 
     def _free_what_waits(self, now_s: float) -> None:
-        """Hold no queue behind a computation that takes longer than a lease: others may have those steps (P5)."""
+        """Hold no queue behind a computation that takes longer than a lease: others may have those steps."""
         if self._computing is not None and now_s - self._computing[1] > self._joined.lease_ttl_s:
             self._queue = deque(work for work in self._queue if isinstance(work, pb.EvaluationGrant))
 
     def _check_hung(self, now_s: float) -> None:
-        """Report a step in the works for too long as failed (P6) and leave: its loop will not come back for more."""
+        """Report a step in the works for too long as failed and leave: its loop will not come back for more."""
         if self._computing is None or self.hung:
             return
         work, since_s = self._computing

@@ -1,4 +1,4 @@
-"""Leasing: keeps a worker supplied with leased steps and tells the coordinator what became of them.
+"""Leasing: keeps a worker supplied with leased steps and reports their outcomes to the coordinator.
 
 One thread makes every call, one at a time; the step loop only takes from a queue and puts into lists. What to say and
 when is decided by `parashard_worker.leased`; this is the lock, the clock and the thread around it.
@@ -35,7 +35,7 @@ def end_process(reason: str) -> None:
     try:
         log.critical("hung", reason=reason)
     finally:
-        os._exit(ExitCode.RETRY)  # P21
+        os._exit(ExitCode.RETRY)  # even if the log cannot be written
 
 
 class Leasing:
@@ -44,9 +44,9 @@ class Leasing:
     Parameters
     ----------
     client : CoordinatorClient
-        Whom to ask.
+        Makes the calls to the coordinator.
     joined : Joined
-        Who asks.
+        The worker, as registered with the coordinator.
     batch, ahead, step_timeout_s
         See `LeasedWork`.
     join : callable
@@ -152,7 +152,7 @@ class Leasing:
         """Watch over a model's computation: one that takes too long is reported, and `on_hung` is called.
 
         If it was announced, this waits at its end until the coordinator knows that the model has returned: a later
-        death is not the step's (P26).
+        death is not the step's.
         """
         with self._changed:
             self._work.computing(work, self.clock.now_s())
@@ -166,7 +166,7 @@ class Leasing:
                 self._changed.wait_for(lambda: not self._work.retracting or self._work.over, self._retry_budget_s)
 
     def announce(self, step: int) -> bool:
-        """Tell the coordinator that a step is computed now, and wait until it knows (P26); False: there is no work.
+        """Tell the coordinator that a step is computed now, and wait until it knows; False: there is no work.
 
         From here until `computing` is left, this process's death counts as a failed attempt at the step.
         """
@@ -234,7 +234,7 @@ class Leasing:
                     log.info("joined-again", worker=joined.name, incarnation=joined.incarnation)
                     with self._changed:
                         self._work.joined_again(joined)
-                    continue  # the request named who this was before
+                    continue  # the request had the worker's earlier name and incarnation
                 reply = self._client.lease(request, self._reply_deadline_s)
             except ParashardError as error:
                 log.warning("no-lease-reply", error=str(error))

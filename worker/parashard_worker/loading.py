@@ -1,4 +1,4 @@
-"""Loads a worker's task: the job's data, model and device, checked against what the coordinator says of them.
+"""Loads a worker's task: the job's data, model and device, checked against the coordinator's description.
 
 What a program has already, its model or its data, is not loaded again. Knows no shard and makes no call. Called by
 `parashard_worker.worker`.

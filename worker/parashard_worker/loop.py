@@ -60,7 +60,7 @@ class Inline(Executor):
         future: Future[_Result] = Future()
         try:
             future.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001  # the future carries it to whoever asks for the result
+        except Exception as error:  # noqa: BLE001  # the future raises it where its result is read
             future.set_exception(error)
         return future
 
@@ -154,7 +154,7 @@ class StepLoop:
                 self.phases_s["pull"] += time.perf_counter() - started_s
 
     def _pull(self, grant: pb.Grant) -> Pulled | None:
-        """Pull after the lease (P9); a step to skip needs no weights."""
+        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
         if self._leasing.view > self._client.view.number:
             # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
             self._client.refresh()
@@ -191,7 +191,7 @@ class StepLoop:
                 raise
             self._leasing.failed(grant.step, str(error), pb.FAILURE_KIND_WRONG_RESULT)
             return
-        except BaseException as error:  # a model is somebody else's code: what it raises fails the step (P6)
+        except BaseException as error:  # whatever a user's model raises fails the step
             log.warning("step-failed", step=grant.step, exc_info=error)
             kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
             self._leasing.failed(grant.step, described(error), kind)
@@ -250,8 +250,8 @@ class StepLoop:
         if isinstance(error, InvalidRequest):
             self._leasing.failed(step, str(error))
         elif isinstance(error, Redo | RetryLater):
-            # The round is over, or the shard has another incarnation: the next lease of the step knows more than we
-            # do.
+            # The round is over, or the shard has another incarnation: the step will be leased again
+            # with a newer view.
             log.info("step-dropped", step=step, error=str(error))
             self._leasing.dropped(step)
             self._client.refresh()
@@ -272,9 +272,9 @@ class StepLoop:
         round_ = grant.round if grant.for_round else None
         try:
             pulled = self._client.pull(round_=round_)
-            if pulled.incarnations != tuple(grant.incarnations):  # P25
+            if pulled.incarnations != tuple(grant.incarnations):
                 raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
-        except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: whoever has it next knows more
+        except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: another attempt may succeed
             log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
             self._leasing.evaluation_dropped(grant.evaluation)
             self._client.refresh()

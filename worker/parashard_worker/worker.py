@@ -97,7 +97,7 @@ class Worker:
     Parameters
     ----------
     coordinator : CoordinatorClient
-        Whom to ask for work; the caller closes it.
+        Client of the coordinator; the caller closes it.
     model : Model, optional
         What computes gradients; None: the model that the job names.
     source : DataSource, optional
@@ -273,7 +273,7 @@ class Worker:
             log.info("left", reason=f"{stop.reason}; the step in the works was given back")
         finally:
             if self._settings.own_process:
-                os._exit(stop.exit_code)  # P21
+                os._exit(stop.exit_code)  # even if giving back or logging failed
 
 
 def _collector(loop: StepLoop, name: str) -> Collector:

@@ -1,1 +1,1 @@
-"""How others reach the coordinator: its gRPC service, its status and status page, its metrics."""
+"""The coordinator's interfaces: its gRPC service, its status and status page, its metrics."""

@@ -1,4 +1,4 @@
-"""The status page as HTML, and what its script draws it again from: texts, tables, plots. It shows; it has no button.
+"""The status page as HTML, and the JSON from which its script redraws it: texts, tables, plots. It is read-only.
 
 The HTML has the whole status, for browsers without scripts; with them `static/page.js` keeps it up to date. Both put in
 the texts of `screen_of`, so that a figure has one name and one format on every screen.

@@ -82,7 +82,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         """Register every method with a server."""
         coordinator_pb2_grpc.add_CoordinatorServicer_to_server(self, server.grpc)  # type: ignore[no-untyped-call]
 
-    # --- everybody ---
+    # --- any role ---
 
     def GetJob(self, request: pb.GetJobRequest, context: Any) -> pb.GetJobReply:
         """Give everything that defines the job."""
@@ -266,7 +266,7 @@ def _failed(failed: pb.FailedStep) -> FailedStep:
 
 
 def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
-    """Return an evaluation's result; metrics that nobody could show make it one that failed."""
+    """Return an evaluation's result; metrics that cannot be displayed count as a failure."""
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
     error = readable(result.error or fault, REASON_BYTES_MAX)

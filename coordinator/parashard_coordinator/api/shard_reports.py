@@ -1,4 +1,4 @@
-"""What shards say of themselves, decoded: within bounds, before the coordinator keeps or forwards any of it.
+"""Decoding of the shards' reports of themselves, within bounds, before the coordinator keeps or forwards them.
 
 Owns how much a shard may say. Decides nothing about the job. Called by `parashard_coordinator.api.service` for
 announcements, by `parashard_coordinator.shards.monitor` for records and by `parashard_coordinator.shards.commands` for
@@ -125,7 +125,7 @@ def record_of(shard: int, reply: shard_pb2.InspectReply) -> ShardRecord:
         raise MalformedFrame(f"shard {reply.shard} answers where shard {shard} should be")
     _check_counts(reply)
     check_count("staleness", reply.staleness, STALENESS_VALUES_MAX)
-    # A new message: one that was decoded keeps the memory of what is cleared in it, and fields that nobody knows.
+    # A new message: a decoded one keeps the memory of cleared fields, and unknown fields.
     return ShardRecord(
         figures=shard_pb2.InspectReply(**{name: _figure(name, getattr(reply, name)) for name in _FIGURES}),
         steps_applied=_length(reply.applied),

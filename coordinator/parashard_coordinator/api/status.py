@@ -1,4 +1,4 @@
-"""StatusView: the core as people see it, in one message. Called by the service, the status page and the history."""
+"""StatusView: the core's state as one message. Called by the service, the status page and the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timeline: how a job has gone so far, as a bounded number of points: the last minutes in full, what is older thinned.
+"""Timeline: a job's history as a bounded number of points: the last minutes in full, older ones thinned.
 
 Pure. `run/history.py` adds a point a second; the status page draws them. A point is a line of `history.jsonl`, flat:
 figures by name, where a held-out metric's name begins with `HELD_OUT`.

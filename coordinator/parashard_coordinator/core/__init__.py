@@ -1,1 +1,1 @@
-"""What the coordinator decides: members, leases, rounds, recovery, the end. All pure; `now_s` is an argument."""
+"""The coordinator's decisions: members, leases, rounds, recovery, the end. All pure; `now_s` is an argument."""

@@ -1,4 +1,4 @@
-"""Calls: what the coordinator's core is asked and what it answers, as values, and the job's settings for it. Pure."""
+"""Calls: requests to the coordinator's core and its answers, as values, and the job's settings for it. Pure."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class FailureKind(enum.Enum):
     MODEL = 1
     WRONG_RESULT = 2
     NOT_FINITE = 3
-    DEATH = 4  # its worker ended while it computed the step (P26)
+    DEATH = 4  # its worker ended while it computed the step
 
 
 class FailedStep(NamedTuple):

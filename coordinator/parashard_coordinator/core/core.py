@@ -57,7 +57,7 @@ class Core:
     # --- shards ---
 
     def announced(self, shard: int, says: Announcement, now_s: float) -> None:
-        """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard (P3)."""
+        """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard."""
         job = self.job
         held_stop = says.held.stop()
         furthest = max(held_stop, says.applied.stop())
@@ -101,7 +101,7 @@ class Core:
             if begins and list(job.shards.incarnations()) != job.earlier_incarnations:
                 # What the final weights were may not be known: the record may be from before a shard's return.
                 complete = min(complete, job.leases.target - 1)
-            for again in job.evaluations.shard_returned(complete):  # P25
+            for again in job.evaluations.shard_returned(complete):
                 job.decisions += 1  # or a successor would take the result for one of the weights that there are
                 job.add_event(f"the evaluation after step {again.after_step:,} is done again: its weights were lost")
         self._drop_passed_evaluations()
@@ -130,10 +130,10 @@ class Core:
         before = job.workers.worker_of(token)
         known = job.workers.by_name
         if before is None and len(known) >= WORKERS_MAX and job.workers.name_for(name) not in known:
-            # A name is never forgotten, or its incarnations would begin again (P3). Who comes next can do nothing about
-            # it; what it is started by must not give up on the whole job.
+            # A name is never forgotten, or its incarnations would begin again. A worker with a new name cannot
+            # change that; its launcher must not give up on the whole job.
             raise QueueFull(f"the job has had {WORKERS_MAX} workers of different names already; a known name may join")
-        job.decisions += not job.workers.fingerprint  # the first one's arithmetic is the job's from now on (P13)
+        job.decisions += not job.workers.fingerprint  # the first one's arithmetic is the job's from now on
         earlier = known.get(job.workers.name_for(name))
         worker = job.workers.register(name, fingerprint, device, http_address, now_s, token)
         if worker is before:
@@ -235,7 +235,7 @@ class Core:
         orders = job.supervision.orders(running, job.workers_wanted, now_s, self._seen_s, self._began_s)
         for process in orders.kill:
             silence_s = job.supervision.silence_s(process, self._seen_s(process))
-            job.add_event(f"{process} lives and has given no sign of it for {silence_s:.0f} s: it is killed")
+            job.add_event(f"{process} is silent for {silence_s:.0f} s: it is killed")
         return orders
 
     def pod_ended(self, end: PodEnd) -> None:
@@ -331,7 +331,7 @@ class Core:
         return True
 
     def _died(self, worker: Worker, why: str, now_s: float) -> bool:
-        """Count a death as a failed attempt at the step that the worker was computing (P26); return whether it was."""
+        """Count a death as a failed attempt at the step that the worker was computing; return whether it was."""
         job = self.job
         computing, worker.computing = worker.computing, ()
         reasons = [
@@ -365,7 +365,7 @@ class Core:
     def _evaluated(self, result: EvaluationResult) -> None:
         job = self.job
         after_step, metrics = result.after_step, result.metrics
-        if tuple(result.incarnations) != job.shards.incarnations():  # P25
+        if tuple(result.incarnations) != job.shards.incarnations():
             job.add_event(
                 f"a result of the evaluation after step {after_step:,} is void: a shard has another incarnation by now"
             )
@@ -423,7 +423,7 @@ class Core:
                 )
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
                 reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
-        if reached and job.state is JobState.RUNNING and not job.leases.finished:  # P8
+        if reached and job.state is JobState.RUNNING and not job.leases.finished:
             target = job.leases.stop_at_frontier()
             job.evaluations.stop_at(target)
             job.early_stop = reached
@@ -460,7 +460,7 @@ class Core:
         return limit if drain is None else min(limit, drain)
 
     def _begin(self, now_s: float) -> None:
-        """Note when this coordinator began: nobody was silent before, since there was nobody to hear it (P22)."""
+        """Note when this coordinator began: no process counts as silent for the time before it."""
         self._began_s = min(self._began_s, now_s)
 
     def _seen_s(self, process: ProcessName) -> float | None:

@@ -1,8 +1,8 @@
-"""Draining: a pause in leasing until every shard has applied the same steps, for a checkpoint of all of them (P8).
+"""Draining: a pause in leasing until every shard has applied the same steps, for a checkpoint of all of them.
 
 Pure; `now_s` is an argument. One drain at a time serves every request that comes meanwhile. Knows steps and ids of
 requests; the shell takes the checkpoint and says what became of it. Every repetition has a bound, with the reason in
-words.
+words. Implements rule P8 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class Draining:
         return Answer(error=f"not every shard has saved within {TAKING_S_MAX:.0f} s: {error}", steps=self.target or 0)
 
     def ended(self, answer: Answer) -> None:
-        """Answer everybody who waits, and lease on."""
+        """Answer all requests that wait, and resume leasing."""
         self._failing_since_s = None
         for request in self._waiting:
             self._answers[request] = answer

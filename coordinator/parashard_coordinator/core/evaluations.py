@@ -1,8 +1,9 @@
-"""Evaluations: when the held-out examples are judged, and of which weights the results are.
+"""Evaluations: when the model is evaluated on the held-out examples, and on which weights.
 
-Pure. An evaluation is leased to a worker like a step, and names the weights that it judges: those that the shards'
-incarnations had after so many steps (P25). In `sync:N` it names the round that starts from them, and no later round is
-leased until its result is in: the weights would be gone (P7, P11).
+Pure. An evaluation is leased to a worker like a step, and names its weights: those that the shards'
+incarnations had after so many steps. In `sync:N` it names the round that starts from them, and no later round is
+leased until its result is in: the weights would be gone. Implements rule P25 of
+docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class Evaluations:
         self._open = [Evaluation(step, policy.round_of(step)) for step in bounds]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
         self._done: dict[int, Evaluation] = {}  # by the steps before them
-        self._untold: set[int] = set()  # of these, the ones whose result nobody has been told
+        self._untold: set[int] = set()  # of these, the ones whose result is not reported yet
 
     @property
     def latest(self) -> Evaluation | None:
@@ -73,7 +74,7 @@ class Evaluations:
     def grant(
         self, worker: str, lowest_incomplete: int, incarnations: tuple[int, ...], now_s: float = 0.0
     ) -> list[Evaluation]:
-        """Lease the first evaluation that is due and that nobody holds, of the weights that these incarnations have."""
+        """Lease the first evaluation that is due and not leased, of the weights that these incarnations have."""
         for evaluation in self._open:
             if evaluation.after_step > lowest_incomplete:
                 break
@@ -118,9 +119,9 @@ class Evaluations:
             self._end(evaluation, metrics)
 
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
-        """Void what was judged after more steps than the shards have now, and return it: it is judged again (P25).
+        """Void what was judged after more steps than the shards have now, and return it: it is evaluated again.
 
-        Whatever somebody is at is void too, since a shard has another incarnation, and is free for others.
+        Evaluations in progress are void too, since a shard has another incarnation; they can be leased again.
         """
         for evaluation in list(self._held.values()):
             self._free(evaluation)

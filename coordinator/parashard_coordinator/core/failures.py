@@ -1,7 +1,8 @@
-"""Failures: what failed attempts at steps mean for the whole job: it goes on, or it stops, and whose fault that is.
+"""Failures: whether a job goes on or stops after failed attempts at steps, and which cause is reported.
 
-Pure. One attempt that fails says little about the job; that nothing but failures comes says much (P6). Counting a
+Pure. One failed attempt does not stop the job; a run of nothing but failures does. Counting a
 step's attempts is `parashard_coordinator.core.leases`' part. Called by the core.
+Implements rule P6 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ PATH_BYTES_MAX = 200  # a Unix socket's has at most 108
 DEVICE_BYTES_MAX = 200
 FINGERPRINT_BYTES_MAX = 2000
 REASON_BYTES_MAX = 1000
-EVENT_BYTES_MAX = 2000  # an event says who, and may have a reason in it
+EVENT_BYTES_MAX = 2000  # an event names a process, and may have a reason in it
 METRICS_MAX = 64  # of one evaluation
 CUT = "..."
 

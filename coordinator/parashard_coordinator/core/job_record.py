@@ -61,7 +61,7 @@ class JobRecord:
     evaluations : Evaluations
         When the held-out examples are judged.
     launcher : Launcher
-        Who starts and stops processes.
+        Starts and stops processes.
     rounds : RoundBook
         Where the shards stand, in jobs with rounds.
     """
@@ -99,7 +99,7 @@ class JobRecord:
         self.rounds = rounds
         self.draining = Draining()
         self.decisions = 0
-        """Rises with every decision that has to be stored before it acts (P7)."""
+        """Rises with every decision that has to be stored before it acts."""
         self.evaluations = evaluations
         self.progress = Progress(options.against_divergence)
         self.workers_wanted = options.workers
@@ -149,13 +149,13 @@ class JobRecord:
 
     @property
     def drained(self) -> bool:
-        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken (P8)."""
+        """Leasing is paused, and every shard has the same steps: a checkpoint of all of them can be taken."""
         target = self.drain_target
         steady = self.shards.all_registered and self.rounds.returning_to is None and not self.over
         return target is not None and steady and self.leases.lowest_incomplete >= target
 
     def due_checkpoint(self) -> DueCheckpoint | None:
-        """Return the checkpoint of all shards that can be taken now: the one that somebody waits for, or the last."""
+        """Return the checkpoint of all shards that can be taken now: a requested one, or the last."""
         if self.ending is not None and not self.over:
             return self.ending if self.shards.all_registered else None  # the report is of their counts, too
         target = self.drain_target if self.drained else None
@@ -163,17 +163,17 @@ class JobRecord:
         if final and not self.complete:
             return None
         steps = self.leases.target if target is None else target
-        metrics = self.evaluations.results().get(steps) if final else None  # P25
+        metrics = self.evaluations.results().get(steps) if final else None
         return DueCheckpoint(steps, self.policy.round_of(steps), tuple(self.shards.registrations()), final, metrics)
 
     @property
     def skipped_steps(self) -> int:
-        """Steps given up that every shard has as an empty push (P6)."""
+        """Steps given up that every shard has as an empty push."""
         return len(self.skipped.everywhere())
 
     @property
     def partly_skipped(self) -> int:
-        """Steps given up that some shards have as a gradient, and others as an empty push (P24)."""
+        """Steps given up that some shards have as a gradient, and others as an empty push."""
         return len(self.skipped.partly())
 
     @property
@@ -191,7 +191,7 @@ class JobRecord:
         return self.shards.registration(shard) is not None and shard not in self.silent_shards
 
     def ends_with(self, last: DueCheckpoint) -> None:
-        """Record that the job ends with a checkpoint that is stored (P7): nothing is leased or judged any more.
+        """Record that the job ends with a checkpoint that is stored: nothing is leased or judged any more.
 
         Its manifest is the decision, which a successor finds.
         """
@@ -227,7 +227,7 @@ class JobRecord:
         self.warn(END_WAITS, reason)
 
     def check_run(self, run_id: str, job_digest: str | None = None) -> None:
-        """Refuse a call that is meant for another run or another job (P2)."""
+        """Refuse a call that is meant for another run or another job."""
         if run_id != self.options.run_id:
             raise WrongRun(f"this coordinator runs {self.options.run_id}, the call names {run_id or '(none)'}")
         if job_digest is not None and job_digest != self.options.job_digest:

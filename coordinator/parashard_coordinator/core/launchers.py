@@ -1,7 +1,7 @@
-"""Launchers: who starts and stops processes. One seam, pure; `now_s` is an argument.
+"""Launchers: which processes are to be started and stopped. One interface, pure; `now_s` is an argument.
 
 `LocalLauncher` is the coordinator's half of `parashard run`: the CLI is the parent of all processes, tells of exits and
-does what is asked. `ExternalLauncher` leaves it to whoever started the processes (compose, a person).
+does what is asked. `ExternalLauncher` leaves it to what started the processes (compose, a person).
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class LocalLauncher:
         What has been up is configured rightly. If it does not come back for its configuration, something else has
         changed, such as a certificate that expired: the others go on, and it is tried now and then, within the budget.
         """
-        if exit_.exit_code == IO_ERROR:  # it waits for its disk, and so does the job (P21)
+        if exit_.exit_code == IO_ERROR:  # it waits for its disk, and so does the job
             self._restarts.pause(str(exit_.process), now_s, BACKOFF_MAX_S)
             return None
         misconfigured = exit_.exit_code == CONFIGURATION
@@ -110,7 +110,7 @@ class ExternalLauncher:
     """Starts and stops nothing."""
 
     def exited(self, exit_: Exit, now_s: float, *, was_up: bool) -> str | None:
-        """Nobody reports exits to this launcher; workers that vanish lose their leases by time."""
+        """Exits are not reported to this launcher; workers that vanish lose their leases by time."""
         return None
 
     def orders(self, running: Sequence[ProcessName], workers_wanted: int, now_s: float) -> Orders:

@@ -1,7 +1,7 @@
-"""Leases: who may compute which step, and which steps every shard has acknowledged.
+"""Leases: which worker may compute which step, and which steps every shard has acknowledged.
 
-Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace (P5). Losing a lease never
-loses a step, and granting one twice never counts it twice, because the shards know each step by its number (P1).
+Pure: `now_s` is an argument. Receipts decide whether a step is complete; leases only pace. Losing a lease never
+loses a step, and granting one twice never counts it twice, because the shards know each step by its number.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ RETRY_PAUSE_MAX_S = 5.0
 class Grant:
     """A step for a worker to compute.
 
-    `skip`: push nothing for it, marked skipped (P6). `announce`: a worker died that held it; the next one says that it
-    begins to compute it before it does, so that its death can be told from that of one who only held it (P26).
+    `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
+    begins to compute it before it does, so that its death can be told from that of a worker that only held it.
     """
 
     step: int
@@ -72,10 +72,10 @@ class StepLeases:
     speculate_after : float
         A step held longer than this many median durations may go to a second worker; 0 = never.
     max_attempts : int
-        A step that failed this often is given up (P6).
+        A step that failed this often is given up.
     retry_pause_s : float
         Pause before the second attempt at a step; it doubles with each. In all of them together every shard says at
-        least once which steps it has, so that one which is in everywhere is not given up (P24).
+        least once which steps it has, so that one which is in everywhere is not given up.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class StepLeases:
         max_attempts: int = 5,
         retry_pause_s: float = RETRY_PAUSE_S,
     ) -> None:
-        self.target = steps_total  # lowered by an early stop (P8)
+        self.target = steps_total  # lowered by an early stop
         self.policy = policy
         self.complete = IntervalSet()
         self.lowest_incomplete = 0
         self.speculative_leases = 0
-        self.skips: set[int] = set()  # steps given up: empty pushes for every shard, whenever they are leased (P6)
+        self.skips: set[int] = set()  # steps given up: empty pushes for every shard, whenever they are leased
         self._speculate_after = speculate_after
         self._max_attempts = max_attempts
         self._retry_pause_s = retry_pause_s
@@ -113,7 +113,7 @@ class StepLeases:
 
     @property
     def leased(self) -> int:
-        """Number of steps that somebody holds."""
+        """Number of leased steps."""
         return sum(1 for step in self._steps.values() if step.holders)
 
     def held_by(self, worker: str) -> set[int]:
@@ -153,7 +153,7 @@ class StepLeases:
         """Record which shards acknowledged a worker's step; return True if that completed it just now.
 
         Of a step that is given up only receipts of its empty push count: in rounds they say that it has replaced
-        whatever gradient the shard held (P24).
+        whatever gradient the shard held.
         """
         if step >= self.target:
             return False
@@ -176,11 +176,11 @@ class StepLeases:
         return True
 
     def renew(self, worker: str, held: Sequence[int], now_s: float) -> list[int]:
-        """Keep what a worker lists and free what it does not (P5); return the listed steps that it should drop.
+        """Keep what a worker lists and free what it does not; return the listed steps that it should drop.
 
-        A listed step that is leased to nobody, or to others, is taken as held: the worker is computing it anyway. In
+        A listed step that is not leased, or to others, is taken as held: the worker is computing it anyway. In
         `sync:N` a step of a later round than the present one was leased before a shard lost steps: it is dropped, or
-        it would commit a round on one shard that another one lacks steps of (P10).
+        it would commit a round on one shard that another one lacks steps of.
         """
         listed = set(held)
         limit = min(self.target, self.policy.keep_limit(self.lowest_incomplete))
@@ -199,7 +199,7 @@ class StepLeases:
         return steps
 
     def fail(self, worker: str, step: int, now_s: float, *, skip: bool) -> Failed | None:
-        """Count a failed attempt, and lease the step again after a pause (P6); None if it does not count.
+        """Count a failed attempt, and lease the step again after a pause; None if it does not count.
 
         Only a holder's failure counts, so that a report made again after a lost reply is not counted twice. With
         `skip`, a step that is given up is leased again at once, as an empty push.
@@ -217,7 +217,7 @@ class StepLeases:
         return Failed(state.failures, given_up)
 
     def suspect(self, steps: Iterable[int]) -> None:
-        """Have the next holders of steps announce that they compute them: a worker died that held them (P26)."""
+        """Have the next holders of steps announce that they compute them: a worker died that held them."""
         for step in steps:
             if step < self.target and step not in self.complete:
                 self._steps.setdefault(step, _Step()).suspect = True
@@ -225,7 +225,7 @@ class StepLeases:
     def trusted(self, applied: IntervalSet, held: IntervalSet, skipped: IntervalSet) -> IntervalSet:
         """Return the steps of `held` that count as acknowledged.
 
-        Of a step that is given up, a gradient that is only held does not: its empty push replaces it (P24).
+        Of a step that is given up, a gradient that is only held does not: its empty push replaces it.
         """
         trusted = held.copy()
         for step in self.skips:
@@ -236,7 +236,7 @@ class StepLeases:
     def confirm(self, shard: int, held: IntervalSet) -> list[int]:
         """Count what a shard says it has as receipts of steps that failed; return those that are complete now.
 
-        A worker may have died between a push and its report: such a step is not to be tried until it is given up (P24).
+        A worker may have died between a push and its report: such a step is not to be tried until it is given up.
         """
         for step in self._paused:
             if step in held:
@@ -247,7 +247,7 @@ class StepLeases:
         return confirmed
 
     def shard_registered(self, shard: int, applied: IntervalSet) -> int:
-        """Replace all that is believed of a shard (P3); steps that it lacks will be recomputed (P5).
+        """Replace all that is believed of a shard; steps that it lacks will be recomputed.
 
         Returns how many steps an earlier incarnation of it had acknowledged that this one lacks.
         """
@@ -262,7 +262,7 @@ class StepLeases:
 
     def committed(self, stop: int) -> None:
         """Take the steps below `stop` as complete, whether their receipts were reported or lost: every shard has
-        committed them, and would refuse to take part in computing them again (P10, P11).
+        committed them, and would refuse to take part in computing them again.
         """
         if stop <= self.lowest_incomplete:
             return
@@ -277,11 +277,11 @@ class StepLeases:
         return self._acknowledged[shard].copy()
 
     def leased_so_far(self) -> int:
-        """Return the first step that nobody has ever held, moved up to a round's end: a place to drain at (P8)."""
+        """Return the first step that was never leased, moved up to a round's end: a place to drain at."""
         return min(self.target, self.policy.boundary(self._frontier))
 
     def stop_at_frontier(self) -> int:
-        """Lower the target to what has been leased (in rounds: to the round's end); return it (P8)."""
+        """Lower the target to what has been leased (in rounds: to the round's end); return it."""
         self.target = self.leased_so_far()
         return self.target
 
@@ -290,7 +290,7 @@ class StepLeases:
         self.target = min(self.target, target)
 
     def reach(self, step: int) -> None:
-        """Move the frontier past a step that somebody holds or finished by an earlier coordinator's lease."""
+        """Move the frontier past a step that an earlier coordinator has leased."""
         if self._frontier <= step:
             self._returned.add_range(self._frontier, step + 1)
             self._frontier = step + 1
@@ -322,7 +322,7 @@ class StepLeases:
     def _straggling(self, worker: str, now_s: float, limit: int) -> int | None:
         """Return the step below `limit` that another worker has held longest, if that is too long.
 
-        The limit counts here too: after a shard's restart somebody may hold a step that lies past it (P9, P10).
+        The limit counts here too: after a shard's restart a worker may hold a step beyond it.
         """
         if not self._speculate_after or not self._durations_s or not self._granted_s:
             return None
@@ -348,7 +348,7 @@ class StepLeases:
             self._returned.add(step)
 
     def _hold(self, worker: str, step: int, now_s: float) -> None:
-        if step == self._frontier:  # as nearly all are: nobody has had it
+        if step == self._frontier:  # as for nearly all: its first lease
             self._frontier += 1
         else:
             self.reach(step)
@@ -384,9 +384,9 @@ class StepLeases:
 
     def _forget(self, step: int) -> None:
         self._paused.pop(step, None)
-        for worker in self._steps.pop(step, _NOBODY).holders:
+        for worker in self._steps.pop(step, _UNHELD).holders:
             self._held[worker].discard(step)
             del self._granted_s[step, worker]
 
 
-_NOBODY = _Step()
+_UNHELD = _Step()

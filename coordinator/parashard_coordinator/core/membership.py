@@ -1,6 +1,6 @@
-"""Membership: the workers and the shards of a job, each under a name with incarnations (P3).
+"""Membership: the workers and the shards of a job, each under a name with incarnations.
 
-Pure: `now_s` is an argument. Knows who is alive, not what they compute.
+Pure: `now_s` is an argument. Knows which processes are alive, not what they compute.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Worker:
     sequence: int = 0
     restarts: int = 0
     steps_complete: int = 0
-    computing: tuple[int, ...] = ()  # steps that it has announced to compute (P26)
+    computing: tuple[int, ...] = ()  # steps that it has announced to compute
     phases_s: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))
 
 
@@ -44,9 +44,9 @@ class Workers:
     lease_ttl_s : float
         A worker silent for longer is not live.
     same_arithmetic : bool
-        True: a worker whose arithmetic differs from the first one's is refused (P13).
+        True: a worker whose arithmetic differs from the first one's is refused.
     coordinator_incarnation : int
-        Its own: a later coordinator, which knows no worker yet, gives greater incarnations (P3).
+        Its own: a later coordinator, which knows no worker yet, gives greater incarnations.
     """
 
     def __init__(self, lease_ttl_s: float, *, same_arithmetic: bool, coordinator_incarnation: int = 1) -> None:
@@ -95,7 +95,7 @@ class Workers:
         return worker
 
     def name_for(self, name: str) -> str:
-        """Return the name that who brings this one would get: a guest's, if it brings none or that of a live guest."""
+        """Return the name that a worker with this one gets: a guest's, if it has none or that of a live guest."""
         if name and not self._is_taken_guest(name):
             return name
         index = 0
@@ -113,7 +113,7 @@ class Workers:
         Raises
         ------
         Unacquainted
-            If nobody of that name has joined this coordinator: it is new, and the worker is to join again.
+            If no worker of that name has joined this coordinator: it is new, and the worker is to join again.
         Superseded
             If a newer incarnation has its name.
         NotReady
@@ -135,7 +135,7 @@ class Workers:
         return worker
 
     def waits(self, name: str, incarnation: int, sequence: int) -> bool:
-        """Tell whether a held call is still its worker's latest: what the dead are granted is granted to nobody."""
+        """Tell whether a held call is still its live worker's latest; a grant to any other would be lost."""
         worker = self.by_name.get(name)
         return worker is not None and worker.live and worker.incarnation == incarnation and worker.sequence == sequence
 
@@ -161,7 +161,7 @@ class ShardRegistration:
 
 
 class Shards:
-    """The shards of the plan; a registration replaces all that was believed of a shard (P3).
+    """The shards of the plan; a registration replaces all that was believed of a shard.
 
     Parameters
     ----------
@@ -223,7 +223,7 @@ class Shards:
         return tuple(0 if registration is None else registration.incarnation for registration in self._registrations)
 
     def acknowledged(self, incarnations: list[int]) -> list[int]:
-        """Return the shards whose registered incarnation gave a receipt; others do not count (P3)."""
+        """Return the shards whose registered incarnation gave a receipt; others do not count."""
         return [
             shard
             for shard, (registration, incarnation) in enumerate(zip(self._registrations, incarnations, strict=False))

@@ -16,7 +16,7 @@ class LeasingPolicy(Protocol):
         """Return the first step that may not be leased while `lowest_incomplete` is the lowest incomplete step."""
 
     def keep_limit(self, lowest_incomplete: int) -> int:
-        """Return the first step whose lease is void, should somebody hold it from before a shard lost steps."""
+        """Return the first step whose lease is void if it was granted before a shard lost steps."""
 
     def share(self, leasable: int, workers: int) -> int:
         """Return how many of the leasable steps one of the live workers may take at once, at least 1."""
@@ -67,7 +67,7 @@ class Async:
 
 @dataclass(frozen=True)
 class Ssp:
-    """Stale synchronous parallel (Ho et al., NIPS 2013): the step lag stays at most `bound` (P9).
+    """Stale synchronous parallel (Ho et al., NIPS 2013): leases reach at most `bound` past the lowest incomplete step.
 
     The coordinator's lowest incomplete step is never above a shard's lowest missing one, and both only rise while no
     shard is restored: what holds at the lease holds at the apply.
@@ -80,7 +80,7 @@ class Ssp:
         return lowest_incomplete + self.bound + 1
 
     def keep_limit(self, lowest_incomplete: int) -> int:
-        """Any lease may be kept: the bound holds when a lease is granted (P9)."""
+        """Any lease may be kept: the bound holds when a lease is granted."""
         return 1 << 62
 
     def share(self, leasable: int, workers: int) -> int:
@@ -88,7 +88,7 @@ class Ssp:
         return guided_share(leasable, workers)
 
     def reason(self, lowest_incomplete: int) -> str:
-        """Name the step that everybody waits for."""
+        """Name the step that all workers wait for."""
         return f"ssp:{self.bound} waits for step {lowest_incomplete}"
 
     def round_of(self, step: int) -> int | None:
@@ -102,7 +102,7 @@ class Ssp:
 
 @dataclass(frozen=True)
 class Sync:
-    """Bulk synchronous rounds of `round_steps` steps: a round is leased when the one before is complete (P10)."""
+    """Bulk synchronous rounds of `round_steps` steps: a round is leased when the one before is complete."""
 
     round_steps: int
 
@@ -119,7 +119,7 @@ class Sync:
         return min(max(1, leasable), -(-self.round_steps // max(1, workers)))
 
     def reason(self, lowest_incomplete: int) -> str:
-        """Name the round that everybody waits for."""
+        """Name the round that all workers wait for."""
         return f"sync:{self.round_steps} waits for round {lowest_incomplete // self.round_steps}"
 
     def round_of(self, step: int) -> int | None:

@@ -1,8 +1,8 @@
 """Rounds: where the shards of a `sync:N` job stand, when they must return to an earlier round, and when they save one.
 
 Pure: `now_s` is an argument. All shards save the same rounds, and if one has lost what the others have, all return to
-the newest round that each stands at or has saved (P12). Knows what shards said of themselves; sends nothing. Jobs
-without rounds have a `NoRounds`.
+the newest round that each stands at or has saved. Knows what shards said of themselves; sends nothing. Jobs
+without rounds have a `NoRounds`. Implements rule P12 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class RoundBook(Protocol):
 
 
 class NoRounds:
-    """`async` and `ssp`: any state of a shard is a legal start, beside any state of the others (P1)."""
+    """`async` and `ssp`: any state of a shard is a legal start, beside any state of the others."""
 
     returning_to = None
     rollbacks = 0
@@ -81,11 +81,11 @@ class NoRounds:
         """Nothing follows from it."""
 
     def look(self, held: Callable[[int], IntervalSet]) -> bool:
-        """Nobody ever has to return."""
+        """No shard ever has to return."""
         return False
 
     def out_of_round(self) -> list[tuple[int, int]]:
-        """Nobody."""
+        """No shards."""
         return []
 
     def common_cut(self) -> int | None:
@@ -148,8 +148,8 @@ class Rounds:
         """Decide whether all must return to an earlier round.
 
         They can go on if each has acknowledged every step that any has in its weights: it commits them with the next
-        request (P10). Else the newest common round is the target; all can return to where their plan began. The same
-        where some have the gradient of a step in their weights that others have skipped (P24): then the target is no
+        request. Else the newest common round is the target; all can return to where their plan began. The same
+        where some have the gradient of a step in their weights that others have skipped: then the target is no
         later than that step's round.
 
         A return ends when every shard stands at its target, and not before: what one shard announces meanwhile may be
@@ -179,7 +179,7 @@ class Rounds:
         return [(shard, target) for shard, s in sorted(self._standings.items()) if self._round(s) != target]
 
     def common_cut(self) -> int | None:
-        """Return the newest round that every shard has saved, or None: nothing older than it may go (P12)."""
+        """Return the newest round that every shard has saved, or None: nothing older than it may go."""
         if len(self._standings) < self._shards:
             return None
         return max(frozenset.intersection(*(s.returnable for s in self._standings.values())), default=None)
@@ -228,7 +228,7 @@ class Rounds:
         return standing.returnable | {self._round(standing)}
 
     def _contested(self) -> int | None:
-        """Return the first step that some shard has skipped and another has in its weights with its gradient (P24)."""
+        """Return the first step that some shard has skipped and another has in its weights with its gradient."""
         found = [
             step
             for some in self._standings.values()

@@ -1,7 +1,7 @@
-"""Saved: what a coordinator's successor cannot learn from the shards, the job file and the manifests (P7).
+"""Saved: the state that a restarted coordinator cannot learn from the shards, the job file and the manifests.
 
 Stored when a coordinator takes the run over, before a decision acts, and now and then for the counters. Pure;
-`parashard_coordinator.run.store` has the disk, and the names that carry the claim (P23).
+`parashard_coordinator.run.store` has the disk, and the names that carry the claim.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class Saved(Record):
     rollbacks: int = 0
     resumes: int = 0  # how often its user has started the run again
     workers_wanted: int = 0
-    scale_requests: int = 0  # how often somebody asked for a number of workers; 0: the manifests' number
+    scale_requests: int = 0  # how often a number of workers was requested; 0: the manifests' number
     examples: int = 0
     training_s: float = 0.0
-    fingerprint: str = ""  # of the arithmetic that the job began with (P13)
+    fingerprint: str = ""  # of the arithmetic that the job began with
 
     def returned_to(self, steps: int) -> Self:
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""

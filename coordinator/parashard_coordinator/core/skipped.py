@@ -1,7 +1,8 @@
-"""SkippedSteps: which steps each shard has as empty pushes, and whether all shards agree (P24).
+"""SkippedSteps: the steps that each shard has as empty pushes, and whether all shards agree.
 
 Pure. Knows what shards say of themselves, once a second and of their checkpoints; no lease. In `async` and `ssp` a step
 that is given up may be in some shards' weights already: those keep the gradient, the others get the empty push.
+Implements rule P24 of docs/protocol.md.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Supervision: what becomes of the local launcher's processes: those that end, fall silent or are restarted.
+"""Supervision of the local launcher's processes: exits, silence and restarts.
 
 Pure: `now_s` is an argument. Counts restarts, hears each exit once, and asks for the end of a process that runs and
 gives no sign of life. Knows neither steps nor leases; called by `parashard_coordinator.core.core`.
@@ -96,7 +96,7 @@ class Supervision:
     ) -> Orders:
         """Return what to start, stop and kill, given what runs and when each process gave its last sign of life.
 
-        Nobody was silent before `began_s`: until then there was nobody to hear it.
+        Silence counts from `began_s` at the earliest: before it, this coordinator could hear no process.
         """
         orders = self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
@@ -104,7 +104,7 @@ class Supervision:
         return replace(orders, kill=silent)
 
     def _is_silent(self, process: ProcessName, seen_s: float | None, began_s: float, now_s: float) -> bool:
-        """Tell whether a process is silent for too long; one never heard, since this coordinator began (P22)."""
+        """Tell whether a process is silent for too long; one never heard, since this coordinator began."""
         signs_s = (seen_s, self._started_s.get(process), began_s)
         since_s = max(sign_s for sign_s in signs_s if sign_s is not None)
         return now_s - since_s > self.silence_s(process, seen_s)

@@ -290,7 +290,7 @@ class Coordination:
         return not silent
 
     def _command_shards(self) -> None:
-        """Send rollbacks (P12), and the round that all shards save next."""
+        """Send rollbacks, and the round that all shards save next."""
         commands = self._core.run_exclusive(_commands)
         if commands is None:
             return
@@ -371,7 +371,7 @@ class Coordination:
 
         The manifest of that checkpoint commits the end: every coordinator writes weights and report from it. The
         weights are the checkpoint's, because a shard may still receive a step past an early stop that an earlier
-        coordinator leased. An absent shard and a failing store or disk are retried without a bound (P21).
+        coordinator leased. An absent shard and a failing store or disk are retried without a bound.
         """
         due, model = self._final_model(due)
         if model is None:
@@ -430,7 +430,7 @@ class Coordination:
         return due, None
 
     def _records_stored(self) -> bool:
-        """Store the state for a successor before the last manifest, which ends the job for the successor, too (P7).
+        """Store the state for a successor before the last manifest, which ends the job for the successor, too.
 
         After the shards, which free space when they save. A successor would undo a stop that is not stored.
         """
@@ -445,7 +445,7 @@ class Coordination:
             self._decisions.check_claim()
 
     def _end_waits(self, reason: str) -> None:
-        """Wait before a retry while a store or a disk fails, without a bound; report the reason (P21)."""
+        """Wait before a retry while a store or a disk fails, without a bound; report the reason."""
         self._end_failures += 1
         log.info("end-not-stored", reason=reason, failures=self._end_failures)
         self._core.run_exclusive(lambda core, _: core.job.waits(f"the job waits: {reason}"))

@@ -1,7 +1,7 @@
-"""DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect (P7).
+"""DecisionStore: stores the state that a later coordinator of the run needs, decisions before they take effect.
 
 Owns when that state is stored, and what becomes of this process when it cannot be or when a later coordinator has
-claimed the run (P23). Called by `parashard_coordinator.run.exclusive` after each decision, and by
+claimed the run. Called by `parashard_coordinator.run.exclusive` after each decision, and by
 `parashard_coordinator.run.coordination`.
 """
 
@@ -63,7 +63,7 @@ class DecisionStore:
         return self._saving.failures
 
     def save_if_changed(self) -> None:
-        """Store changed state; in any case raise if there is a later coordinator (P23).
+        """Store changed state; in any case raise if there is a later coordinator.
 
         Under the core's lock: an older state must not replace a decision that is stored concurrently.
         """
@@ -89,7 +89,7 @@ class DecisionStore:
             self._run_store.check_newest()
 
     def _save_decision(self, core: Core) -> None:
-        """Store a decision before it takes effect (P7); under the core's lock, so that no other call intervenes.
+        """Store a decision before it takes effect; under the core's lock, so that no other call intervenes.
 
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
         is stored later. A step must not be skipped by one coordinator and computed by another: for such a decision a
@@ -122,4 +122,4 @@ def _give_up(event: str, error: str, code: ExitCode) -> NoReturn:
     try:
         log.critical(event, error=error)
     finally:
-        os._exit(code)  # P21
+        os._exit(code)  # even if the log cannot be written

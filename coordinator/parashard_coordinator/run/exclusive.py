@@ -1,7 +1,7 @@
 """ExclusiveCore: the core of one job and the lock around it. Nothing else references the core.
 
 Owns the lock, the clock, and the steps after every call: decisions are stored before they are visible to other
-processes (P7), events are logged, and waiters for a change are woken. Knows no call. The service, the main loop, the
+processes, events are logged, and waiters for a change are woken. Knows no call. The service, the main loop, the
 metrics and the watch of pods pass functions, which must not return a mutable part of the core.
 """
 
@@ -16,7 +16,7 @@ from parashard.process.awake_clock import AwakeClock
 from parashard.process.logs import structlog
 from parashard_coordinator.core.core import Core
 
-STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still (P22)
+STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still
 
 _Result = TypeVar("_Result")
 

@@ -1,4 +1,4 @@
-"""Resolves a job file against what is declared of its data and its model: variables, plan, number of steps, digest.
+"""Resolves a job file against the declared data and model: variables, plan, number of steps, digest.
 
 Every mismatch between a job, its data and its model is a ConfigurationError before any step runs. Opens neither data
 nor model: `parashard.job.declaration` does, here or in another process.
@@ -145,7 +145,7 @@ def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
             encoding = Encoding.parse(variable.encoding)
         except ConfigurationError as error:
             raise ConfigurationError(f"variable {variable.name!r}: {error}") from None
-        if job.consistency.policy.kind == "sync" and encoding.has_residue and not variable.frozen:  # P13
+        if job.consistency.policy.kind == "sync" and encoding.has_residue and not variable.frozen:
             raise ConfigurationError(
                 f"variable {variable.name!r}: encoding {encoding} with consistency.policy {job.consistency.policy}; "
                 "allowed in sync: float32, bfloat16, float16"
@@ -191,7 +191,7 @@ def _gib(size_bytes: int) -> str:
 
 
 def _check_push_memory(job: Job, plan: Plan) -> None:
-    """Check that the memory for pushes holds the largest push, and with rounds all gradients of a round (P19)."""
+    """Check that the memory for pushes holds the largest push, and with rounds all gradients of a round."""
     cluster, policy = job.cluster, job.consistency.policy
     largest_bytes = ELEMENT_BYTES * max(plan.shard_elements(shard) for shard in range(len(plan.shards)))
     budget_bytes = cluster.push_memory_bytes(largest_bytes)

@@ -4,7 +4,7 @@ Owns the run's record, its initial values, its plans, the manifests of drained c
 state and, in an object store, the results. A fresh run writes the first three; a restarted coordinator and `--resume`
 read them. Decides nothing about steps.
 
-Two coordinators of a run may run at once (P23). A decision is written under a name or with a field that has the
+Two coordinators of a run may run at once. A decision is written under a name or with a field that has the
 coordinator's incarnation, and only then the claims are read: if a successor has claimed before that, the writer ends
 and its decision was never visible; a successor that claims later reads it. A successor saves its own record before it
 serves, and ignores decisions that an older coordinator makes after that.
@@ -201,8 +201,8 @@ class RunStore:
     def open_plan(self, wanted: Plan, source_asked: str = "") -> tuple[Plan, str]:
         """Return the plan in force and the drained checkpoint that its shards start from ("" = the initial values).
 
-        A plan with another placement than the newest one becomes a new version, which starts from a drained checkpoint
-        (P8): the newest, if the shards have saved nothing beyond it, or the requested one.
+        A plan with another placement than the newest one becomes a new version, which starts from a drained
+        checkpoint: the newest, if the shards have saved nothing beyond it, or the requested one.
 
         Raises
         ------
@@ -370,7 +370,7 @@ class RunStore:
         Raises
         ------
         Superseded
-            If a later coordinator has claimed the run: it may not have seen this, so this one must end (P23).
+            If a later coordinator has claimed the run: it may not have seen this, so this one must end.
         """
         record = saved.replaced(plan_version=self._plan_version)
         self.store.replace(f"{COORDINATORS}/i{self.incarnation:08d}.json", encode(record))
@@ -397,7 +397,7 @@ class RunStore:
                 self.store.replace(name, (run_dir / name).read_bytes())
 
     def check_newest(self) -> None:
-        """Raise `Superseded` if a later coordinator has claimed the run (P23)."""
+        """Raise `Superseded` if a later coordinator has claimed the run."""
         if newest_claim(self.store, "coordinator") > self.incarnation:
             raise Superseded(f"a later coordinator has this run; incarnation {self.incarnation} must stop")
 

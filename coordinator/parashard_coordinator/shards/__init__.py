@@ -1,1 +1,1 @@
-"""The coordinator as a client of shards: its commands, and their monitoring."""
+"""The coordinator as a client of shards: its commands to them, and their monitoring."""

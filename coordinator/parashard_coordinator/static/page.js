@@ -6,7 +6,7 @@
 /* global uPlot */
 
 const POLL_MS = 2000;
-const POLL_HIDDEN_MS = 15000; // in a tab that nobody looks at, for its title
+const POLL_HIDDEN_MS = 15000; // in a hidden tab, for its title
 const POLL_LOST_MS = 5000;
 const TIMEOUT_MS = 5000;
 const POINTS_MAX = 4000; // then the coordinator's thinned history is taken again

@@ -1,1 +1,1 @@
-"""What a shard decides: which pushes count, when they are applied, and what it counts of itself. All pure."""
+"""A shard's decisions: which pushes count, when they are applied; and its counters. All pure."""

@@ -37,7 +37,7 @@ class ShardCounters:
     """How many of them took at most so long, by APPLY_BOUNDS_S, and those that took longer."""
 
     def saw_staleness(self, staleness: int | None) -> None:
-        """Count one push's staleness; None is unknown (P16)."""
+        """Count one push's staleness; None is unknown."""
         if staleness is None:
             self.unknown_staleness += 1
         else:

@@ -2,7 +2,7 @@
 
 Decides what becomes of a push and what a pull gets. No gRPC, no clock, no disk, no randomness: `now_s` is an argument.
 One caller at a time, under a lock (`parashard_server.serving.admission_lock`), so nothing here locks. Every check comes
-before the first write (P14): a request that raises has changed nothing but counters.
+before the first write: a request that raises has changed nothing but counters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NOTED_MAX = 4096
 
 @dataclass(frozen=True)
 class Cut:
-    """A shard's state at one moment: the steps in its weights, and those weights as soon as they are copied (P1)."""
+    """A shard's state at one moment: the steps in its weights, and those weights as soon as they are copied."""
 
     identity: Target
     applied: IntervalSet
@@ -39,7 +39,7 @@ class Cut:
 
 
 class Journal(Protocol):
-    """Where applied pushes are noted, so that a later incarnation can replay them (P18)."""
+    """Where applied pushes are noted, so that a later incarnation can replay them."""
 
     position: int
 
@@ -92,20 +92,20 @@ class Shard:
         Raises
         ------
         WrongRun, StalePlan, StaleIncarnation
-            If the push is not meant for this incarnation of this shard (P2, P3).
+            If the push is not meant for this incarnation of this shard.
         UnknownVariable, ShapeMismatch, MalformedFrame, NonFiniteGradient
             If it cannot be right; it never will be.
         StaleRound
             If it comes too late.
         FoldedStep
-            If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip` (P24).
+            If it is the empty push of a step whose gradient is in the round's sum: `begin_round_again`, `skip`.
         """
         try:
             self.check_target(push.target)
             if not 0 <= push.step < self.steps_total:
                 raise MalformedFrame(f"step {push.step} is not one of this job's 0..{self.steps_total - 1}")
             self.record.push_bytes += push.payload.nbytes
-            if self.updates.holds(push.step) and not (push.skipped and self.updates.replaceable(push.step)):  # P1, P24
+            if self.updates.holds(push.step) and not (push.skipped and self.updates.replaceable(push.step)):
                 if self._pulled is not None:
                     self._pulled.forget(push.step)
                 self.record.push_float32_bytes += push.payload.nbytes
@@ -127,7 +127,7 @@ class Shard:
         WrongRun, StalePlan, StaleIncarnation
             If the pull is not meant for this incarnation of this shard.
         StaleRound
-            If it names a round that this shard does not stand at (P11).
+            If it names a round that this shard does not stand at.
         MalformedFrame
             If the run is not within the shard's vector, cuts an element, or knows a version that never was.
         """
@@ -153,7 +153,7 @@ class Shard:
     def replay(
         self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
     ) -> bool:
-        """Push again what an earlier incarnation has logged; return False if it is in already (P18).
+        """Push again what an earlier incarnation has logged; return False if it is in already.
 
         Raises
         ------
@@ -175,7 +175,7 @@ class Shard:
         return True
 
     def begin_round_again(self, incarnation: int) -> None:
-        """Go on as another incarnation that has the same weights, and of the present round nothing (P24)."""
+        """Go on as another incarnation that has the same weights, and of the present round nothing."""
         self.identity = replace(self.identity, incarnation=incarnation)
         self.updates.begin_again()
         self._noted.clear()
@@ -265,7 +265,7 @@ class Shard:
             raise NonFiniteGradient(f"step {step}: the gradient has a value that is not finite")
 
     def check_target(self, target: Target) -> None:
-        """Refuse what is not meant for this incarnation of this shard (P2, P3)."""
+        """Refuse what is not meant for this incarnation of this shard."""
         mine = self.identity
         if (target.run_id, target.job_digest, target.shard) != (mine.run_id, mine.job_digest, mine.shard):
             raise WrongRun(

@@ -1,7 +1,7 @@
-"""What a shard does with whole pushes: apply each at once, or fold rounds in step order.
+"""Update policies of a shard: apply each push at once, or fold a round's pushes in step order.
 
 Pure. One class for each, chosen when the shard is built, so that `Shard.push` never asks which consistency a job has.
-Both keep the applied set beside the weights: every method leaves the two in agreement (P1).
+Both keep the applied set beside the weights: every method leaves the two in agreement.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from parashard_server.state.storage import Storage
 
 
 class FoldedStep(ParashardError):
-    """A step that is given up has been added to its round's sum: the round must begin again (P24)."""
+    """A step that is given up has been added to its round's sum: the round must begin again."""
 
 
 class UpdatePolicy(Protocol):
@@ -29,7 +29,7 @@ class UpdatePolicy(Protocol):
     applied: IntervalSet
     """Steps whose gradients are in the weights."""
     skipped: IntervalSet
-    """Steps of `held` whose push was empty because the step was given up; the shard adds to it (P6)."""
+    """Steps of `held` whose push was empty because the step was given up; the shard adds to it."""
 
     @property
     def round(self) -> int | None:
@@ -48,10 +48,10 @@ class UpdatePolicy(Protocol):
         """Steps that are held and not yet in the weights."""
 
     def holds(self, step: int) -> bool:
-        """Tell whether a step is in the weights or held (P1)."""
+        """Tell whether a step is in the weights or held."""
 
     def replaceable(self, step: int) -> bool:
-        """Tell whether the empty push of a step given up replaces what is held of it (P24).
+        """Tell whether the empty push of a step given up replaces what is held of it.
 
         Raises
         ------
@@ -68,7 +68,7 @@ class UpdatePolicy(Protocol):
         """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it."""
 
     def reach(self, round_: int | None) -> None:
-        """Make the weights those that a round starts from, or raise StaleRound (P10, P11)."""
+        """Make the weights those that a round starts from, or raise StaleRound."""
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
         """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only."""
@@ -82,7 +82,7 @@ class ImmediateUpdates:
     storage : Storage
         What moves.
     damping : callable, optional
-        From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0 (P16).
+        From a push's staleness to what multiplies the learning rate; unknown staleness counts as 0.
     applied : IntervalSet, optional
         The steps in the storage's weights, where these come from a checkpoint.
     """
@@ -140,7 +140,7 @@ class ImmediateUpdates:
 
 
 class RoundUpdates:
-    """`sync:N`: gradients of a round are folded in step order and applied when the next round begins (P10-P13).
+    """`sync:N`: gradients of a round are folded in step order and applied when the next round begins.
 
     Invariant: the weights are those that round `round` starts from; `_sum` is the sum of the gradients of its steps
     before `_next_fold`, added in step order; `_early` has those that arrived before their turn. A round that is full
@@ -214,7 +214,7 @@ class RoundUpdates:
         """Refuse a step of any round but the one that its request may reach."""
         self.reach(step // self._round_steps)
 
-    def reach(self, round_: int | None) -> None:  # P10, P11
+    def reach(self, round_: int | None) -> None:
         """Commit the current round if the request names the next one; refuse any other but the current."""
         if round_ is None:
             raise MalformedFrame("the request names no round; in this job every one must")
@@ -224,7 +224,7 @@ class RoundUpdates:
             raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        """Fold the gradient if its turn has come, else keep it; at most N are kept (P19)."""
+        """Fold the gradient if its turn has come, else keep it; at most N are kept."""
         if step != self._next_fold:
             self._early[step] = gradient.copy()
             return PushResult.BUFFERED
@@ -239,7 +239,7 @@ class RoundUpdates:
         """Apply the full round to the weights."""
         first, stop = self._first(self.round), self._first(self.round + 1)
         scale = 1.0 / (stop - first) if self._mean else 1.0
-        self._storage.apply(self._sum, t=self.round + 1, scale=scale)  # P15: t counts rounds
+        self._storage.apply(self._sum, t=self.round + 1, scale=scale)  # t counts rounds
         self.applied.add_range(first, stop)
         self.round += 1
         self._sum[:] = 0.0

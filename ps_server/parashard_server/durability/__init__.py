@@ -1,1 +1,1 @@
-"""What survives a shard's process: checkpoints, the write-ahead log, and how a new incarnation takes them up."""
+"""Durability of a shard: checkpoints, the write-ahead log, and recovery from them by a new incarnation."""

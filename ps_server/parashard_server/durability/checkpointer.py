@@ -184,7 +184,7 @@ class Checkpointer:
                 last = self._last
                 unmoved = last is not None and last.applied == shard.updates.applied
                 if unmoved and self._last_incarnation == shard.identity.incarnation:
-                    return None  # equal steps do not imply equal weights after a rollback (P12)
+                    return None  # equal steps do not imply equal weights after a rollback
                 return self._cut(shard)
 
             cut = self._host.run_exclusive(reach)
@@ -275,7 +275,7 @@ class Checkpointer:
         return stored
 
     def _free_space(self, cut: Cut) -> None:
-        """Delete checkpoints that the newest one supersedes before the next is written to a full disk (P21).
+        """Delete checkpoints that the newest one supersedes before the next is written to a full disk.
 
         The newest is verified first: a damaged one supersedes nothing. If that is not enough, log segments are deleted.
         """
@@ -321,7 +321,7 @@ class Checkpointer:
         return stored
 
     def _collect(self, cut: Cut, keep: int) -> None:
-        """Delete superseded checkpoints, if this process has the newest claim (P3)."""
+        """Delete superseded checkpoints, if this process has the newest claim."""
         try:
             self._claims.check()
             cut_round = None if cut.round is None else self.cut_round

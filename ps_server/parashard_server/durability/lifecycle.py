@@ -1,7 +1,7 @@
 """ShardLifecycle: the incarnations of one shard in this process, each with its claim, its state and its log.
 
-The first one restores the newest checkpoint and replays the write-ahead log over it (P18). A rollback begins the next
-one at an earlier round (P12). Knows the store; knows no gRPC. Called by `parashard_server.__main__`, the service and
+The first one restores the newest checkpoint and replays the write-ahead log over it. A rollback begins the next
+one at an earlier round. Knows the store; knows no gRPC. Called by `parashard_server.__main__`, the service and
 the requests.
 """
 
@@ -69,7 +69,7 @@ def begin_first_incarnation(
         Ends the wait for a disk that is full.
     """
     giving_up = giving_up or threading.Event()
-    incarnation = retry_while_disk_fails(claims.next, "claims", giving_up)  # P3
+    incarnation = retry_while_disk_fails(claims.next, "claims", giving_up)
     failpoints.hit("shard.boot.claimed")
     restored = restorer.newest(claims.returns)
     returns = list(restored.returns)
@@ -138,7 +138,7 @@ class ShardLifecycle:
         StaleIncarnation
             If another incarnation began meanwhile.
         Superseded
-            If another process has claimed the shard since: this one must end (P23).
+            If another process has claimed the shard since: this one must end.
         DamagedCheckpoint
             If the shard cannot return there after all; it does not say any more that it can.
         """
@@ -168,7 +168,7 @@ class ShardLifecycle:
             return new
 
     def begin_round_again(self, incarnation: int, step: int) -> None:
-        """Begin another incarnation in the present round, without the gradient of a step that is given up (P24).
+        """Begin another incarnation in the present round, without the gradient of a step that is given up.
 
         Raises
         ------
@@ -179,7 +179,7 @@ class ShardLifecycle:
             if self._host.shard.identity.incarnation != incarnation:
                 return  # another request has done it
             try:
-                new = self.claims.next()  # P3
+                new = self.claims.next()
             except (StoreFailed, Superseded) as error:
                 raise NotReady(f"step {step} is to be skipped, and its round cannot begin again now: {error}") from None
 
@@ -195,7 +195,7 @@ class ShardLifecycle:
 
 
 def _claim_return(claims: Claims, returns: list[Return], round_: int) -> int:
-    """Claim an incarnation that begins at a round: what earlier ones made of later rounds is given up (P12)."""
-    incarnation = claims.next(returning_to=round_)  # P3
+    """Claim an incarnation that begins at a round: what earlier ones made of later rounds is given up."""
+    incarnation = claims.next(returning_to=round_)
     returns.append(Return(incarnation, round_))
     return incarnation

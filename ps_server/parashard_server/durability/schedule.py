@@ -1,6 +1,6 @@
 """CheckpointSchedule: when a shard's state is to be saved. Pure: `now_s` is an argument.
 
-Without rounds each shard has its own clock. In `sync:N` all shards must save the same rounds (P12): every so many
+Without rounds each shard has its own clock. In `sync:N` all shards must save the same rounds: every so many
 rounds, which each counts itself, and rounds that the coordinator names in advance to implement an interval in seconds.
 """
 

@@ -1,4 +1,4 @@
-"""ShardLog: the write-ahead log of one shard over its incarnations in this process (P18); a job may have none.
+"""ShardLog: the write-ahead log of one shard over its incarnations in this process; a job may have none.
 
 Owns the present incarnation's log and its successor's, what is replayed at the start, and what of it goes with old
 checkpoints. Knows neither the lock nor checkpoints. Called by the shard's lifecycle, its checkpointer and its requests.
@@ -135,7 +135,7 @@ class ShardLog:
             self.current.delete_below(min(held.log_position or 0 for held in kept))
 
     def give_up_below(self, position: int | None) -> None:
-        """Give up a log that has failed up to a position, for a checkpoint that is to have all of it (P21).
+        """Give up a log that has failed up to a position, for a checkpoint that is to have all of it.
 
         Until that is stored, a killed shard has more steps recomputed than it would have had; with a log that fills the
         disk there would never be a checkpoint again, nor a log.
@@ -147,7 +147,7 @@ class ShardLog:
             self.current.give_up(position)
 
     def tell(self) -> None:
-        """Log one line when the log begins to fail, one when it is whole again; not under the shard's lock (P21)."""
+        """Log one line when the log begins to fail, one when it is whole again; not under the shard's lock."""
         error, now_s = self.error, time.monotonic()
         if error and self._trouble.begins(now_s):
             log.warning("push-log-failed", reason=error)

@@ -1,1 +1,1 @@
-"""How requests reach a shard: gRPC, TCP and shared memory, the memory they use, and whose turn it is."""
+"""Serving of requests to a shard over gRPC, TCP and shared memory; their memory, and the shard's lock."""

@@ -1,7 +1,7 @@
 """AdmissionLock: the bounded lock of one shard; ends the process on a broken invariant.
 
 The threads of all transports take it in turn. The queue for it is bounded in length and in time. An error that is not
-one of ours ends the process at once: the weights may be half changed, so no one may see or save them (P14).
+one of ours ends the process at once: the weights may be half changed, so no one may see or save them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def end_process(error: BaseException) -> None:
     try:
         log.critical("shard-broke", error=repr(error), exc_info=error)
     finally:
-        os._exit(BROKEN_EXIT_CODE)  # P21
+        os._exit(BROKEN_EXIT_CODE)  # even if the log cannot be written
 
 
 class AdmissionLock:

@@ -64,7 +64,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
 
     def push(self, messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         """Take a push. One message is used where it lies; several are received into a buffer, whole, before the shard
-        hears of them: what of a push has come when its call ends goes with the call (P4).
+        hears of them: what of a push has come when its call ends goes with the call.
         """
         until_s = self._until_s(context)
         header, payload = wire.decode_push(next(messages))
@@ -125,7 +125,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         )
 
     def Rollback(self, request: shard_pb2.RollbackRequest, context: Any) -> shard_pb2.RollbackReply:
-        """Go back to a round under a new incarnation (P12)."""
+        """Go back to a round under a new incarnation."""
         self._check_command(request)
         return shard_pb2.RollbackReply(incarnation=self._lifecycle.roll_back(request.round, request.incarnation))
 
@@ -140,7 +140,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
             raise WrongRun(f"this shard is of run {mine}, the call names {run_id or '(none)'}")
 
     def _check_command(self, request: shard_pb2.TakeCheckpointRequest | shard_pb2.RollbackRequest) -> None:
-        """Refuse a command of another run, to another shard or incarnation, or of a superseded coordinator (P3)."""
+        """Refuse a command of another run, to another shard or incarnation, or of a superseded coordinator."""
         self._check_run(request.run_id)
         if request.coordinator_incarnation < self.coordinator_incarnation:
             raise Superseded(

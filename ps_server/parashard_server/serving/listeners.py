@@ -25,7 +25,7 @@ from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
 
 CONNECTIONS_MAX = 1024  # of each server, one peer 768 of them; a worker opens at most 8, and as a rule 2
-BACKLOG = 1024  # who connects while others are taken in; else the kernel has them wait a second and more
+BACKLOG = 1024  # beyond it the kernel delays new connections by a second and more
 
 
 class Listeners:
@@ -118,7 +118,7 @@ class Listeners:
 
     @property
     def turned_away(self) -> int:
-        """Connections that found no room, and those that gave way to others."""
+        """Connections that were refused for want of room, and those that were evicted."""
         return sum(server.turned_away for server in self._servers)
 
     def start(self) -> None:
@@ -127,7 +127,7 @@ class Listeners:
             server.start()
 
     def stop(self) -> None:
-        """Serve nobody any more."""
+        """Stop serving."""
         if self._local is not None:
             self._local.close()
         for server in self._servers:

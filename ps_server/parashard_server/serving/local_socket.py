@@ -1,4 +1,4 @@
-"""LocalSocket: where a shard listens for the processes of its own host, and who may connect there.
+"""LocalSocket: the Unix socket of a shard for the processes of its own host, and its access rights.
 
 Owns the path /dev/shm/parashard-UID/RUN_ID/shard-INDEX.INCARNATION.sock: its folders (0700), its making, its end, and
 the sweeping of what killed shards have left. A host shares /dev/shm as it shares memory, containers that share one
@@ -44,12 +44,12 @@ class LocalSocket:
     path : str
         Its name, for `ShardAddress.local_path`.
     listening : socket
-        Accepts connections of this user and of root only; whoever accepts there closes it.
+        Accepts connections of this user and of root only; the caller closes it.
 
     Raises
     ------
     OSError
-        If it cannot be made there, or the folder belongs to somebody else.
+        If it cannot be made there, or the folder belongs to another user.
     """
 
     def __init__(self, run_id: str, shard: int, incarnation: int, *, root: Path = ROOT) -> None:
@@ -120,7 +120,7 @@ def local_socket(run_id: str, shard: int, incarnation: int, *, root: Path = ROOT
 
 
 def sweep(home: Path) -> None:
-    """Remove the sockets under a user's folder that nobody listens to, of whatever run, and folders that are empty."""
+    """Remove the sockets under a user's folder that no process listens to, of any run, and empty folders."""
     for folder in _entries(home):
         for path in _entries(folder):
             if _is_stale(path):

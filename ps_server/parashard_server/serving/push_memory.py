@@ -1,9 +1,9 @@
-"""PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them (P19).
+"""PushMemory: the one budget for the memory of pushes on their way to a shard, whichever transport carries them.
 
 Counts bytes, and each peer's share of them; the memory itself belongs to its users: receive buffers of TCP and
 gRPC (`parashard_server.serving.receive_buffers`) and slots of shared memory (`parashard_server.serving.shm_service`).
 Thread-safe; its lock is held for nothing else. Made by `parashard_server.build`, one for a process, for all
-incarnations of its shard.
+incarnations of its shard. Implements rule P19 of docs/protocol.md.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class PushMemory:
     refused : int
         How often something was refused for want of this memory.
     caches : list of callable
-        Each gives back what it keeps for later pushes beyond `free_bytes`; called after somebody has taken more.
+        Each gives back what it keeps for later pushes beyond `free_bytes`; called after more has been taken.
     """
 
     def __init__(self, total_bytes: int, clock: Callable[[], float] = time.monotonic) -> None:
@@ -58,7 +58,7 @@ class PushMemory:
 
     @property
     def free_bytes(self) -> int:
-        """Bytes of the budget that nobody holds."""
+        """Bytes of the budget that are free."""
         return max(0, self.total_bytes - self.shares.held)
 
     def has_room(self, peer: str, size_bytes: int, now_s: float) -> bool:

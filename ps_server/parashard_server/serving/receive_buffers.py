@@ -1,4 +1,4 @@
-"""ReceiveBuffers: a pool of the memory that pushes are received into, within the shard's budget (P19).
+"""ReceiveBuffers: a pool of the memory that pushes are received into, within the shard's budget.
 
 Knows sizes, not pushes. Called by `parashard_server.serving.tcp_service` and `parashard_server.serving.grpc_service`,
 from many threads. A buffer that is used
@@ -35,7 +35,7 @@ class ReceiveBuffer:
 class ReceiveBuffers:
     """Receive buffers.
 
-    Invariant: buffers in use are held in the shard's memory for pushes; those that are kept fit into what nobody holds.
+    Invariant: buffers in use are held in the shard's memory for pushes; those that are kept fit into what is free.
 
     Parameters
     ----------

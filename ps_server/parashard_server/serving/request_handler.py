@@ -1,4 +1,4 @@
-"""RequestHandler: pushes and pulls on the shard that is served now, whatever carried them here.
+"""RequestHandler: pushes and pulls on the shard that is served now, over any transport.
 
 Calls the core in the request's turn, waits for the log, and counts time. Knows no wire. Called by the gRPC service and
 the stream services, from many threads.
@@ -63,7 +63,7 @@ class RequestHandler:
         NotReady
             If the shard is stopping.
         WrongRun, StalePlan, StaleIncarnation
-            If another run, plan or incarnation is meant (P2, P3).
+            If another run, plan or incarnation is meant.
         """
         self._check_open()
         self._host.shard.check_target(target)
@@ -75,7 +75,7 @@ class RequestHandler:
         ------
         ParashardError
             As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
-            `StaleIncarnation` where the round had to begin again (P24).
+            `StaleIncarnation` where the round had to begin again.
         """
         arrived_s = self._clock()
         with self._observer.push(push, arrived_s) as seen:
@@ -102,7 +102,7 @@ class RequestHandler:
             return receipt
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        """Return what `read` makes of the weights; called while nobody moves them, and its views die with the call.
+        """Return what `read` makes of the weights; called while they do not change; its views end with the call.
 
         Raises
         ------

@@ -1,4 +1,4 @@
-"""A shard's dialogue on a stream, as far as TCP and shared memory agree: HELLO, then requests, each with its answer.
+"""A shard's side of a stream, common to TCP and shared memory: HELLO, then requests, each with its answer.
 
 Owns the order of messages (`protos/stream.proto`) and how long each may take. Does not know where tensors lie:
 `parashard_server.serving.tcp_service` and `parashard_server.serving.shm_service` do, which call it on the thread of a
@@ -21,7 +21,7 @@ from parashard.protocol.rpc import data_deadline_s
 from parashard.transports.stream import Head, Kind, Stream, parsed, refusal
 from parashard_server.serving.stream_server import HELLO_DEADLINE_S
 
-HELLO_BYTES_MAX = 4 << 10  # nobody knows yet who speaks
+HELLO_BYTES_MAX = 4 << 10  # the peer is not known yet
 HEAD_DEADLINE_S = 5.0  # for the few bytes of a request before its payload, once they have begun to come
 
 _Result = TypeVar("_Result")
@@ -41,7 +41,7 @@ class Plane(Protocol):
         """Take a push; its payload is borrowed."""
 
     def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        """Return what `read` makes of the weights; called while nobody moves them."""
+        """Return what `read` makes of the weights; called while they do not change."""
 
 
 def greeted(stream: Stream, plane: Plane, *, deadline_s: float) -> stream_pb2.Hello:

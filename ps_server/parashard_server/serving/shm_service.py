@@ -1,4 +1,4 @@
-"""ShmService: serves workers on the same host, whose tensors lie in memory that both map.
+"""ShmService: serves workers on the same host, with tensors in memory that both map.
 
 Makes each connection's slot, within the shard's budget, and sends it with the shard's weights at HELLO; then one small
 message a request. A push is used in the slot, without a copy. Decides nothing: the data plane does. Called by
@@ -26,7 +26,7 @@ from parashard_server.serving.session import Plane, answer_to_push, greeted, hel
 
 
 class Slots:
-    """The memory that connections push through, within the shard's budget (P19).
+    """The memory that connections push through, within the shard's budget.
 
     A slot is held for as long as its connection, so two things are left to others. Invariants: all slots together leave
     `left_bytes` of the budget, so that a push which comes another way never waits for a connection to end; a worker's
@@ -145,7 +145,7 @@ class ShmService:
                     self._pull(stream, head, slot, deadline_s)
 
     def _greeted(self, stream: Stream) -> tuple[str, SharedWeights]:
-        """Receive HELLO; return who says it, and the memory that it may have."""
+        """Receive HELLO; return the worker's name, and the memory that it may have."""
         hello = greeted(stream, self._plane, deadline_s=hello_deadline_s())
         weights = self._weights()
         if weights is None:

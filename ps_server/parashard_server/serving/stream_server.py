@@ -45,9 +45,9 @@ class StreamServer:
         Talks with one peer until it ends. A `ParashardError` that it raises is sent to the peer; then the connection is
         closed.
     connections_max : int
-        How many there may be, and each peer its share. One more takes the place of the oldest that has said too little
-        (with TLS: shown no certificate; else: said no right HELLO), of the same host where it is the host's share that
-        is used up, so that silent strangers keep nobody out. Where there is none it is refused with `QueueFull`.
+        How many there may be, and each peer its share. One more evicts the oldest unauthenticated one (with TLS:
+        without a certificate yet; else: without a valid HELLO), of the same host where it is the host's share that
+        is used up, so that silent peers lock no worker out. Where there is none it is refused with `QueueFull`.
     name : str
         Of its threads, and in logs.
     tls : callable, optional
@@ -77,11 +77,11 @@ class StreamServer:
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._open: dict[Stream, threading.Thread] = {}  # the oldest first
-        self._unproven: set[Stream] = set()  # of these: whoever has shown no certificate yet, without TLS everybody
-        self._counted: set[Stream] = set()  # of these: whoever counts in a share; who gives way does not, as it ends
+        self._unproven: set[Stream] = set()  # of these: those without a certificate yet; without TLS all
+        self._counted: set[Stream] = set()  # of these: those that count in a share; evicted ones do not
         self._shares = Shares(connections_max, alone_s=math.inf)
         self.turned_away = 0
-        """Connections that found no room: refused, or others, which had said too little, gave way to them."""
+        """Connections refused for want of room, and unauthenticated ones evicted for a new one."""
         self._accepting = threading.Thread(target=self._accept, name=f"{name}-accept", daemon=True)
 
     @property
@@ -113,7 +113,7 @@ class StreamServer:
             try:
                 connection, address = self._listening.accept()
             except OSError as error:
-                # Out of descriptors, most likely: who waits outside comes in when another has left.
+                # Out of descriptors, most likely: connections in the backlog are accepted once others have ended.
                 if not self._stopping.wait(ACCEPT_PAUSE_S):
                     log.warning("accept-failed", server=self._name, error=str(error))
                 continue
@@ -155,7 +155,7 @@ class StreamServer:
                 self._prove(stream)
             self._serve(stream)
         except Unreachable:
-            pass  # nobody is there to be told
+            pass  # the peer is gone
         except ParashardError as error:
             self._refuse(stream, error)
         except Exception as error:  # the seam: whatever broke, the peer must hear of it
@@ -166,14 +166,14 @@ class StreamServer:
             self._forget(stream)
 
     def _prove(self, stream: Stream) -> None:
-        """Check the certificate that a peer has shown; from now on the connection counts for who it names."""
+        """Check the certificate that a peer has shown; from now on the connection counts for that identity."""
         uris = stream.peer_uris()
         for method in self._calls:
             check_call(method, uris)
         peer = peer_of_certificate(uris)
         with self._lock:
             if stream not in self._unproven:
-                raise Unreachable("the connection had to give way")
+                raise Unreachable("the connection was evicted for a newer one")
             self._give_back(stream)
             if not self._shares.take(peer, 1, time.monotonic()):
                 self.turned_away += 1
@@ -183,9 +183,9 @@ class StreamServer:
             self._unproven.discard(stream)
 
     def _replaced(self, host: str) -> Stream | None:
-        """Return the connection whose place a newcomer takes, and pass the place on; None: nobody gives way."""
+        """Return the connection to evict for a new one, and transfer its share; None: there is none to evict."""
         quiet = [stream for stream in self._unproven if not stream.greeted and stream in self._counted]
-        if not self._shares.fits(1):  # whose they are that keep others out
+        if not self._shares.fits(1):  # evict from the host that holds the most
             host_of_most = Counter(stream.counted_for for stream in quiet).most_common(1)
             giver = host_of_most[0][0] if host_of_most else host
         else:
@@ -216,7 +216,7 @@ class StreamServer:
 
     def _turn_away(self, stream: Stream, error: ParashardError) -> None:
         self.turned_away += 1
-        # With TLS nothing can be said before a handshake, and the accepting thread waits for nobody.
+        # With TLS nothing can be said before a handshake, and the accepting thread must not wait for a peer.
         if self._tls is None:
             self._refuse(stream, error)
         stream.close()

@@ -1,4 +1,4 @@
-"""The shard's spans: each request that came with a worker's context, and in it the apply, where the weights moved.
+"""The shard's spans: each request with a worker's trace context, and in it the apply, if the weights changed.
 
 Made by `parashard_server.__main__`, if the shard traces; no other imports this.
 """

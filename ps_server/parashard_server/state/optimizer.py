@@ -93,7 +93,7 @@ class Optimizer:
         """Apply one gradient to one partition, in place on its weights and slots.
 
         The learning rate is learning_rate * schedule.factor(t) * damping * variable.learning_rate_factor, in float64.
-        An empty push is an update with a gradient of zeros: moments and weight decay are applied (P15). A frozen
+        An empty push is an update with a gradient of zeros: moments and weight decay are applied. A frozen
         variable is never changed.
 
         Parameters

@@ -141,7 +141,7 @@ class Storage:
         return sum(piece.size_bytes for piece in slices)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
-        """Return a gradient in the shard's layout, as float32; elements without a slice are zero (P15).
+        """Return a gradient in the shard's layout, as float32; elements without a slice are zero.
 
         Returns a view of `payload` if it has that layout, else scratch memory, valid until the next call.
 

@@ -43,7 +43,7 @@ def completed(step: int) -> pb.CompletedStep:
     return pb.CompletedStep(step=step, incarnations=[1, 1], loss=0.5, examples=8)
 
 
-def test_the_job_is_given_to_who_asks(it: Served) -> None:
+def test_the_job_is_returned_on_request(it: Served) -> None:
     job = it.client.get_job()
     assert (job.run_id, job.job_digest) == (RUN, DIGEST)
 
@@ -65,7 +65,7 @@ def test_a_shard_s_applied_steps_are_taken_in(it: Served) -> None:
     assert it.core.job.leases.lowest_incomplete == 5
 
 
-def test_a_shard_learns_whom_it_obeys_and_what_all_have_saved() -> None:  # P3, P12
+def test_a_shard_learns_the_coordinators_incarnation_and_what_all_have_saved() -> None:  # P3, P12
     core = core_of(Sync(4), registered=False, incarnation=3)
     with served(core) as it:
         first = it.client.register_shard(shard_request(0, checkpoint_rounds=[0, 1, 2]))
@@ -95,7 +95,7 @@ def test_a_drained_checkpoint_is_asked_for_until_it_is_there(it: Served) -> None
     assert it.client.create_checkpoint(request) == pb.CreateCheckpointReply(checkpoint="j1", steps=1)
 
 
-def test_a_decision_is_stored_before_anybody_hears_of_it(it: Served) -> None:  # P7
+def test_a_decision_is_stored_before_any_process_sees_it(it: Served) -> None:  # P7
     start(it)
     stored: list[dict[str, dict[str, float | None]]] = []
     it.exclusive.on_decision = lambda core: stored.append(core.job.saved().evaluations)
@@ -160,7 +160,7 @@ def test_a_name_has_a_bound(it: Served) -> None:
     it.client.register_worker(worker_request("w" * 100))
 
 
-def test_nobody_joins_a_job_that_has_failed(it: Served) -> None:
+def test_a_failed_job_accepts_no_worker(it: Served) -> None:
     it.core.job.fail("no disk")
     with pytest.raises(JobFailed, match="no disk"):
         it.client.register_worker(worker_request())
@@ -219,7 +219,7 @@ def test_supervise_tells_what_to_start_and_stop(it: Served) -> None:
     assert (reply.state, reply.reason) == (pb.JOB_STATE_RUNNING, "every shard is up")
 
 
-def test_supervise_hears_of_exits(it: Served) -> None:
+def test_supervise_receives_exits(it: Served) -> None:
     start(it)
     it.client.lease(lease_request(want=1))
     process = pb.ProcessName(role="worker", index=0)

@@ -60,7 +60,7 @@ def steps(reply: Future[pb.LeaseReply]) -> list[int]:
 def test_a_waiting_worker_is_woken_when_a_step_comes_back(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         assert not reply.done()
         give_back(it)
         assert steps(reply) == [0]
@@ -72,7 +72,7 @@ def test_a_waiting_worker_is_woken_when_the_last_shard_registers() -> None:
         it.client.register_worker(worker_request())
         it.client.register_shard(shard_request(0))
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.client.register_shard(shard_request(1))
         assert steps(reply) == [0]
 
@@ -83,7 +83,7 @@ def test_a_waiting_worker_is_woken_when_an_evaluation_is_due() -> None:
         assert Caller(it.core, "busy", now_s).lease(1, now_s) == [0]
         it.client.register_worker(worker_request())
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
         assert [e.evaluation for e in reply.result(DEADLINE_S).evaluations] == [1]
 
@@ -91,7 +91,7 @@ def test_a_waiting_worker_is_woken_when_an_evaluation_is_due() -> None:
 def test_a_waiting_worker_is_woken_when_the_job_ends(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("no disk"))
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_FAILED
         assert reply.result(DEADLINE_S).reason == "no disk"
@@ -100,9 +100,9 @@ def test_a_waiting_worker_is_woken_when_the_job_ends(it: Served) -> None:
 def test_what_wakes_it_for_nothing_lets_it_wait_on(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.exclusive.run_exclusive(lambda core, now_s: core.tick(now_s))
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         give_back(it)
         assert steps(reply) == [0]
 
@@ -119,10 +119,10 @@ def test_who_does_not_ask_to_wait_is_answered_at_once(it: Served, request_: dict
     assert it.condition.timeouts_s == []
 
 
-def test_nobody_waits_for_ever(it: Served) -> None:
+def test_every_wait_is_bounded(it: Served) -> None:
     with ThreadPoolExecutor(1) as threads:
         reply = threads.submit(it.service.Lease, lease_request(want=1, wait_s=1e300), None)
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.exclusive.run_exclusive(lambda core, now_s: core.job.fail("the test is over"))
         reply.result(DEADLINE_S)
     assert all(timeout_s is not None and timeout_s <= WAIT_MAX_S for timeout_s in it.condition.timeouts_s)
@@ -134,7 +134,7 @@ def test_only_so_many_wait_at_once(it: Served, monkeypatch: pytest.MonkeyPatch) 
     it.client.register_worker(worker_request("worker-1"))
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         assert steps(ask(worker="worker-1")) == []
         assert not reply.done()
         give_back(it)
@@ -163,7 +163,7 @@ def test_a_worker_that_ended_while_it_waited_is_granted_nothing(it: Served) -> N
     ended = Exit(ProcessName("worker", 0), -9, "killed by signal 9", number=1)
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.exclusive.run_exclusive(lambda core, now_s: core.supervise([ended], [], now_s))
         give_back(it)
         assert steps(reply) == []
@@ -173,7 +173,7 @@ def test_a_worker_that_ended_while_it_waited_is_granted_nothing(it: Served) -> N
 def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) -> None:
     with asking(it) as ask:
         earlier = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         later = ask(sequence=2)
         assert steps(earlier) == []
         give_back(it)
@@ -183,7 +183,7 @@ def test_a_later_call_of_the_worker_ends_the_wait_of_an_earlier_one(it: Served) 
 def test_a_newer_incarnation_ends_the_wait_of_an_older_one(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         it.client.register_worker(worker_request())
         give_back(it)
         assert steps(reply) == []
@@ -194,7 +194,7 @@ def test_a_newer_incarnation_ends_the_wait_of_an_older_one(it: Served) -> None:
 def test_a_waiting_worker_learns_that_the_last_step_is_in(it: Served) -> None:
     with asking(it) as ask:
         reply = ask()
-        it.wait_until_somebody_waits()
+        it.wait_until_a_call_waits()
         give_back(it, completed=[pb.CompletedStep(step=0, incarnations=[1, 1])])
         it.exclusive.run_exclusive(lambda core, now_s: core.job.done())
         assert reply.result(DEADLINE_S).state == pb.JOB_STATE_DONE

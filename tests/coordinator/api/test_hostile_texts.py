@@ -90,7 +90,7 @@ def test_what_is_for_people_is_cut_and_made_readable(it: Served, text: str) -> N
 @pytest.mark.parametrize(
     "metrics", [{str(i): 0.0 for i in range(METRICS_MAX + 1)}, {EVIL: 0.0}, {LONG: 0.0}], ids=["many", "evil", "long"]
 )
-def test_metrics_that_nobody_could_show_are_an_evaluation_that_failed(it: Served, metrics: dict[str, float]) -> None:
+def test_metrics_that_cannot_be_displayed_are_a_failed_evaluation(it: Served, metrics: dict[str, float]) -> None:
     start(it)
     it.client.lease(lease_request(evaluated=[pb.EvaluationResult(evaluation=1, incarnations=[1, 1], metrics=metrics)]))
     assert it.core.job.evaluations.latest is None

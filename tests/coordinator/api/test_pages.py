@@ -128,7 +128,7 @@ def test_the_history_has_a_column_for_each_line_of_each_plot(served: StatusPort)
     assert {len(column) for column in history["columns"].values()} == {3}
 
 
-def test_the_history_is_told_from_a_point_on(served: StatusPort) -> None:
+def test_the_history_is_reported_from_a_point_on(served: StatusPort) -> None:
     for elapsed_s in (1.0, 2.0, 3.0):
         served.show(status_of(elapsed_s=elapsed_s))
     assert told(served, "/history.json?since=2")["columns"]["elapsed_s"] == [3.0]

@@ -94,7 +94,7 @@ def test_of_the_most_that_a_shard_may_say_the_figures_are_kept_and_shown() -> No
     for error in (record.figures.checkpoint_error, record.figures.log_error):
         assert error.isprintable()
         assert len(error) == ERROR_BYTES_MAX
-    assert record.figures.ByteSize() < 1024, "no list, and nothing that nobody knows"
+    assert record.figures.ByteSize() < 1024, "no lists and no unknown fields"
     status = StatusView("digits", "async", 2)
     status.saw(0, record)
     shown = status.message(core_of().job, 0.0)

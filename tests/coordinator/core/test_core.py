@@ -109,7 +109,7 @@ def test_a_restart_that_was_seen_twice_counts_once() -> None:
     Caller(core, "worker-0")
     assert core.job.supervision.worker_restarts == 1
     Caller(core, "worker-0")
-    assert core.job.supervision.worker_restarts == 2, "nobody saw the earlier incarnation end"
+    assert core.job.supervision.worker_restarts == 2, "the exit of the earlier incarnation was not reported"
 
 
 def test_a_worker_that_is_not_wanted_any_more_is_no_restart() -> None:
@@ -316,8 +316,8 @@ def test_what_cannot_come_back_ends_no_job_that_goes_on(name: str) -> None:
     core = core_of(launcher=local(), lease_ttl_s=1000.0)
     Caller(core, "worker-0")
     other = Caller(core, "worker-1")
-    everybody = core.supervise([], [], 0.0).start
-    rest = [process for process in everybody if str(process) != name]
+    started = core.supervise([], [], 0.0).start
+    rest = [process for process in started if str(process) != name]
     for step in range(10):
         now_s = 10.0 * step
         assert core.supervise(ended(name, 2, "cert.pem expired"), rest, now_s).start == (), "not at once"
@@ -348,7 +348,7 @@ def test_a_worker_with_other_arithmetic_is_refused_in_rounds() -> None:  # P13
         core.register_worker("", "arm", "cpu", "", 0.0)
 
 
-def test_a_silent_shard_is_told_of_once_until_it_answers() -> None:
+def test_a_silent_shard_is_reported_once_until_it_answers() -> None:
     core = core_of()
     core.shard_silent(0, 2.0, "no answer")
     assert not [event for event in core.job.events if "does not answer" in event]

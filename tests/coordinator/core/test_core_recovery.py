@@ -18,7 +18,7 @@ from support.coordinator_cases import Caller, announce, core_of, done, judged
 
 
 def core_after(earlier: Core, policy: LeasingPolicy | None = None, **options: Any) -> Core:
-    """Return the next coordinator's core: it has what was saved, and nobody has called it yet."""
+    """Return the next coordinator's core: with the saved state, before its first call."""
     saved = decode(Saved, encode(earlier.job.saved()), "saved")
     core = core_of(policy, registered=False, incarnation=earlier.job.options.incarnation + 1, **options)
     core.job.resume(saved)
@@ -52,7 +52,7 @@ def test_what_is_complete_is_what_every_shard_has() -> None:  # P5
     assert [caller.lease(1) for _ in range(4)] == [[3], [5], [6], [8]]
 
 
-def test_shards_that_went_on_while_nobody_coordinated_count_as_they_are() -> None:
+def test_what_shards_applied_without_a_coordinator_counts() -> None:
     core = core_after(core_of())
     announce_all(core, [(0, 40)], [(0, 40)])
     assert core.job.complete
@@ -76,7 +76,7 @@ def test_a_run_that_was_started_again_as_a_whole_had_no_restarts() -> None:
     assert [event.partition(" (")[0] for event in core.job.events][:2] == ["shard-0 started", "shard-1 started"]
 
 
-def test_a_shard_is_told_of_by_what_became_of_its_process() -> None:
+def test_a_shard_is_reported_with_the_state_of_its_process() -> None:
     core = core_after(core_of())
     announce(core, 0, 1, process=1)
     announce(core, 0, 2, process=2)
@@ -153,7 +153,7 @@ def test_a_shard_that_dies_while_it_returns_is_started_again() -> None:
     assert (core.job.rounds.returning_to, core.job.shard_restarts) == (None, 2)
 
 
-def test_in_rounds_a_shard_that_lost_only_what_nobody_has_applied_takes_nobody_back() -> None:  # P5, P10
+def test_in_rounds_losing_steps_that_no_shard_has_applied_needs_no_rollback() -> None:  # P5, P10
     core = core_of(Sync(2))
     announce(core, 0, 2, held=[(0, 2)])
     announce(core, 1, 2)
@@ -364,14 +364,16 @@ def test_a_step_given_up_that_every_shard_has_is_not_leased_again() -> None:
     assert Caller(core).lease(1) == [2]
 
 
-def test_an_evaluation_whose_round_has_passed_is_given_up_and_told() -> None:  # P7, P11: its result was never stored
+def test_an_evaluation_whose_round_has_passed_is_given_up_and_reported() -> (
+    None
+):  # P7, P11: its result was never stored
     core = core_of(Sync(4), evaluate_after=[4, 40], registered=False)
     announce_all(core, [(0, 8)], [(0, 8)])
     assert "warning: the evaluation after step 4 was missed: its weights are gone" in core.job.events
     assert Caller(core).lease(1) == [8]
 
 
-def test_no_evaluation_is_given_up_before_every_shard_has_said_where_it_stands() -> None:  # P12
+def test_no_evaluation_is_given_up_before_every_shard_has_reported_its_round() -> None:  # P12
     core = core_of(Sync(4), evaluate_after=[4, 40], registered=False)
     announce(core, 0, 1, [(0, 8)], returnable=[1])
     announce(core, 1, 1, [(0, 4)], returnable=[1])
@@ -396,7 +398,7 @@ def at_its_evaluation(core: Core, steps: int) -> Caller:
     return caller
 
 
-def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_told() -> None:  # P25
+def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_reported() -> None:  # P25
     core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
     caller = at_its_evaluation(core, 4)
     announce(core, 0, 2, [(0, 1)])
@@ -422,7 +424,7 @@ def test_a_late_result_is_void_where_the_steps_have_come_again_too() -> None:  #
     assert core.job.evaluations.results() == {4: {"accuracy": 0.5}}
 
 
-def test_the_metrics_told_at_the_end_are_those_of_the_final_weights() -> None:  # P25
+def test_the_metrics_reported_at_the_end_are_those_of_the_final_weights() -> None:  # P25
     core = core_of(evaluate_after=[40])
     caller = at_its_evaluation(core, 40)
     announce(core, 0, 2, [(0, 39)])

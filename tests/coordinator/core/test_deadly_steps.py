@@ -121,7 +121,7 @@ def namesake(core: Core) -> None:
 
 
 @pytest.mark.parametrize("happens", [silence, namesake])
-def test_where_nobody_tells_of_exits_silence_and_a_successor_count(happens: Any) -> None:
+def test_without_exit_reports_silence_and_a_replacement_count_as_deaths(happens: Any) -> None:
     core = core_of(max_attempts=1)
     Caller(core, "worker-0").lease(1)
     happens(core)

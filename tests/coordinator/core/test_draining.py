@@ -1,4 +1,4 @@
-"""Draining: leasing pauses until all shards have the same steps, once for everybody who asks meanwhile (P8)."""
+"""Draining: leasing pauses until all shards have the same steps, once for all requests that arrive meanwhile (P8)."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_answers_are_bounded_and_the_oldest_goes() -> None:
     assert draining.asked(ANSWERS_KEPT, 0).checkpoint == f"j{ANSWERS_KEPT}"
 
 
-def test_tries_that_fail_end_after_a_while_and_patience_begins_anew_with_a_shard_s_next_incarnation() -> None:
+def test_failing_tries_are_bounded_and_the_bound_restarts_with_a_shard_s_next_incarnation() -> None:
     draining = Draining()
     draining.asked(1, 8)
     assert draining.failed("away", view=2, now_s=10.0) is None
@@ -139,7 +139,7 @@ def test_nothing_is_taken_of_a_job_that_has_failed() -> None:
     assert core.job.due_checkpoint() is None
 
 
-def test_a_checkpoint_that_failed_is_told_and_leasing_goes_on() -> None:
+def test_a_checkpoint_that_failed_is_reported_and_leasing_goes_on() -> None:
     core = core_of()
     core.create_checkpoint(request=7)
     core.checkpoint_ended(Answer(error="no space left", steps=0))

@@ -24,7 +24,7 @@ def at_its_evaluation(core: Core) -> Caller:
     return caller
 
 
-def test_a_result_is_told_and_training_goes_on() -> None:
+def test_a_result_is_reported_and_training_goes_on() -> None:
     core = core_of(evaluate_after=[4, 40])
     caller = at_its_evaluation(core)
     assert caller.lease(1, evaluated=judged(4, accuracy=0.5, loss=1.25)) == [4]
@@ -39,7 +39,7 @@ def test_the_metrics_of_a_regression_are_named_in_words() -> None:
     assert core.job.events[-1] == f"step 4: {told}"
 
 
-def test_a_target_of_a_metric_that_there_is_not_is_told_once() -> None:
+def test_a_target_of_a_metric_that_there_is_not_is_reported_once() -> None:
     core = core_of(evaluate_after=[4, 6, 40], target_mean_squared_error=1.0)
     judge = at_its_evaluation(core)
     judge.call(evaluated=judged(4, loss=0.5))
@@ -66,7 +66,7 @@ def test_every_start_tells_what_the_data_are_and_what_may_be_overlooked() -> Non
     ]
 
 
-def test_results_are_told_in_order_whoever_is_first() -> None:
+def test_results_are_reported_in_order_of_steps() -> None:
     core = core_of(evaluate_after=[2, 4, 40], steps_total=40)
     first, second = Caller(core), Caller(core)
     while core.job.leases.lowest_incomplete < 4:
@@ -213,7 +213,7 @@ def test_while_the_last_evaluation_runs_the_others_are_told_so() -> None:
     assert answer.reason == "every step is in; an evaluation is under way"
 
 
-def test_each_failed_attempt_names_its_evaluation_and_none_is_told_after_the_end() -> None:
+def test_each_failed_attempt_names_its_evaluation_and_none_is_reported_after_the_end() -> None:
     core = core_of(evaluate_after=[4, 6])
     caller = at_its_evaluation(core)
     for _ in range(ATTEMPTS_MAX + 3):

@@ -8,7 +8,7 @@ from parashard_coordinator.core.evaluations import ATTEMPTS_MAX, Evaluations, ev
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 
 FREE = 1 << 62
-LIVES = (1, 1)
+INCARNATIONS = (1, 1)
 
 
 def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int = 100) -> Evaluations:
@@ -16,7 +16,7 @@ def evaluations_of(*after: int, policy: LeasingPolicy | None = None, total: int 
 
 
 def granted(evaluations: Evaluations, worker: str = "a", lowest: int = 100) -> list[int]:
-    return [evaluation.after_step for evaluation in evaluations.grant(worker, lowest, LIVES)]
+    return [evaluation.after_step for evaluation in evaluations.grant(worker, lowest, INCARNATIONS)]
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,7 @@ def test_one_is_granted_when_its_steps_are_complete() -> None:
     evaluations = evaluations_of(10, 20)
     assert granted(evaluations, lowest=9) == []
     assert granted(evaluations, "a", lowest=10) == [10]
-    assert granted(evaluations, "b", lowest=10) == [], "somebody is at it"
+    assert granted(evaluations, "b", lowest=10) == [], "it is leased to another worker"
     assert granted(evaluations, "b", lowest=20) == [20]
     assert not evaluations.finished
 
@@ -99,9 +99,9 @@ def test_without_rounds_nothing_is_held_back() -> None:
 
 def test_in_rounds_it_names_the_round_whose_starting_weights_it_judges() -> None:  # P11
     evaluations = evaluations_of(10, 20, policy=Sync(8), total=20)
-    due = evaluations.grant("a", 16, LIVES)
+    due = evaluations.grant("a", 16, INCARNATIONS)
     assert [(e.after_step, e.round) for e in due] == [(16, 2)]
-    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20, LIVES)] == [(20, 3)]
+    assert [(e.after_step, e.round) for e in evaluations.grant("b", 20, INCARNATIONS)] == [(20, 3)]
 
 
 def test_in_rounds_no_step_past_it_is_leased_until_its_result_is_in() -> None:  # P7
@@ -169,7 +169,7 @@ def test_what_was_judged_after_lost_steps_is_judged_again(policy: LeasingPolicy)
     assert evaluations.latest.metrics == {"accuracy": 0.8}
 
 
-def test_what_somebody_is_at_when_a_shard_returns_is_free() -> None:  # P25: its result will be void
+def test_an_evaluation_in_progress_when_a_shard_restarts_can_be_leased_again() -> None:  # P25: its result will be void
     evaluations = evaluations_of(4, 8)
     [first] = evaluations.grant("a", 4, (1, 1))
     assert evaluations.shard_returned(4) == []
@@ -186,7 +186,7 @@ def test_a_result_of_an_earlier_coordinator_is_taken_for_the_same_steps_only() -
     assert evaluations.results() == {8: {"loss": 1.0}}
 
 
-def test_results_that_are_lost_or_known_from_before_are_not_told() -> None:
+def test_results_that_are_lost_or_known_from_before_are_not_reported() -> None:
     evaluations = evaluations_of(10, 20, 30)
     evaluations.known(10, {"loss": 1.0})
     evaluations.finish(20, {"loss": 2.0})

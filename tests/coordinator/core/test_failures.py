@@ -60,7 +60,7 @@ def test_once_a_step_has_succeeded_others_that_fail_are_bad_steps() -> None:
     assert core.job.state is JobState.RUNNING
 
 
-def test_a_bad_step_that_stops_the_job_is_the_user_s_to_mend_if_the_model_raised() -> None:
+def test_a_bad_step_that_stops_the_job_is_the_user_s_error_if_the_model_raised() -> None:
     for kind, code in ((FailureKind.MODEL, CONFIGURATION), (FailureKind.OTHER, FAILED)):
         core = core_of(max_attempts=2)
         caller = Caller(core)

@@ -33,7 +33,7 @@ def test_the_pause_before_the_next_attempt_doubles_and_other_steps_go_on() -> No
     assert now_s - 100.0 > 3.0, "each shard has said at least once what it has"
 
 
-def test_a_pause_outlives_a_shard_s_restart_and_ends_when_somebody_lists_the_step() -> None:
+def test_a_pause_outlives_a_shard_s_restart_and_ends_when_a_worker_lists_the_step() -> None:
     leases = StepLeases(3, 1, Async())
     leases.grant("a", 1, 1, 0.0, 3)
     leases.fail("a", 0, 0.0, skip=False)

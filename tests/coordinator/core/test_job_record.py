@@ -58,7 +58,7 @@ def test_a_job_that_its_user_stops_has_not_failed() -> None:
     assert (failed.job.state_name, failed.job.reason) == ("failed", "the disk is full")
 
 
-def test_a_problem_is_told_once_and_when_it_is_over() -> None:
+def test_a_problem_is_reported_once_and_when_it_is_over() -> None:
     core = core_of()
     before = core.job.events_total
     for left in (40, 20):

@@ -90,7 +90,7 @@ def test_what_was_up_is_tried_again_now_and_then_whatever_keeps_it_from_coming_b
         launcher.step_completed()
 
 
-def test_the_job_ends_when_nobody_makes_progress_without_it() -> None:
+def test_the_job_fails_when_there_is_no_progress_without_the_worker() -> None:
     launcher, ended = local(budget=2), Exit(worker(0), 2, "cert.pem expired")
     told = [launcher.exited(ended, now_s, was_up=True) for now_s in (0.0, 5.0, 10.0)]
     assert told[:2] == [None, None]

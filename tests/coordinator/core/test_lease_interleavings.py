@@ -96,7 +96,7 @@ class Interleavings(RuleBasedStateMachine):
         for grant in answer.granted:
             assert grant.step < limit, "P9, P10: nothing is leased at or past the limit"
             assert grant.step not in self.complete(), "a complete step is not leased again"
-            assert grant.step not in held, "nobody gets a step that he holds"
+            assert grant.step not in held, "a worker is not granted a step that it holds"
             assert grant.skip == (grant.step in self.given_up), "P6"
             holders = [other for other in NAMES if grant.step in self.core.job.leases.held_by(other)]
             assert name_of(caller) in holders

@@ -48,7 +48,7 @@ def test_an_earlier_incarnation_is_told_to_stop() -> None:  # P3
     assert workers.heard("worker-0", 2, 1, 0.0).incarnation == 2
 
 
-def test_a_worker_that_nobody_knows_is_told_to_join_again() -> None:
+def test_an_unknown_worker_is_told_to_join_again() -> None:
     with pytest.raises(Unacquainted, match="stray is not known to this coordinator; it has to join again"):
         workers_of().heard("stray", 1, 1, 0.0)
 

@@ -70,7 +70,7 @@ def test_examples_are_counted_for_each_worker_and_for_all() -> None:
     assert progress.examples_per_s(12.0) == 20.0
     assert progress.examples_per_s(12.0, "a") == 15.0
     assert progress.examples_per_s(12.0, "b") == 10.0
-    assert progress.examples_per_s(12.0, "nobody") == 0.0
+    assert progress.examples_per_s(12.0, "unknown") == 0.0
 
 
 def test_times_count_from_the_first_lease() -> None:
@@ -126,7 +126,7 @@ def test_warnings_end_at_some_point_and_none_is_taken_back_that_was_not_given() 
     assert [change.over for change in told] == [False, True] * WARNINGS_MAX
 
 
-def test_a_loss_that_runs_away_is_told_once_while_it_does() -> None:
+def test_a_loss_that_runs_away_is_reported_once_while_it_does() -> None:
     progress = Progress(ADVICE)
     steps(progress, RUNAWAY_AFTER_STEPS, 1.0)
     assert steps(progress, 50, 1.0) == []

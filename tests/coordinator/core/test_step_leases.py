@@ -303,7 +303,7 @@ def test_after_a_new_coordinator_only_what_a_shard_lacks_is_granted() -> None:
     assert grant(leases, "a", 8) == [2, 4, 5]
 
 
-def test_speculation_waits_for_the_right_patience() -> None:
+def test_speculation_waits_for_the_right_delay() -> None:
     leases = straggler(speculate_after=4.0)  # the median step took 1 s
     assert grant(leases, "fast", now_s=5.0) == []
     assert grant(leases, "fast", now_s=5.001) == [1]
@@ -420,7 +420,7 @@ def test_only_a_holder_s_failure_counts() -> None:  # P6: a report may come twic
     assert leases.fail("a", 0, 0.0, skip=False) is None
 
 
-def test_the_lease_that_is_held_far_longer_than_others_is_told_of() -> None:
+def test_the_lease_that_is_held_far_longer_than_others_is_reported() -> None:
     leases = leases_of(4)
     grant(leases, "fast", now_s=100.0)
     assert leases.slowest(100.0 + SLOW_S) is None

@@ -1,4 +1,4 @@
-"""Processes of the local cluster: an exit counts once, and who lives and is silent for too long is killed."""
+"""Processes of the local cluster: an exit counts once, and a process that is silent for too long is killed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def ticking(core: Core, until_s: float, since_s: float = 0.0) -> None:
     core.tick(until_s)
 
 
-def test_an_exit_that_is_told_again_counts_once() -> None:
+def test_an_exit_that_is_reported_again_counts_once() -> None:
     core = local_core()
     Caller(core, "worker-0")
     exits = [Exit(WORKER_0, -9, "killed by SIGKILL", 4)]
@@ -43,7 +43,7 @@ def test_a_process_that_gave_signs_of_life_and_then_none_is_killed() -> None:
     assert core.supervise([], [SHARD_1], 31.2).kill == (), "it is gone"
     ticking(core, 35.1, 31.2)
     assert core.supervise([], [SHARD_1], 35.1).kill == (SHARD_1,)
-    assert "shard-1 lives and has given no sign of it for 30 s: it is killed" in core.job.events
+    assert "shard-1 is silent for 30 s: it is killed" in core.job.events
 
 
 def test_one_that_it_had_started_and_that_has_not_spoken_yet_is_starting_but_not_for_ever() -> None:  # P22
@@ -53,7 +53,7 @@ def test_one_that_it_had_started_and_that_has_not_spoken_yet_is_starting_but_not
     assert core.supervise([], [SHARD_1, WORKER_0], 599.0).kill == ()
     ticking(core, 600.1, 599.0)
     assert core.supervise([], [SHARD_1, WORKER_0], 600.1).kill == (SHARD_1, WORKER_0), "it hangs"
-    assert "shard-1 lives and has given no sign of it for 600 s: it is killed" in core.job.events
+    assert "shard-1 is silent for 600 s: it is killed" in core.job.events
 
 
 def test_one_that_an_earlier_coordinator_started_is_silent_since_the_start_of_this_one() -> None:  # P22
@@ -79,7 +79,7 @@ def test_a_worker_that_only_renews_its_leases_is_not_silent() -> None:  # P5: it
     assert core.supervise([], [WORKER_0], 14.0).kill == ()
     ticking(core, 14.2, 14.0)
     assert core.supervise([], [WORKER_0], 14.2).kill == (WORKER_0,)
-    assert "worker-0 lives and has given no sign of it for 10 s: it is killed" in core.job.events
+    assert "worker-0 is silent for 10 s: it is killed" in core.job.events
 
 
 def test_an_earlier_incarnation_s_signs_are_not_a_later_one_s() -> None:

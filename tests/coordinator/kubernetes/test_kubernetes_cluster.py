@@ -107,7 +107,7 @@ def test_a_server_that_is_not_well_is_asked_again_later(server, cluster, status)
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_what_is_not_allowed_is_said(server, cluster, status):
+def test_what_is_not_allowed_is_reported(server, cluster, status):
     server.answers.append(status)
     with pytest.raises(ConfigurationError, match=f"cannot scale the Job team/digits-worker: .* answered {status}"):
         cluster.scale_workers(3)
@@ -119,7 +119,7 @@ def test_a_server_that_hangs_up_is_unreachable(server, cluster):
         cluster.list_pods()
 
 
-def test_what_the_client_stumbles_over_is_said_in_bounds(server, cluster):
+def test_the_clients_decoding_errors_are_bounded_texts(server, cluster):
     server.lines.append(b'{"type": "' + b"x" * 10_000 + b'"}')
     with pytest.raises(Unreadable, match="cannot watch the pods of team: the client cannot read the answer: KeyError"):
         next(cluster.watch_pods("1"))

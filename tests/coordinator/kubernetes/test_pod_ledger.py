@@ -42,7 +42,7 @@ def test_why_a_pod_ended(ledger, phase, exit_code, disruption, reason):
     assert reasons(ends) == [reason]
 
 
-def test_an_end_is_told_once(ledger):
+def test_an_end_is_reported_once(ledger):
     failed = replace(RUNNING, phase="Failed", exit_code=1)
     assert reasons(ledger.changed(failed)) == ["failed"]
     assert ledger.changed(failed) == []
@@ -56,7 +56,7 @@ def test_a_container_that_starts_again_in_place_has_ended_too(ledger):
     assert reasons(ledger.changed(replace(RUNNING, restarts=2, last_exit_code=0))) == ["stopped"]
 
 
-def test_a_pod_that_is_gone_from_the_list_ended_while_nobody_looked(ledger):
+def test_a_pod_missing_from_the_list_ended_unobserved(ledger):
     assert reasons(ledger.listed([])) == ["unseen"]
 
 

@@ -81,7 +81,7 @@ def following() -> Iterator[Following]:
     one.server.close()
 
 
-def test_an_end_is_told_as_it_happens(following):
+def test_an_end_is_reported_as_it_happens(following):
     following.server.put("w-0", phase="Running")
     following.watch.start()
     following.server.wait_for_watch()
@@ -101,7 +101,7 @@ def test_after_410_it_lists_again_and_misses_nothing(following):
     assert following.server.count("list") == 2
 
 
-def test_what_went_while_nobody_could_watch_is_told_by_the_next_list(following):
+def test_pods_that_ended_between_watches_are_found_by_the_next_list(following):
     server = following.server
     server.put("w-0", phase="Running")
     server.put("w-1", phase="Running")
@@ -124,7 +124,7 @@ def test_a_server_that_breaks_is_asked_again_with_pauses(following):
 
 
 @pytest.mark.parametrize("line", UNREADABLE_LINES.values(), ids=UNREADABLE_LINES)
-def test_after_a_line_that_nobody_can_read_it_lists_again_and_misses_nothing(following, line):
+def test_after_a_malformed_line_it_lists_again_and_misses_nothing(following, line):
     server = following.server
     server.put("w-0", phase="Running")
     server.lines.extend([line, line, line])
@@ -136,7 +136,7 @@ def test_after_a_line_that_nobody_can_read_it_lists_again_and_misses_nothing(fol
     assert following.errors.qsize() == 3
 
 
-def test_a_list_that_nobody_can_read_is_asked_for_again(following):
+def test_a_malformed_list_is_requested_again(following):
     following.server.put("w-9", phase="Running", conditions=[{"type": "Ready"}])
     following.watch.start()
     assert following.errors.get(timeout=DEADLINE_S) == "error"
@@ -174,7 +174,7 @@ def test_conflicts_without_end_are_a_reason_to_pause_not_to_give_up(following):
     following.server.wait_for_parallelism(3)
 
 
-def test_a_job_that_cannot_be_scaled_is_told_and_left(following):
+def test_a_job_that_cannot_be_scaled_is_reported_and_left(following):
     following.server.job["status"]["conditions"] = [{"type": "Complete", "status": "True"}]
     following.watch.start()
     following.scale(3)
@@ -182,7 +182,7 @@ def test_a_job_that_cannot_be_scaled_is_told_and_left(following):
     assert following.server.job["spec"]["parallelism"] == 2
 
 
-def test_a_refused_scaling_is_tried_again_by_itself_and_told_once(following):
+def test_a_refused_scaling_is_tried_again_by_itself_and_reported_once(following):
     following.server.refuses_patches = True
     following.watch.start()
     following.scale(4)
@@ -221,7 +221,7 @@ def test_asking_for_what_the_job_has_ends_a_refused_scaling(following, monkeypat
     assert following.server.count("patch") == 1
 
 
-def test_asking_again_sets_a_job_that_somebody_else_has_changed_meanwhile(following):
+def test_a_repeated_request_overrides_a_concurrent_change_of_the_job(following):
     following.watch.start()
     following.scale(4)
     assert following.next_scaled() == "the Job has 4 workers now"
@@ -239,7 +239,7 @@ def test_what_an_earlier_coordinator_decided_is_carried_out_at_the_start(followi
     assert following.server.job["spec"]["parallelism"] == 2
 
 
-def test_scaling_outlives_an_answer_that_nobody_can_read(following):
+def test_scaling_is_retried_after_a_malformed_answer(following):
     following.watch.start()
     following.server.wait_for_watch()
     following.server.job["spec"]["template"]["spec"]["containers"] = [{}]  # one without a name
@@ -250,8 +250,8 @@ def test_scaling_outlives_an_answer_that_nobody_can_read(following):
     assert following.next_scaled() == "the Job has 4 workers now"
 
 
-def test_nothing_is_changed_while_nobody_has_asked_to_scale(following):
-    following.server.job["spec"].update(parallelism=4, completions=4)  # by somebody else
+def test_nothing_is_changed_without_a_request_to_scale(following):
+    following.server.job["spec"].update(parallelism=4, completions=4)  # by another client
     looks = queue.Queue()
     following.on_look = lambda: looks.put("look")
     following.watch.start()

@@ -90,7 +90,7 @@ def opened(browser: Browser, served: StatusPort) -> Iterator[Open]:
     for context in contexts:
         context.close()
     assert asked
-    assert not [url for url in asked if not url.startswith(served.url)], "it asks nobody else"
+    assert not [url for url in asked if not url.startswith(served.url)], "it loads nothing from elsewhere"
     assert not wrong
 
 
@@ -190,9 +190,7 @@ def test_the_policy_stops_what_is_inline_and_what_is_foreign(browser: Browser, s
     page.close()
 
 
-def test_while_nobody_answers_it_says_since_when_keeps_the_picture_and_goes_on(
-    opened: Open, served: StatusPort
-) -> None:
+def test_without_an_answer_it_says_since_when_keeps_the_picture_and_goes_on(opened: Open, served: StatusPort) -> None:
     page = opened(virtual_time=True)
     expect(plot(page, "steps")).to_have_accessible_name("plot of steps, after 29 s: steps complete 29")
     contact = page.locator("#contact")

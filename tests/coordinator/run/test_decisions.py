@@ -72,7 +72,7 @@ def test_a_step_is_not_skipped_before_that_is_stored(  # P7, P24
     assert (fault.fired, '"skips":[0]' in job.stored().replace(" ", "")) == (3, True), "the answer waited for it"
 
 
-def test_a_skip_that_cannot_be_stored_ends_the_process_before_anybody_hears_of_it(
+def test_a_skip_that_cannot_be_stored_ends_the_process_before_it_takes_effect(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # P7, P24
     class Ended(BaseException):

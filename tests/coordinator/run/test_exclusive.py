@@ -39,7 +39,7 @@ from support.waiting import DEADLINE_S
 
 
 def coordination_of(core: ExclusiveCore, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Coordination:
-    """Return a coordination whose shards answer nobody, and have saved already."""
+    """Return a coordination whose shards do not answer, and have saved already."""
     store = MemoryStore()
     resolved = resolved_here(job_from_toml(SMALL_JOB))
     parts = write_drained(store, job_digest=resolved.digest).parts
@@ -112,14 +112,14 @@ def test_who_touches_it_without_the_lock_is_seen() -> None:
     assert [where.partition(":")[0] for where in trespasses] == ["job", "state"]
 
 
-def test_whoever_waits_sees_what_changed_before_the_wait_began() -> None:
+def test_a_waiter_sees_what_changed_before_the_wait_began() -> None:
     core, _ = owned_core()
     core.run_exclusive(lambda core, _: core.scale(5))
     assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 5, DEADLINE_S) == 5
     assert core.run_until(lambda core, _: core.job.workers_wanted, lambda wanted: wanted == 6, 0.0) == 5
 
 
-def test_a_coordinator_that_stood_still_itself_blames_nobody(monkeypatch: pytest.MonkeyPatch) -> None:  # P22, P26
+def test_a_coordinator_does_not_count_its_own_pause_as_silence(monkeypatch: pytest.MonkeyPatch) -> None:  # P22, P26
     clock = SimpleNamespace(monotonic=lambda: now_s)
     now_s = 100.0
     monkeypatch.setattr("parashard_coordinator.run.exclusive.time", clock)
@@ -144,8 +144,8 @@ def test_a_coordinator_that_stood_still_itself_blames_nobody(monkeypatch: pytest
     now_s += 1.0
     assert core.run_exclusive(looked) == (2, 0, False)
     now_s += 3600.0
-    assert core.run_exclusive(looked) == (2, 0, False), "it heard nobody, since it slept"
+    assert core.run_exclusive(looked) == (2, 0, False), "it could hear no process while suspended"
     for _ in range(6):
         now_s += 1.9
         found = core.run_exclusive(looked)
-    assert (found[0], found[2]) == (0, True), "it hears nobody, and is awake"
+    assert (found[0], found[2]) == (0, True), "the processes are silent, and it runs"

@@ -139,19 +139,19 @@ def test_arrays_that_a_model_starts_from_are_float32(tmp_path: Path) -> None:
         ('{"a": Variable("a", (2,), encoding="int4")}', "variable 'a': encoding 'int4'; allowed: float32"),
     ],
 )
-def test_a_model_s_mistake_is_told(tmp_path: Path, initial: str, told: str) -> None:
+def test_a_model_s_mistake_is_reported(tmp_path: Path, initial: str, told: str) -> None:
     with pytest.raises(ConfigurationError, match=told):
         resolved(tmp_path, user_model(tmp_path, initial))
 
 
-def test_what_initial_variables_raises_is_told(tmp_path: Path) -> None:
+def test_what_initial_variables_raises_is_reported(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(f"{USER.replace('return self.initial', 'return self.start')}3)\n")
     with pytest.raises(ConfigurationError, match=r"initial_variables\(\) raised AttributeError: .* 'start'"):
         resolved(tmp_path, "mine:build")
 
 
 @pytest.mark.parametrize("raising", ["sys.exit()", "raise KeyboardInterrupt"])
-def test_a_model_that_exits_in_initial_variables_is_told_with_its_line(tmp_path: Path, raising: str) -> None:
+def test_a_model_that_exits_in_initial_variables_is_reported_with_its_line(tmp_path: Path, raising: str) -> None:
     text = USER.replace("return self.initial", f"import sys; {raising}")
     (tmp_path / "mine.py").write_text(f"{text.rstrip()}3)\n")
     line = 1 + text.splitlines().index(next(line for line in text.splitlines() if raising in line))
@@ -233,7 +233,7 @@ def test_variables_that_are_missing_or_unknown_are_named(tmp_path: Path) -> None
         resolved(tmp_path, init_file=tmp_path / "first.safetensors")
 
 
-def test_a_file_that_is_not_there_or_no_safetensors_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_not_there_or_no_safetensors_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadData, match=r"absent\.safetensors: cannot be read as safetensors"):
         resolved(tmp_path, init_file=tmp_path / "absent.safetensors")
     (tmp_path / "text.safetensors").write_text("weights")
@@ -242,7 +242,7 @@ def test_a_file_that_is_not_there_or_no_safetensors_is_told(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("dtype", "bytes_"), [("BF16", 2), ("F8_E4M3", 1)])
-def test_a_file_of_a_dtype_that_numpy_lacks_is_told(tmp_path: Path, dtype: str, bytes_: int) -> None:
+def test_a_file_of_a_dtype_that_numpy_lacks_is_reported(tmp_path: Path, dtype: str, bytes_: int) -> None:
     header = json.dumps({"a": {"dtype": dtype, "shape": [1], "data_offsets": [0, bytes_]}}).encode()
     file = tmp_path / "first.safetensors"
     file.write_bytes(struct.pack("<Q", len(header)) + header + bytes(bytes_))

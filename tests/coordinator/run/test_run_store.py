@@ -82,7 +82,7 @@ def test_a_changed_job_is_refused_with_both_values_of_its_keys(store: MemoryStor
         open_run(RunStore(store, 2), RUN, changed, resume=resume)
 
 
-def test_a_damaged_record_is_told_and_not_written_over(store: MemoryStore) -> None:
+def test_a_damaged_record_is_reported_and_not_written_over(store: MemoryStore) -> None:
     open_run(RunStore(store, 1), RUN, identity(), resume=False)
     store.contents["run.json"] = store.contents["run.json"][:-9]
     with pytest.raises(DamagedCheckpoint, match=r"run\.json"):
@@ -230,7 +230,7 @@ def test_the_latest_incarnation_s_counts_whenever_it_was_written(store: MemorySt
     assert RunStore(store, 3).load_saved() == SAVED
 
 
-def test_a_damaged_one_gives_way_to_the_one_before(store: MemoryStore) -> None:
+def test_a_damaged_one_is_replaced_by_the_one_before(store: MemoryStore) -> None:
     RunStore(store, 1).save(SAVED)
     RunStore(store, 2).save(replace_target(30))
     store.contents["coordinator/i00000002.json"] = b"{}"

@@ -22,7 +22,7 @@ def kept_alive(core: Core, *callers: Caller, until_s: float, since_s: float = 0.
         core.tick(float(now_s))
 
 
-def test_a_step_that_hangs_is_told_of_until_it_is_over() -> None:
+def test_a_step_that_hangs_is_reported_until_it_is_over() -> None:
     core = core_of(speculate_after=0.0)
     hung, other = Caller(core), Caller(core)
     assert hung.lease(1) == [0]
@@ -39,7 +39,7 @@ def test_a_step_that_hangs_is_told_of_until_it_is_over() -> None:
     ]
 
 
-def test_where_every_step_takes_long_none_is_told_of() -> None:
+def test_where_every_step_takes_long_none_is_reported() -> None:
     core = core_of(lease_ttl_s=1000.0)
     caller, now_s = Caller(core), 0.0
     for _ in range(3):
@@ -53,7 +53,7 @@ def test_where_every_step_takes_long_none_is_told_of() -> None:
     assert told(core) == ["warning: guest-0 has been at step 3 for 81 s"]
 
 
-def test_an_evaluation_that_hangs_is_told_of_likewise() -> None:
+def test_an_evaluation_that_hangs_is_reported_likewise() -> None:
     core = core_of(evaluate_after=[1])
     judge, other = Caller(core), Caller(core)
     judge.lease(1)

@@ -1,4 +1,4 @@
-"""Two coordinators of one run that live at once: what the older one decides late counts for nobody (P23)."""
+"""Two coordinators of one run that live at once: late decisions of the older one have no effect (P23)."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_job_does_not_end_with_a_checkpoint_that_a_successor_has_not_seen(stor
     store.race("jobs/", lambda: RunStore(store, 2).save(UNDECIDED))
     with pytest.raises(Superseded):
         added(older)
-    assert Catalogue(store).job_manifest(1).final, "it is there, and counts for nobody"
+    assert Catalogue(store).job_manifest(1).final, "it exists, and has no effect"
     _, saved = taken_over(store)
     assert saved is not None
     assert saved.final == ""
@@ -156,7 +156,7 @@ def test_the_results_that_it_copies_after_a_successor_took_over_end_it(store: Ra
 
 def test_the_newest_drained_checkpoint_is_the_newest_coordinator_s(store: RacedStore) -> None:
     older, newer = RunStore(store, 1), RunStore(store, 2)
-    assert (added(newer), added(older)) == ("j1", "j2"), "nobody has claimed anything"
+    assert (added(newer), added(older)) == ("j1", "j2"), "there is no later claim"
     newest = Catalogue(store).newest_job_manifest()
     assert newest is not None
     assert (newest.number, newest.coordinator_incarnation) == (1, 2)

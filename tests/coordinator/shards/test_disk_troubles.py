@@ -12,7 +12,7 @@ TOLD = ("checkpoint-1", "shard-1: checkpoint failed: no space left on device", F
 OVER = ("checkpoint-1", "shard-1: checkpoints are saved again", True)
 
 
-def test_a_failing_checkpoint_is_told_once_and_again_when_it_is_over() -> None:
+def test_a_failing_checkpoint_is_reported_once_and_again_when_it_is_over() -> None:
     troubles = DiskTroubles()
     assert troubles.changed(1, SOUND, 0.0) == []
     assert [troubles.changed(1, FULL, now_s) for now_s in (1.0, 2.0)] == [[TOLD], []]

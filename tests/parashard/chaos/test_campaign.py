@@ -65,7 +65,7 @@ def strike(at_s: float, kind: str, target: str, length_s: float = 0.0, towards_b
 # --- when ---
 
 
-def test_time_counts_from_when_everybody_is_there(field):
+def test_time_counts_from_when_all_processes_run(field):
     field.is_ready = False
     it = campaign(field, strike(1.0, "kill_worker", "worker-0"))
     assert it.advance(100.0) == RETRY_S
@@ -76,7 +76,7 @@ def test_time_counts_from_when_everybody_is_there(field):
     assert field.done == [("worker-0", "SIGKILL")]
 
 
-def test_a_process_that_hangs_is_woken_by_nobody(field):  # P22
+def test_a_hung_process_is_never_continued(field):  # P22
     it = campaign(field, strike(1.0, "hang_shard", "shard-0"))
     it.advance(0.0)
     it.advance(2.0)
@@ -94,7 +94,7 @@ def test_a_stray_is_a_second_process_and_leaves_the_first_alone(field):  # P23
     assert it.faults == {"stray_shard": 1, "stray_coordinator": 1}
 
 
-def test_it_says_how_long_it_may_be_left_alone(field):
+def test_it_returns_the_time_until_its_next_call(field):
     it = campaign(field, strike(1.0, "pause_shard", "shard-0", 2.0), strike(8.0, "kill_worker", "worker-0"))
     assert it.advance(0.0) == pytest.approx(1.0)
     assert it.advance(1.0) == pytest.approx(2.0)  # until the pause ends
@@ -102,7 +102,7 @@ def test_it_says_how_long_it_may_be_left_alone(field):
     assert it.advance(8.0) == math.inf
 
 
-def test_whoever_comes_late_does_everything_that_was_due(field):
+def test_a_late_call_does_everything_that_was_due(field):
     it = campaign(field, strike(1.0, "kill_worker", "worker-0"), strike(2.0, "kill_shard", "shard-0"))
     it.advance(0.0)
     it.advance(9.0)
@@ -261,7 +261,7 @@ def test_all_that_lasts_may_be_lifted_at_once_and_nothing_more_begins(field):
     assert len(field.done) == 4
 
 
-def test_each_strike_is_told_as_it_happens(field):
+def test_each_strike_is_reported_as_it_happens(field):
     told: list[Strike] = []
     planned = [strike(1.0, "kill_shard", "shard-0"), strike(2.0, "delay", "shard-0", 1.0)]
     it = Campaign(field, iter([*planned, strike(math.inf, "reset", "shard-0")]), None, told.append)

@@ -91,7 +91,7 @@ def test_a_job_is_struck_until_enough_has_happened_and_every_fault_is_reported(l
     assert filled == ["checked", *["fill"] * outcome.report["faults"]["fill_disk"]]
 
 
-def test_what_does_not_strike_is_reported_as_none(loaded, job_is, tmp_path):
+def test_a_fault_that_never_happened_is_counted_as_zero(loaded, job_is, tmp_path):
     job_is(lambda cluster: keep_alive_until_struck(cluster, 0))
     outcome = run_chaos(loaded, tmp_path, NoView(), ChaosOptions(5, 0.002, 0, ("kill_worker", "delay")))
     assert outcome.report["faults"] == {"kill_worker": 0, "delay": 0}
@@ -124,7 +124,7 @@ def test_a_job_that_fails_at_once_leaves_no_thread(loaded, monkeypatch, tmp_path
     assert {thread.name for thread in threading.enumerate()} & {"chaos", "proxy"} == set()
 
 
-def test_where_nobody_can_be_struck_nothing_is_run(tmp_path, loaded):
+def test_without_a_target_for_the_faults_nothing_is_run(tmp_path, loaded):
     alone = load_job(loaded.path, [("cluster.workers", 0, "--workers")], environ={})
     with pytest.raises(ConfigurationError, match="have no target: 1 shards, 0 workers"):
         run_chaos(alone, tmp_path, NoView(), ChaosOptions(5, 1.0, None, ("kill_worker",)))

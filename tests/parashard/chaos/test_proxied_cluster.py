@@ -69,7 +69,7 @@ def told(cluster: ProxiedCluster, name: str, *arguments: str) -> list[str]:
 
 
 def answer(address: str) -> str:
-    """Return what whoever is behind an address says; "" if nobody is."""
+    """Return what the server behind an address says; "" if there is none."""
     host, _, port = address.rpartition(":")
     try:
         with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
@@ -110,7 +110,7 @@ def test_a_worker_connects_to_the_front_of_its_own_link(cluster):
     assert words[1] != other[1]
 
 
-def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_path):
+def test_a_shard_advertises_its_front_and_reports_its_real_address(cluster, tmp_path):
     words = told(cluster, "shard-1", "--connect", "/runs/1", "--index", "1")
     assert words[2:4] == ["--index", "1"]
     assert (words[4], words[6]) == ("--advertise", "--advertise-data")
@@ -118,7 +118,7 @@ def test_a_shard_advertises_its_front_and_says_where_it_really_is(cluster, tmp_p
     assert words[8:] == ["--address-file", str(tmp_path / "chaos" / "shard-1.json")]
 
 
-def test_a_coordinator_advertises_and_connects_to_nobody(cluster, tmp_path):
+def test_a_coordinator_advertises_its_link_and_connects_nowhere(cluster, tmp_path):
     words = told(cluster, "coordinator", "--job", "job.toml")
     assert words[:3] == ["--job", "job.toml", "--advertise"]
     assert words[4:] == ["--address-file", str(tmp_path / "chaos" / "coordinator.json")]
@@ -128,7 +128,7 @@ def test_a_worker_that_came_later_connects_as_it_was_told(cluster):
     assert told(cluster, "worker-7", "--connect", "/runs/1") == ["--connect", "/runs/1"]
 
 
-def test_a_link_leads_to_the_present_incarnation_and_to_nobody_between_two(cluster, tmp_path):
+def test_a_link_leads_to_the_present_incarnation_and_nowhere_between_two(cluster, tmp_path):
     words = told(cluster, "shard-0", "first")
     front, data = words[2], words[4]
     file = tmp_path / "chaos" / "shard-0.json"
@@ -171,7 +171,7 @@ def test_what_an_address_file_says(content, address, tmp_path):
 
 
 @pytest.mark.parametrize(("link", "fronts"), [("coordinator", [1]), ("shard-1", [1, 3])])
-def test_a_link_suffers_what_it_is_told_and_may_be_reset_on_all_of_its_ways(cluster, tmp_path, link, fronts):
+def test_a_link_has_the_faults_that_are_set_and_can_be_reset_on_all_of_its_ways(cluster, tmp_path, link, fronts):
     words = told(cluster, link)
     cluster.start(link, "service", ["here"])
     eventually((tmp_path / "chaos" / f"{link}.json").exists, "it listens")
@@ -212,7 +212,7 @@ def test_a_process_may_be_struck_while_it_runs(cluster):
     assert [(child.name, child.reason) for child in cluster.reap()] == [("worker-0", "killed by SIGKILL")]
 
 
-def test_whoever_strikes_is_stopped_before_the_children_are_ended(cluster, ended):
+def test_the_campaign_is_stopped_before_the_children_are_ended(cluster, ended):
     cluster.start("worker-0", "wait", [])
     cluster.end(DEADLINE_S)
     assert ended == ["before the end"]

@@ -29,7 +29,7 @@ def test_the_first_strikes_do_not_depend_on_how_many_are_asked_for():
 
 
 @given(st.integers(0, 2**63), st.floats(0.01, 100.0), st.sets(st.sampled_from(KINDS), min_size=1))
-def test_strikes_come_in_order_and_strike_whom_they_may_for_as_long_as_they_may(seed, mean_interval_s, kinds):
+def test_faults_come_in_order_with_allowed_targets_and_durations(seed, mean_interval_s, kinds):
     drawn = first(30, seed, mean_interval_s, tuple(sorted(kinds)))
     assert [strike.at_s for strike in drawn] == sorted(strike.at_s for strike in drawn)
     for strike in drawn:
@@ -39,7 +39,7 @@ def test_strikes_come_in_order_and_strike_whom_they_may_for_as_long_as_they_may(
         assert shortest_s <= strike.length_s <= longest_s
 
 
-def test_every_kind_strikes_and_every_one_it_may_strike():
+def test_every_kind_of_fault_happens_to_each_of_its_targets():
     struck = Counter((strike.kind, strike.target) for strike in first(2000))
     assert set(struck) == {(kind, target) for kind in KINDS for target in targets_of(kind, PROCESSES, LINKS)}
     of_kind = Counter(strike.kind for strike in first(2000))
@@ -66,11 +66,11 @@ def test_times_between_strikes_are_exponential():
         ("fill_disk", [DISK]),
     ],
 )
-def test_a_kind_says_whom_it_strikes(kind, targets):
+def test_a_kind_names_its_targets(kind, targets):
     assert list(targets_of(kind, PROCESSES, LINKS)) == targets
 
 
-def test_what_strikes_a_process_is_a_kill_a_pause_a_hang_or_a_stray():
+def test_faults_of_a_process_are_a_kill_a_pause_a_hang_or_a_stray():
     assert {kind.partition("_")[0] for kind in PROCESS_KINDS} == {"kill", "pause", "hang", "stray"}
     assert set(LINK_KINDS) == {"partition", "one_way", "reset", "delay", "duplicate"}
     assert set(KINDS) == {*PROCESS_KINDS, *LINK_KINDS, *DISK_KINDS}

@@ -171,7 +171,7 @@ def test_a_store_belongs_to_one_run():  # P2
     assert Catalogue(store).run() == run
 
 
-def test_what_is_not_there_is_told():
+def test_what_is_not_there_is_reported():
     catalogue = Catalogue(MemoryStore())
     for ask in (lambda: catalogue.manifest(CheckpointId(1, 0, 1, 1)), lambda: catalogue.job_manifest(1)):
         with pytest.raises(NotStored):

@@ -1,4 +1,4 @@
-"""Records: their bytes are one function of their fields, every bit is covered, and strangers' bytes are refused."""
+"""Records: their bytes are one function of their fields, every bit is covered, and foreign bytes are refused."""
 
 import json
 import tracemalloc
@@ -196,7 +196,7 @@ def test_a_part_is_a_folder_of_a_shards_checkpoint(name):
         validated(JobManifest, {**RECORDS["job"].plain(), "parts": [{**part, "name": name}]})
 
 
-# --- strangers, and sizes ---
+# --- foreign bytes, and sizes ---
 
 
 @kinds
@@ -251,7 +251,7 @@ def assert_allocates_at_most(limit_bytes: int, content: bytes, said: str) -> Non
     assert peak_bytes <= limit_bytes
 
 
-def test_a_record_that_nobody_could_read_back_is_not_written(monkeypatch):
+def test_a_record_that_could_not_be_read_back_is_not_written(monkeypatch):
     monkeypatch.setattr(encoding, "MANIFEST_BYTES_MAX", len(encode(SHARD)))
     assert decode(ShardManifest, encode(SHARD), "f") == SHARD
     with pytest.raises(StoreFailed, match="is not written"):

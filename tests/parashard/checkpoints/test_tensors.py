@@ -42,7 +42,7 @@ def test_files_are_filled_to_their_size_in_the_order_of_the_arrays():
     assert [file.name for file in files] == [f"slots-{i}.safetensors" for i in range(3)]
 
 
-def test_files_are_told_with_size_and_digest():
+def test_files_are_reported_with_size_and_digest():
     store = MemoryStore()
     for file in write_tensors(store, "f", {"a": ones(2), "b": ones(3)}, "variables", file_bytes=1):
         content = store.contents[f"f/{file.name}"]
@@ -96,7 +96,7 @@ def test_a_file_that_is_there_is_never_written_over():
     assert store.contents == {f"f/{FIRST}": b"mine"}
 
 
-def test_a_full_disk_is_told():
+def test_a_full_disk_is_reported():
     store = MemoryStore()
     fault = store.fail("create", "variables-1")
     with pytest.raises(StoreFailed, match="no space left"):

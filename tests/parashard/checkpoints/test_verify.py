@@ -91,7 +91,7 @@ def test_a_checkpoint_that_its_shard_deletes_meanwhile_is_not_damaged(store):
     assert list(damage_in_store(Catalogue(Collecting(contents=dict(store.contents))))) == []
 
 
-def test_one_that_is_not_there_is_told(store):
+def test_one_that_is_not_there_is_reported(store):
     assert "there is nothing" in next(damage_in_shard(Catalogue(store), CheckpointId(1, 0, 9, 9)))
     with pytest.raises(NotStored):
         list(damage_in_job(Catalogue(store), 2))

@@ -19,7 +19,7 @@ def test_a_place_that_is_no_coordinator_is_refused(parashard, command, where):
 
 
 @pytest.mark.parametrize("command", [["status"], ["scale", "--workers", "2"]], ids=lambda command: command[0])
-def test_without_a_run_there_is_nobody_to_ask(parashard, command):
+def test_without_a_run_there_is_no_coordinator_to_ask(parashard, command):
     assert_refused(parashard(*command), "no run directory under runs/")
 
 
@@ -101,7 +101,7 @@ def test_a_run_whose_launcher_is_gone_says_how_to_continue(parashard, command):
 
 
 @pytest.mark.parametrize("command", [["scale", "--workers", "2"], ["checkpoint", "create"]], ids=" ".join)
-def test_nobody_waits_for_a_run_that_is_over(parashard, command):
+def test_a_run_that_is_over_is_not_waited_for(parashard, command):
     Path("run").mkdir()
     Path("run", ADDRESS_FILE).write_text('{"address": "127.0.0.1:1"}')
     Path("run", "report.json").write_text('{"state": "done", "reason": "every step is in"}')

@@ -33,7 +33,7 @@ def test_without_a_name_it_is_the_roles(tmp_path: Path) -> None:
     )
 
 
-def test_a_life_that_its_authority_cuts_is_told(tmp_path: Path) -> None:
+def test_a_validity_that_its_authority_cuts_is_reported(tmp_path: Path) -> None:
     certs("init", tmp_path / "ca", "--valid-days", 5)
     ends = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes()).not_valid_after_utc
     expected = f", until {ends:%Y-%m-%d %H:%M:%S} UTC, when the authority expires\n"
@@ -104,14 +104,14 @@ def test_who_is_connected_to_has_the_folders_name_as_its_host(tmp_path: Path) ->
     assert hosts == {"coordinator": ["localhost", "coordinator"], "shard-0": ["localhost", "shard-0"], "worker": []}
 
 
-def test_a_host_for_who_is_not_connected_to_is_refused(tmp_path: Path) -> None:
+def test_a_host_for_a_role_without_a_server_is_refused(tmp_path: Path) -> None:
     certs("init", tmp_path / "ca")
     with pytest.raises(ConfigurationError, match=r"--host a: worker/worker is not a server; allowed for: .*shard"):
         certs("issue", tmp_path / "ca", tmp_path / "tls", "--role", "worker", "--host", "a")
     assert not (tmp_path / "tls").exists()
 
 
-def test_the_authority_of_a_cluster_lives_ten_years(tmp_path: Path) -> None:
+def test_the_authority_of_a_cluster_is_valid_for_ten_years(tmp_path: Path) -> None:
     certs("cluster", tmp_path / "ca", tmp_path / "tls", "--shards", 1)
     authority = x509.load_pem_x509_certificate((tmp_path / "ca" / "ca.pem").read_bytes())
     assert (authority.not_valid_after_utc - datetime.now(UTC)).days in (3649, 3650)

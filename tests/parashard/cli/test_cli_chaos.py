@@ -110,7 +110,7 @@ def test_a_job_under_faults_is_saved_every_second_unless_another_time_is_set(cha
 @pytest.mark.parametrize(
     ("asked_for", "runs_as"), [("", "tcp"), ("auto", "tcp"), ("tcp", "tcp"), ("grpc", "grpc"), ("shm", "shm")]
 )
-def test_gradients_and_weights_go_through_the_links_and_whoever_left_it_open_is_told(chaos, asked, asked_for, runs_as):
+def test_tensors_go_through_the_links_and_the_choice_of_a_transport_is_reported(chaos, asked, asked_for, runs_as):
     said = 'chaos: cluster.transport is "auto" and runs as "tcp"'
     code, out, _ = chaos(*(["--set", f"cluster.transport={asked_for}"] if asked_for else []))
     assert code == ExitCode.DONE

@@ -97,7 +97,7 @@ def test_ls_of_an_empty_store_is_empty(parashard, store, tmp_path):
 # --- which store ---
 
 
-def test_the_store_is_the_newest_runs_unless_said(parashard, store, tmp_path):
+def test_the_store_is_the_newest_runs_unless_given(parashard, store, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "run").rename(tmp_path / "runs" / "small-1")
     (tmp_path / "runs" / "small-1" / ADDRESS_FILE).write_text("{}")

@@ -25,7 +25,7 @@ main.main()
 """
 
 
-def test_a_report_that_cannot_be_printed_is_told_with_its_place(tmp_path: Path) -> None:  # P21
+def test_a_report_that_cannot_be_printed_is_reported_with_its_place(tmp_path: Path) -> None:  # P21
     (tmp_path / "job.toml").write_text(SMALL_JOB)
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
@@ -41,14 +41,14 @@ def test_a_report_that_cannot_be_printed_is_told_with_its_place(tmp_path: Path) 
     assert ended.returncode == 1
 
 
-def test_an_error_ends_a_command_with_its_code_though_nobody_can_read_it(tmp_path: Path) -> None:
+def test_an_error_ends_a_command_with_its_code_even_if_it_cannot_be_printed(tmp_path: Path) -> None:
     with Path("/dev/full").open("w") as full:
         command = [sys.executable, "-m", "parashard", "run", "none.toml"]
         ended = subprocess.run(command, stdout=full, stderr=full, cwd=tmp_path, timeout=DEADLINE_S, check=False)
     assert ended.returncode == 2
 
 
-def test_a_finished_job_whose_progress_nobody_could_read_is_done(
+def test_a_finished_job_whose_progress_could_not_be_printed_is_done(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:  # P21
     monkeypatch.chdir(tmp_path)

@@ -59,7 +59,7 @@ class Fault:
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
 @pytest.mark.parametrize("at", [{0}, {0, 1, 2}], ids=str)
-def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
+def test_a_push_is_retried_while_its_shard_answers_retry_later(error, at, virtual_time):
     cluster = cluster_of()
     cluster.before = fault = Fault(error("busy"), at)
     receipts = cluster.client().push(0, GRADIENTS, None).receipts
@@ -71,7 +71,7 @@ def test_a_push_is_sent_again_while_its_shard_asks_for_patience(error, at, virtu
 
 @pytest.mark.parametrize("error", [QueueFull, NotReady, Unreachable])
 @pytest.mark.parametrize("at", [{0}, {1, 2, 5}], ids=str)
-def test_a_pull_is_sent_again_while_its_shard_asks_for_patience(error, at, virtual_time):
+def test_a_pull_is_retried_while_its_shard_answers_retry_later(error, at, virtual_time):
     cluster = cluster_of()
     cluster.client().push(0, GRADIENTS, None)
     cluster.before = fault = Fault(error("busy"), at, PullRun)
@@ -101,7 +101,7 @@ def test_after_the_budget_the_error_is_raised_as_it_is(kind, virtual_time):
     assert len(cluster.shards[0].updates.applied) == 0
 
 
-def test_whoever_gives_up_retries_nothing(virtual_time):
+def test_a_client_that_gives_up_retries_nothing(virtual_time):
     cluster, giving_up = cluster_of(), threading.Event()
     cluster.before = Fault(Unreachable("gone"), set(range(10_000)))
     giving_up.set()
@@ -190,7 +190,7 @@ def test_a_pull_asks_another_incarnation_for_everything(virtual_time):  # P16
     assert [known for address, known in asked if address == "shard-1"][4:] == [0, 0, 0]
 
 
-def test_without_anybody_who_knows_where_it_is_another_incarnation_is_an_error(virtual_time):
+def test_without_a_source_of_views_another_incarnation_is_an_error(virtual_time):
     cluster = cluster_of(2)
     client = cluster.client()
     reborn_at(cluster, Push)

@@ -257,12 +257,12 @@ def test_a_round_that_is_over_is_refused():  # P11
 def test_another_run_job_or_plan_is_refused(run, digest, version, error):  # P2
     cluster = cluster_of(1)
     plan = Plan(version, cluster.plan.variables, cluster.plan.shards)
-    stranger = ShardClient(run, digest, plan, "w", connect=cluster.connect)
-    stranger.use(cluster.view())
+    foreign = ShardClient(run, digest, plan, "w", connect=cluster.connect)
+    foreign.use(cluster.view())
     with pytest.raises(error):
-        stranger.pull()
+        foreign.pull()
     with pytest.raises(error):
-        stranger.push(0, GRADIENTS, None)
+        foreign.push(0, GRADIENTS, None)
 
 
 # --- connections ---

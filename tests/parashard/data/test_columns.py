@@ -39,7 +39,7 @@ def test_a_missing_cell_leaves_a_column_numeric(tmp_path, opened, cell):
 
 
 @both
-def test_another_text_for_a_missing_value_is_said(tmp_path, opened):
+def test_another_text_for_a_missing_value_is_reported(tmp_path, opened):
     columns = {"a": ["1", "-", "3", "NA"], "label": ["x", "y", "x", "y"]}
     assert inputs_of(opened(tmp_path, columns, missing="-")) == [[-1, 0], [0, 1], [1, 0], [0, 1]]
 
@@ -65,7 +65,7 @@ def test_cells_and_names_of_any_length_leave_room_for_their_place(tmp_path, open
     with pytest.raises(BadData, match=r"column 'size', row 7.*found 'xxx") as refused:
         opened(tmp_path, {"size": [*"123456", long, *"890"], "label": ["x", "y"] * 5})
     assert len(str(refused.value)) < 400 + len(str(tmp_path))
-    assert "data.missing" not in str(refused.value), "nobody writes so much for a missing value"
+    assert "data.missing" not in str(refused.value), "such a long text does not stand for a missing value"
     with pytest.raises(BadData, match=r"has no column 'b', which data.ignore names; its columns: a, xxx") as refused:
         opened(tmp_path, {"a": ["1", "2"], long: ["1", "2"], "label": ["x", "y"]}, ignore=("b",))
     assert len(str(refused.value)) < 400 + len(str(tmp_path))
@@ -138,7 +138,7 @@ def test_names_of_which_few_are_numbers_are_text(tmp_path, opened):
 
 
 @both
-def test_a_mixed_column_is_text_if_that_is_said(tmp_path, opened):
+def test_a_mixed_column_is_text_if_configured(tmp_path, opened):
     source = opened(tmp_path, {"a": ["1", "2", "10+", "1"], "label": ["x", "y", "x", "y"]}, categorical=("a",))
     assert source.spec.preprocessing.columns[0].categories == ("1", "10+", "2")
 
@@ -173,7 +173,7 @@ def test_ids_are_warned_of_and_can_be_left_out(tmp_path, opened):
         ({"ignore": ("a",)}, "has no column but the label 'label' to learn from"),
     ],
 )
-def test_what_cannot_be_ignored_is_told(tmp_path, opened, options, said):
+def test_what_cannot_be_ignored_is_reported(tmp_path, opened, options, said):
     with pytest.raises(BadData, match=said):
         opened(tmp_path, {"a": ["1", "2"], "label": ["x", "y"]}, **options)
 

@@ -123,7 +123,7 @@ def test_the_fingerprint_is_pinned(tmp_path):
         ("a,label\n1e200,x\n-1e200,y\n", {}, r"column 'a': values up to 1e\+200 are too large"),
     ],
 )
-def test_a_wrong_table_is_told(tmp_path, training, options, said):
+def test_a_wrong_table_is_reported(tmp_path, training, options, said):
     with pytest.raises(BadData, match=rf"train\.csv.*{said}"):
         load(tmp_path, training, **options)
 
@@ -140,7 +140,7 @@ def test_a_wrong_table_is_told(tmp_path, training, options, said):
         ("size,colour,label\n1e300,red,yes\n", "column 'size': has values too far"),
     ],
 )
-def test_a_wrong_held_out_table_is_told(tmp_path, held_out, said):
+def test_a_wrong_held_out_table_is_reported(tmp_path, held_out, said):
     with pytest.raises(BadData, match=rf"test\.csv.*{said}"):
         load(tmp_path, held_out=held_out)
 

@@ -37,7 +37,7 @@ def test_they_are_what_scikit_learn_loads_with_and_without_its_file(monkeypatch)
     assert open_digits(DigitsOptions(held_out=0)).spec == from_file.spec
 
 
-def test_nobody_waits_for_scikit_learn_to_be_imported():
+def test_scikit_learn_is_not_imported():
     pytest.importorskip("sklearn")
     load = "from parashard.data.digits import DigitsOptions, open_digits; open_digits(DigitsOptions())"
     check = f"import sys; {load}; print(*{{'sklearn', 'scipy'}} & set(sys.modules))"

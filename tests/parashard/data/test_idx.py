@@ -79,7 +79,7 @@ def test_a_missing_file_is_named(folder, name):
         (lambda c: c[:4] + b"\xff" * 12 + c[16:], "does not fit the file's size"),
     ],
 )
-def test_a_damaged_header_is_told(folder, damage, said, zipped):
+def test_a_damaged_header_is_reported(folder, damage, said, zipped):
     path = folder / NAMES[0]
     content = damage(path.read_bytes())
     path.write_bytes(gzip.compress(content) if zipped else content)
@@ -99,7 +99,7 @@ def test_a_damaged_header_is_told(folder, damage, said, zipped):
         (lambda c: gzip.compress(c)[:12] + b"\xff" * 9 + gzip.compress(c)[21:], "gzip stream is damaged"),
     ],
 )
-def test_a_damaged_body_is_told(folder, damage, said):
+def test_a_damaged_body_is_reported(folder, damage, said):
     path = folder / NAMES[0]
     path.write_bytes(damage(path.read_bytes()))
     with pytest.raises(BadData, match=rf"{NAMES[0]}.*{said}"):

@@ -106,7 +106,7 @@ def npy_lie(shape):
 
 
 @pytest.mark.parametrize("shape", [(1 << 40, 4), (2, 4), (-1, -8)])
-def test_a_lie_about_the_size_is_told_before_anything_is_allocated(tmp_path, shape):
+def test_a_wrong_size_is_reported_before_anything_is_allocated(tmp_path, shape):
     with zipfile.ZipFile(tmp_path / "a.npz", "w") as archive:
         archive.writestr("inputs.npy", npy_lie(shape) + bytes(128))
         archive.writestr("targets.npy", npy_lie((8,)) + bytes(32))

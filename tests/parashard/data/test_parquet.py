@@ -92,7 +92,7 @@ def test_codes_can_be_declared_categorical_and_a_held_out_table_follows(tmp_path
         ({"a": [1, 2], "label": pa.nulls(2)}, "label column 'label': must have 2"),
     ],
 )
-def test_a_wrong_table_is_told(tmp_path, columns, said):
+def test_a_wrong_table_is_reported(tmp_path, columns, said):
     with pytest.raises(BadData, match=rf"a\.parquet.*{said}"):
         load(tmp_path, **columns)
 
@@ -122,7 +122,7 @@ def test_a_column_without_any_value_is_warned_of_as_in_text(tmp_path):
     assert "column 'b' has no value in any row" in source.spec.warnings[0]
 
 
-def test_a_held_out_column_of_another_kind_is_told(tmp_path):
+def test_a_held_out_column_of_another_kind_is_reported(tmp_path):
     training = write(tmp_path / "a.parquet", a=[7, 5], label=["x", "y"])
     held_out = write(tmp_path / "b.parquet", a=["7", "big"], label=["x", "y"])
     with pytest.raises(

@@ -57,7 +57,7 @@ def test_numpy_s_values_nan_and_unknown_names_are_taken(read):
         ({"age": math.inf, "work": "Private", "zip": "01"}, "column 'age', row 1: found 'inf'"),
     ],
 )
-def test_a_row_that_cannot_be_encoded_is_told(read, row, said):
+def test_a_row_that_cannot_be_encoded_is_reported(read, row, said):
     with pytest.raises(BadData, match=said):
         read.inputs([row])
 

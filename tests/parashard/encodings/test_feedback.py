@@ -161,7 +161,7 @@ def test_memory_of_an_applied_push_is_used_again_and_that_of_another_is_not():
     shard.encoder.settle([first], applied=True)
     second = shard.encode(gradient(1))
     assert np.shares_memory(np.asarray(first.payload), np.asarray(second.payload))
-    shard.encoder.settle([second], applied=False)  # somebody may still be sending it
+    shard.encoder.settle([second], applied=False)  # it may still be in flight
     assert not np.shares_memory(np.asarray(second.payload), np.asarray(shard.encode(gradient(2)).payload))
 
 

@@ -31,7 +31,7 @@ def of(**changed: Any) -> list[str]:
     return differences(identity(), identity(**changed), "in the run", "now")
 
 
-def test_both_values_of_a_key_are_told() -> None:
+def test_both_values_of_a_key_are_reported() -> None:
     assert of(epochs=5, rate=0.2) == [
         "job.epochs is 2 in the run, 5 now",
         "optimizer.learning_rate is 0.1 in the run, 0.2 now",

@@ -80,7 +80,7 @@ def test_what_a_path_is_relative_to(
     assert str(found) == expected.format(cwd=Path.cwd(), jobs=Path.cwd() / "jobs", home=Path.cwd() / "home")
 
 
-def test_the_home_of_nobody(write_job: WriteJob) -> None:
+def test_the_home_of_an_unknown_user(write_job: WriteJob) -> None:
     with pytest.raises(ConfigurationError) as error:
         load_job(write_job(), [parse_set("data={source='idx', path='~no-such-user-here/x'}")], {})
     assert str(error.value) == (

@@ -154,8 +154,8 @@ RELATIONS = [
     (  # P13
         ['variables."*.bias".encoding=topk:0.01', "consistency.policy=sync:2"],
         'flag --set: variables."*.bias".encoding: found "topk:0.01" with consistency.policy = "sync:2" (flag --set); '
-        'allowed: "float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on who computed '
-        "which steps",
+        'allowed: "float32", "bfloat16" or "float16" in sync: what int8 and topk leave out depends on which worker '
+        "computed which steps",
     ),
     (
         ["cluster.shard_device=cuda:1", "optimizer.delay_compensation=0.5"],

@@ -21,7 +21,7 @@ def test_its_silence_begins_when_it_is_seen_to_serve() -> None:
     assert silence.look(55.1, serves=True)[1]
 
 
-def test_people_are_told_once_that_one_takes_long_to_start_and_it_is_killed_in_the_end() -> None:
+def test_a_slow_start_is_reported_once_and_killed_in_the_end() -> None:
     silence = CoordinatorSilence(silence_s=5.0, start_s=100.0)
     for _ in range(2):
         silence.started(0.0)

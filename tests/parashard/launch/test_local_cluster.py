@@ -200,7 +200,7 @@ def test_end_kills_a_child_that_does_not_listen(cluster, module, pipe):
         os.kill(pid, 0)
 
 
-def test_end_asks_workers_before_those_whom_they_need(cluster, module, tmp_path, pipe):
+def test_end_stops_workers_before_the_services_that_they_need(cluster, module, tmp_path, pipe):
     log = tmp_path / "order"
     source = (
         "import os, signal, sys\n"
@@ -230,7 +230,7 @@ signal.pause()
 
 
 def test_children_end_when_their_parent_is_killed(module, tmp_path, pipe):
-    # The child holds a second pipe open for writing; the kernel closes it when the child is gone, whoever reaps it.
+    # The child holds a second pipe open for writing; the kernel closes it when the child is gone, before it is reaped.
     os.mkfifo(tmp_path / "held")
     child = module(UP + "held = open(sys.argv[2], 'w')\n" + UNTIL_LIFELINE_CLOSES)
     command = [sys.executable, "-c", PARENT, str(tmp_path), child, str(pipe), str(tmp_path / "held")]

@@ -40,7 +40,7 @@ def test_the_holder_of_the_lock_is_the_launcher(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "no number", "0", "4194305"])
-def test_a_lock_file_that_names_nobody_is_nobody_s(tmp_path: Path, content: str) -> None:
+def test_a_lock_file_that_names_no_process_locks_nothing(tmp_path: Path, content: str) -> None:
     (tmp_path / LOCK_FILE).write_text(content)
     assert launcher_of(tmp_path) is None
 
@@ -71,7 +71,7 @@ def test_a_launcher_that_was_killed_is_none(tmp_path: Path) -> None:
         (None, True, False),
     ],
 )
-def test_a_run_is_over_when_its_report_says_so_and_nobody_works_on_it(
+def test_a_run_is_over_when_its_report_says_so_and_no_launcher_has_it(
     tmp_path: Path, state: str | None, local: bool, ended: bool
 ) -> None:
     if state is not None:

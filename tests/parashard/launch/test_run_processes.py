@@ -65,7 +65,7 @@ def test_one_process_of_a_run_is_struck_and_no_other(tmp_path: Path, children: C
         "shard-1": children.start("shard-1", "-m", "parashard_server", "--index", "1"),
         "worker-0": children.start("worker-0", "-m", "parashard_worker", "--name", "worker-0"),
     }
-    children.start("stranger", "-m", "tail")
+    children.start("foreign", "-m", "tail")
     assert processes_of(tmp_path) == wanted
     assert send(tmp_path, "shard-1", signal.SIGKILL) == wanted["shard-1"]
     assert children.by_name["shard-1"].wait() == -signal.SIGKILL
@@ -85,7 +85,7 @@ def test_a_process_that_hangs_goes_on(tmp_path: Path, children: Children) -> Non
     os.close(lock)
 
 
-def test_a_run_that_nobody_works_on_has_no_processes(tmp_path: Path, children: Children) -> None:
+def test_a_run_without_a_launcher_has_no_processes(tmp_path: Path, children: Children) -> None:
     children.start("worker-0", "-m", "parashard_worker", "--name", "worker-0")
     with pytest.raises(ConfigurationError, match="is not in progress on this machine"):
         send(tmp_path, "worker-0", signal.SIGKILL)

@@ -50,7 +50,7 @@ class FakeCluster:
 
 
 class Clock:
-    """Moves when somebody sleeps."""
+    """A clock that a sleep moves."""
 
     def __init__(self) -> None:
         self.now_s = 0.0
@@ -98,7 +98,7 @@ def for_so_long(seconds: float, error: ParashardError) -> Callable[[float], Any]
 
 @pytest.mark.parametrize(
     ("error", "noted"),
-    [(Unreachable("nobody"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
+    [(Unreachable("no answer"), ["kill coordinator"]), (NotReady("the caller's certificate expired"), [])],
     ids=["no answer", "it answers and refuses"],
 )
 def test_a_coordinator_is_killed_that_does_not_answer(run: Run, error: ParashardError, noted: list[str]) -> None:
@@ -125,7 +125,7 @@ def test_a_coordinator_that_does_not_come_back_is_given_up_some_time(run: Run, c
         if len(run.cluster.noted) == starts[0]:
             starts[0] += 1
             run.cluster.ended = [Ended("coordinator", code, f"cannot listen (exit code {code})", starts[0])]
-        return Unreachable("nobody")
+        return Unreachable("no answer")
 
     starts = [0]
     run.answers = ends
@@ -145,7 +145,7 @@ def test_a_coordinator_that_starts_slowly_is_not_silent_before_it_serves(run: Ru
             run.cluster.ended = [Ended("coordinator", -9, "killed by SIGKILL", 1)]
             serves_s[0] = now_s + slow_s
         if now_s < serves_s[0]:
-            return Unreachable("nobody")
+            return Unreachable("no answer")
         here = {"pid": run.cluster.pid("coordinator"), "address": "x:1", "run_id": "run-1"}
         (tmp_path / ADDRESS_FILE).write_text(json.dumps(here))
         return Unreachable("it serves and is busy") if now_s < serves_s[0] + run.silence_s / 2 else pb.JOB_STATE_DONE
@@ -161,7 +161,7 @@ def test_a_coordinator_whose_disk_has_no_room_is_started_again_however_often(run
             return pb.JOB_STATE_DONE
         if run.cluster.running:
             run.cluster.ended = [Ended("coordinator", ExitCode.IO_ERROR, "claims cannot be written (exit code 74)", 1)]
-        return Unreachable("nobody")
+        return Unreachable("no answer")
 
     run.answers = answers
     assert run.running.until_over()[0] == pb.JOB_STATE_DONE

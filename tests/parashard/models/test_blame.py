@@ -33,7 +33,7 @@ def test_the_last_line_of_the_user_s_own_is_named(fails: object) -> None:
     assert described(raised(fails)).startswith(f"{short_path(__file__)}:{line}: ")
 
 
-def test_an_error_without_any_such_line_is_told_without_a_place() -> None:
+def test_an_error_without_any_such_line_is_reported_without_a_place() -> None:
     error = raised(json.loads, "{")
     error.__traceback__ = error.__traceback__.tb_next.tb_next  # type: ignore[union-attr]  # as if we had called it
     assert described(error).startswith("JSONDecodeError: ")

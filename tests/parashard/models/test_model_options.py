@@ -31,7 +31,7 @@ def test_options_survive_a_round_trip(options: Any) -> None:
 
 
 @pytest.mark.parametrize("options", [{"kind": "mpl"}, {"kind": 3}, {}])
-def test_an_unknown_kind_is_told_with_the_allowed_ones(options: Any) -> None:
+def test_an_unknown_kind_is_reported_with_the_allowed_ones(options: Any) -> None:
     with pytest.raises(ValidationError) as told:
         validated(ModelOptions, options)
     for kind in (repr(str(options.get("kind", ""))), "softmax", "mlp", "cnn", "ledger", "torn", "module:factory"):
@@ -56,7 +56,7 @@ def test_an_unknown_kind_is_told_with_the_allowed_ones(options: Any) -> None:
     ],
     ids=str,
 )
-def test_a_bad_value_is_told_with_its_key(options: Any, key: str) -> None:
+def test_a_bad_value_is_reported_with_its_key(options: Any, key: str) -> None:
     with pytest.raises(ValidationError) as told:
         validated(ModelOptions, options)
     assert ".".join(str(part) for part in told.value.errors()[0]["loc"][1:]) == key

@@ -136,7 +136,7 @@ def test_without_a_folder_only_the_working_directory_and_installed_modules_are_l
         ("needy:build", {}, r"importing 'needy' failed: ModuleNotFoundError: No module named 'not_there'"),
     ],
 )
-def test_a_mistake_is_told(tmp_path: Path, kind: str, extra: Any, told: str) -> None:
+def test_a_mistake_is_reported(tmp_path: Path, kind: str, extra: Any, told: str) -> None:
     written(tmp_path, "mine.py")
     written(tmp_path, "pack/__init__.py", "")
     written(tmp_path, "broken.py", "def build(:\n")

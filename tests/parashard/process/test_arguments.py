@@ -70,7 +70,7 @@ def test_an_address_file_is_replaced_whole(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["127.0.0.1", "127.0.0.1:", ":7", "127.0.0.1:0", "127.0.0.1:70000", "host:-1"])
-def test_an_address_that_nobody_could_connect_to_is_not_advertised(text, capsys):
+def test_an_address_that_cannot_be_connected_to_is_not_advertised(text, capsys):
     with pytest.raises(SystemExit) as ended:
         service_arguments("A service.").parse_args(["--advertise", text])
     assert ended.value.code == ExitCode.CONFIGURATION
@@ -96,7 +96,7 @@ def test_a_number_that_is_no_exit_code_is_refused(text, capsys):
 
 
 class TestWhereItListens:
-    """Off loopback only with credentials, or where it is spelled out that everybody may come."""
+    """Off loopback only with credentials, or with an explicit flag."""
 
     @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.8.8", "::1", "localhost"])
     def test_on_loopback_without_more(self, host):

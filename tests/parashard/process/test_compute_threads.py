@@ -33,7 +33,7 @@ def test_what_openmp_allows_is_read_and_what_is_no_number_is_not(text: str, thre
     assert threads_for(0, 2, reproducible=False, environ={"OMP_NUM_THREADS": text}) == threads
 
 
-def test_every_library_is_told() -> None:
+def test_every_library_is_configured() -> None:
     found = thread_variables(2, {}, override=False)
     assert found == dict.fromkeys(THREAD_VARIABLES, "2")
     for library in ("OMP", "OPENBLAS", "MKL", "NUMEXPR", "VECLIB", "NPROC"):  # torch has OMP and MKL, JAX has NPROC

@@ -16,7 +16,7 @@ AFTER_S = 3 * LOOK_S
 
 
 class Told(Stop):
-    """Tells the client at each look whether its last call found nobody; asked to stop when there is no more to tell."""
+    """Sets at each look whether the client's last call was unanswered; stops at the end of the list."""
 
     def __init__(self, client: CoordinatorClient, unanswered: Iterable[bool]) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def client() -> Iterator[CoordinatorClient]:
     ],
     ids=["from the start", "later", "again and again"],
 )
-def test_it_stops_once_nobody_was_found_for_so_long(
+def test_it_stops_once_there_was_no_answer_for_so_long(
     client: CoordinatorClient, unanswered: list[bool], looks: int
 ) -> None:
     stop = Told(client, unanswered)
@@ -67,7 +67,7 @@ def test_a_coordinator_that_comes_back_is_waited_for(client: CoordinatorClient, 
 
 
 @pytest.mark.parametrize(("told", "seconds"), [([], math.inf), (["--give-up-s", "600"], 600.0)])
-def test_nobody_gives_up_unless_told_to(told: list[str], seconds: float) -> None:
+def test_a_client_gives_up_only_if_told_to(told: list[str], seconds: float) -> None:
     parser = argparse.ArgumentParser()
     connecting_arguments(parser)
     arguments = parser.parse_args(["--connect", "127.0.0.1:1", *told])

@@ -68,7 +68,7 @@ def test_a_gpu_that_is_at_fault_may_be_mended(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     "asked", ["", "cpu", "auto", "cuda:", "cuda:x", "cuda:-1", "cuda:\N{SUPERSCRIPT TWO}", "rocm:0"]
 )
-def test_other_names_mean_none_and_nobody_looks_for_cupy(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
+def test_other_names_mean_none_and_cupy_is_not_imported(monkeypatch: pytest.MonkeyPatch, asked: str) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     assert cuda.index_of(asked, "worker-0") is None
 

@@ -253,7 +253,7 @@ def test_a_service_that_cannot_be_armed_says_so_and_is_not_started_again(tmp_pat
 
 def test_every_failpoint_is_hit_in_exactly_one_place_of_its_own_service():
     placed: Counter[str] = Counter()
-    strangers = []
+    misplaced = []
     folders = {"shard": {"ps_server"}, "worker": {"worker", "parashard"}, "coordinator": {"coordinator"}}
     for package in ("parashard", "ps_server", "worker", "coordinator"):
         for path in sorted((ROOT / package).rglob("*.py")):
@@ -262,9 +262,9 @@ def test_every_failpoint_is_hit_in_exactly_one_place_of_its_own_service():
                     name = ast.literal_eval(node.args[0])
                     placed[name] += 1
                     if package not in folders.get(name.partition(".")[0], ()):
-                        strangers.append((name, str(path)))
+                        misplaced.append((name, str(path)))
     assert placed == Counter(dict.fromkeys(FAILPOINTS, 1))
-    assert strangers == []
+    assert misplaced == []
 
 
 def test_an_armed_process_passes_no_failpoint_that_is_not_on_the_list(arm):

@@ -1,4 +1,4 @@
-"""Waiting for room: a write that cannot be done without is tried until the disk takes it, or somebody gives up."""
+"""Waiting for room: an essential write is retried until the disk takes it, or the process is asked to end."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ def test_a_claim_waits_for_the_disk_of_its_store(tmp_path: Path, monkeypatch: py
     assert retry_while_disk_fails(lambda: claim_incarnation(store, "shard-0"), "claims", pauses) == 1
 
 
-def test_whoever_is_asked_to_end_waits_no_more() -> None:
+def test_a_process_that_is_asked_to_end_stops_waiting() -> None:
     with pytest.raises(NotReady, match="claims cannot be written: no space left on device"):
         retry_while_disk_fails(failing(9, FULL), "claims", Pauses(gives_up_after=2))
 
 
 @pytest.mark.parametrize("error", [OSError(errno.EACCES, "Permission denied"), StoreFailed("s3://b: access denied")])
-def test_what_waiting_does_not_mend_is_an_error_at_once(error: Exception) -> None:
+def test_a_permanent_error_is_raised_at_once(error: Exception) -> None:
     pauses = Pauses()
     with pytest.raises(type(error)):
         retry_while_disk_fails(failing(1, error), "claims", pauses)

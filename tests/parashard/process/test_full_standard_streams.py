@@ -1,4 +1,4 @@
-"""Processes whose output goes to a full disk, for which /dev/full stands: none raises, none lives on as a half."""
+"""Processes whose output goes to a full disk, for which /dev/full stands: none raises, none runs on in part."""
 
 from __future__ import annotations
 

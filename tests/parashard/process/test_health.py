@@ -1,4 +1,4 @@
-"""`parashard health`: ready, not ready, nobody there and somebody else there are four answers, by exit code too."""
+"""`parashard health`: ready, not ready, no listener and a foreign server are four answers, by exit code too."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture
-def somebody_else() -> Iterator[Callable[[int, bytes], str]]:
+def foreign_server() -> Iterator[Callable[[int, bytes], str]]:
     """Return a function that starts a server which answers everything in one way, and returns its address."""
     servers: list[http.server.HTTPServer] = []
 
@@ -63,19 +63,19 @@ def somebody_else() -> Iterator[Callable[[int, bytes], str]]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[str]:
-    """Return an address that nobody listens at: bound, so that no other process gets it meanwhile."""
+def unused_address() -> Iterator[str]:
+    """Return an address without a listener: bound, so that no other process gets it meanwhile."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield f"127.0.0.1:{bound.getsockname()[1]}"
 
 
-def test_who_is_ready_is_ready_and_alive(service):
+def test_a_ready_service_is_ready_and_alive(service):
     ask(service.port.address, live=False, timeout_s=DEADLINE_S)
     ask(service.port.address, live=True, timeout_s=DEADLINE_S)
 
 
-def test_who_is_not_ready_says_why_and_is_alive_all_the_same(service):
+def test_a_service_that_is_not_ready_says_why_and_is_alive(service):
     service.reason = "waiting for the shards"
     with pytest.raises(NotReady, match="waiting for the shards") as refused:
         ask(service.port.address, live=False, timeout_s=DEADLINE_S)
@@ -83,25 +83,25 @@ def test_who_is_not_ready_says_why_and_is_alive_all_the_same(service):
     ask(service.port.address, live=True, timeout_s=DEADLINE_S)
 
 
-def test_nobody_is_unreachable(nobody):
+def test_no_listener_is_unreachable(unused_address):
     with pytest.raises(Unreachable, match="no answer"):
-        ask(nobody, live=True, timeout_s=DEADLINE_S)
+        ask(unused_address, live=True, timeout_s=DEADLINE_S)
 
 
 @pytest.mark.parametrize(("status", "body"), [(200, b"<h1>It works!</h1>"), (404, b"no"), (500, b"")])
-def test_somebody_else_is_not_taken_for_a_service(somebody_else, status, body):
+def test_a_foreign_server_is_not_taken_for_a_service(foreign_server, status, body):
     with pytest.raises(WrongRun, match="no HTTP port of a parashard service"):
-        ask(somebody_else(status, body), live=False, timeout_s=DEADLINE_S)
+        ask(foreign_server(status, body), live=False, timeout_s=DEADLINE_S)
 
 
-def test_no_more_is_read_than_a_reason_takes(somebody_else):
+def test_no_more_is_read_than_a_reason_takes(foreign_server):
     with pytest.raises(NotReady) as refused:
-        ask(somebody_else(503, b"x" * 100_000), live=False, timeout_s=DEADLINE_S)
+        ask(foreign_server(503, b"x" * 100_000), live=False, timeout_s=DEADLINE_S)
     assert len(refused.value.message) == REASON_BYTES_MAX
 
 
-def test_no_proxy_is_asked(service, nobody, monkeypatch):
-    monkeypatch.setenv("http_proxy", f"http://{nobody}")
+def test_no_proxy_is_asked(service, unused_address, monkeypatch):
+    monkeypatch.setenv("http_proxy", f"http://{unused_address}")
     ask(service.port.address, live=False, timeout_s=DEADLINE_S)
 
 

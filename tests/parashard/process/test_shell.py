@@ -108,7 +108,7 @@ def test_a_service_may_open_as_many_files_as_its_ports_may_have_connections(star
     assert said.strip() == str((max(allowed, FILES_WANTED), hard))
 
 
-def test_a_service_of_a_job_that_has_failed_says_that_nobody_need_come_back(start):
+def test_a_service_of_a_failed_job_says_that_a_restart_is_useless(start):
     process = start("def serve(stop):\n    raise errors.JobFailed('the job has failed: NaN')")
     _, said = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == ExitCode.JOB_FAILED

@@ -38,7 +38,7 @@ def fails(error: Exception) -> None:
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_failure_is_counted_and_told_once_and_once_more_when_it_is_over() -> None:
+def test_a_failure_is_counted_and_reported_once_and_once_more_when_it_is_over() -> None:
     told: list[tuple[str, bool]] = []
     before = failed_writes().get("notes", 0)
     notes = SideEffect("notes", lambda *line: told.append(line))
@@ -86,7 +86,7 @@ def test_retries_back_off_to_a_bound() -> None:
     assert [retry_pause_s(failures) for failures in (0, 1, 2, 3, 6, 10_000)] == [0.0, 1.0, 2.0, 4.0, 30.0, 30.0]
 
 
-def test_the_cause_is_told_in_few_words() -> None:
+def test_the_cause_is_reported_in_few_words() -> None:
     assert why_failed(OSError(errno.EIO, "whatever")) == "input/output error"
     assert why_failed(OSError("torn")) == "torn"
     assert why_failed(ValueError()) == "ValueError"

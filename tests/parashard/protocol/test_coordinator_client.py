@@ -55,7 +55,7 @@ def test_a_run_directory_tells_the_http_port_of_its_own_run(tmp_path, text, port
     assert http_port_in(tmp_path, "x") == port
 
 
-def test_a_run_directory_without_a_coordinator_is_unreachable_at_once_if_nobody_waits(tmp_path):
+def test_a_run_directory_without_a_coordinator_is_unreachable_at_once_without_a_wait(tmp_path):
     with pytest.raises(Unreachable, match=ADDRESS_FILE):
         find_coordinator(str(tmp_path), wait_s=0.0)
 
@@ -81,7 +81,7 @@ def test_a_run_directory_is_looked_into_until_the_coordinator_has_written(tmp_pa
     assert pauses.seen == 3
 
 
-def test_whoever_gives_up_looks_no_longer(tmp_path):
+def test_a_client_that_gives_up_looks_no_longer(tmp_path):
     pauses = Pauses(lambda: pauses.set())  # noqa: PLW0108  # does not exist yet
     with pytest.raises(Unreachable):
         find_coordinator(str(tmp_path), giving_up=pauses)
@@ -207,9 +207,9 @@ def test_what_may_be_repeated_is_and_what_may_not_is_not(name, coordinator, clie
         assert coordinator.calls == [name]
 
 
-def test_it_knows_whether_the_last_call_found_somebody(coordinator, client):
-    nobody, reply = Unreachable("no"), pb.GetViewReply(view=2)
-    coordinator.answers = [reply, nobody, NotReady("no"), nobody, WrongRun("no")]
+def test_it_knows_whether_the_last_call_was_answered(coordinator, client):
+    silent, reply = Unreachable("no"), pb.GetViewReply(view=2)
+    coordinator.answers = [reply, silent, NotReady("no"), silent, WrongRun("no")]
     found = [client.unanswered]
     while coordinator.answers:
         with suppress(ParashardError):
@@ -219,25 +219,26 @@ def test_it_knows_whether_the_last_call_found_somebody(coordinator, client):
 
 
 @pytest.mark.parametrize("error", [WrongRun, StaleIncarnation, ConfigurationError])
-def test_only_patience_is_repeated(error, coordinator, client):
+def test_only_retry_later_is_retried(error, coordinator, client):
     coordinator.answers = [error("no")]
     with pytest.raises(error) as caught:
         client.get_job()
     assert (caught.value.peer, coordinator.calls) == (client.address, ["GetJob"])
 
 
-def test_patience_ends_with_the_budget(coordinator, client, virtual_time):
+def test_retries_end_with_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("starting")] * 1000
     with pytest.raises(NotReady):
         client.patiently(lambda: client.get_view("x"))
     assert 2.0 <= virtual_time.now_s < 4.0
 
 
-def test_a_process_that_stood_still_while_it_waited_has_its_budget_left(client, virtual_time):  # P22
-    stood_still_s = iter([0.0, 1000.0, 0.0])
+def test_a_process_that_was_suspended_while_it_waited_has_its_budget_left(client, virtual_time):
+    suspended_s = iter([0.0, 1000.0, 0.0])
 
     def call() -> str:
-        for virtual_time.now_s in (virtual_time.now_s + seconds for seconds in stood_still_s):
+        for seconds in suspended_s:
+            virtual_time.now_s += seconds
             raise NotReady("starting")
         return "answered"
 
@@ -245,7 +246,7 @@ def test_a_process_that_stood_still_while_it_waited_has_its_budget_left(client, 
     assert virtual_time.now_s > 1000.0
 
 
-def test_a_view_is_waited_for_by_who_has_the_patience(coordinator, client, virtual_time):
+def test_a_view_is_waited_for_within_the_budget(coordinator, client, virtual_time):
     coordinator.answers = [NotReady("waiting for shard 1 to register"), pb.GetViewReply(view=3)]
     assert client.patiently(lambda: client.get_view("x")).view == 3
 
@@ -268,7 +269,7 @@ def write_address(folder, address):
     (folder / ADDRESS_FILE).write_text(json.dumps({"address": address, "run_id": "x"}))
 
 
-def test_a_call_that_found_nobody_is_made_again_where_the_run_directory_says(
+def test_a_call_without_an_answer_is_repeated_where_the_run_directory_says(
     moved, tmp_path, coordinator, address, virtual_time
 ):
     write_address(tmp_path, address)

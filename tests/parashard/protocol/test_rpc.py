@@ -67,7 +67,7 @@ def echo(_echo: Echo) -> Echo:
 
 @pytest.fixture
 def dead_address() -> str:
-    """Return an address where nobody listens."""
+    """Return an address without a listener."""
     with socket.socket() as once:
         once.bind(("127.0.0.1", 0))
         return f"127.0.0.1:{once.getsockname()[1]}"
@@ -139,7 +139,7 @@ def test_every_status_of_grpc_means_an_error_of_ours():
 
 
 @pytest.fixture(scope="module")
-def stranger() -> Iterator[str]:
+def foreign_server() -> Iterator[str]:
     """Return the address of a gRPC server that is none of ours: it ends a call with the status that the frame names."""
     server = grpc.server(ThreadPoolExecutor(1))
 
@@ -154,15 +154,15 @@ def stranger() -> Iterator[str]:
 
 
 @pytest.mark.parametrize("status", [s for s in grpc.StatusCode if s is not grpc.StatusCode.OK], ids=lambda s: s.name)
-def test_what_a_stranger_says_becomes_the_error_of_the_map(stranger, status):
-    channel = connect(stranger)
+def test_a_foreign_servers_status_becomes_the_error_of_the_map(foreign_server, status):
+    channel = connect(foreign_server)
     try:
-        with pytest.raises(ParashardError, match="said another") as caught, our_errors(stranger):
+        with pytest.raises(ParashardError, match="said another") as caught, our_errors(foreign_server):
             channel.unary_unary(f"/{SERVICE}/Call")(status.name.encode(), timeout=DEADLINE_S)
     finally:
         channel.close()
     assert type(caught.value) is ERROR_BY_FOREIGN_STATUS[status]
-    assert caught.value.peer == stranger
+    assert caught.value.peer == foreign_server
 
 
 class _Foreign(grpc.RpcError, grpc.Call):
@@ -201,7 +201,7 @@ def test_a_code_of_a_later_version_falls_back_to_its_status():
     assert type(error) is ERROR_BY_FOREIGN_STATUS[grpc.StatusCode.ABORTED]
 
 
-def test_a_server_with_no_room_asks_for_patience_and_a_message_too_large_does_not():
+def test_a_full_server_answers_retry_later_and_refuses_a_message_too_large_for_good():
     full = rpc.translated(_Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!"), "a:1")
     large = rpc.translated(
         _Foreign(grpc.StatusCode.RESOURCE_EXHAUSTED, "Sent message larger than max (9 vs. 8)"), "a:1"
@@ -220,7 +220,7 @@ def test_a_method_that_the_peer_does_not_have_means_another_program():
         echo.server.stop(0.0)
 
 
-def test_a_message_over_the_limit_is_refused_whoever_sends_it(echo):
+def test_a_message_over_the_limit_is_refused_in_both_directions(echo):
     with pytest.raises(errors.LimitExceeded, match="larger than max"):
         echo.call(bytes(wire.FRAME_BYTES_MAX + 1))
     echo.answer = lambda frame, context: bytes(wire.FRAME_BYTES_MAX + 1)

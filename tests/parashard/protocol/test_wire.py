@@ -240,7 +240,7 @@ def test_runs_without_lengths_and_lengths_without_bytes_are_malformed():
         wire.runs_within(answer_of((8, 8)), SOME, 4)
 
 
-def test_whoever_knows_nothing_must_be_sent_all():
+def test_a_reader_without_a_version_is_sent_everything():
     asked = dataclasses.replace(SOME, known_version=None)
     part = wire.encode_weights(Weights(5, (Run(8, memoryview(bytes(12))),)))
     _, [(_, values)] = wire.decode_weights(part, SOME)

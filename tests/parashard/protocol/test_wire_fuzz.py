@@ -1,4 +1,4 @@
-"""Frames from strangers: whatever the bytes, decoding returns a value or says MalformedFrame or LimitExceeded.
+"""Arbitrary frames: whatever the bytes, decoding returns a value or says MalformedFrame or LimitExceeded.
 
 And it never believes a length: memory stays within a small multiple of what really arrived.
 """

@@ -85,7 +85,7 @@ class TestTheChoice:
         texts = "".join(files.values())
         assert "tls" not in texts.lower()
         assert "certificate" not in texts.lower()
-        assert "--advertise" not in texts  # addresses: nobody checks a name
+        assert "--advertise" not in texts  # addresses: names are not checked
         for path in ("coordinator", "shards", "workers"):
             assert files[f"base/{path}.yaml"].count("- --insecure\n") == 1
 
@@ -143,7 +143,7 @@ def names_bytes(shards: int) -> int:
 
 @pytest.fixture(scope="class")
 def secrets(tmp_path_factory) -> tuple[Path, Path]:
-    """Run the script twice, as somebody who renews; return the Secrets' folder and the log of what was applied."""
+    """Run the script twice, as for a renewal; return the Secrets' folder and the log of what was applied."""
     folder = tmp_path_factory.mktemp("secrets")
     commands = folder / "bin"
     commands.mkdir()

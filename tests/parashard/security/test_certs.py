@@ -1,4 +1,4 @@
-"""What certificates of our own authority say, and that keys are nobody else's to read."""
+"""What certificates of our own authority say, and that only their owner can read keys."""
 
 import errno
 import os
@@ -210,7 +210,7 @@ class TestARenewedFile:
         assert load(folder)
 
     @pytest.mark.parametrize(("before", "after"), [(0o644, 0o644), (0o440, 0o440), (0o666, 0o644)])
-    def test_of_certificates_is_nobodys_to_write_but_its_owners(self, authority, folder, before, after):
+    def test_of_certificates_is_writable_by_its_owner_only(self, authority, folder, before, after):
         (folder / "ca.pem").chmod(before)
         issued(authority, WORKER)
         assert stat.S_IMODE((folder / "ca.pem").stat().st_mode) == after

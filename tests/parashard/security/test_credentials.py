@@ -57,7 +57,7 @@ def fault_of(folder: Path, now: datetime | None = None, kind: type[ParashardErro
     return str(caught.value).replace(str(folder), "tls")
 
 
-def test_a_right_folder_says_who_it_is_for_and_tells_no_log_its_key(folder):
+def test_a_valid_folder_names_its_identities_and_no_log_has_its_key(folder):
     material = load(folder)
     assert [str(identity) for identity in material.identities] == ["worker/worker-0"]
     assert material.expires > datetime.now(UTC)
@@ -123,7 +123,7 @@ class TestFaults:
         assert "cert.pem and key.pem do not belong together" in fault_of(folder)
 
     def test_a_certificate_without_a_role(self, certificates, folder):
-        for name in ("cert.pem", "key.pem"):  # the authority's own: valid, and nobody's
+        for name in ("cert.pem", "key.pem"):  # the authority's own: valid, and without an identity
             shutil.copy(certificates.authority / name.replace("cert", "ca").replace("key", "ca-key"), folder / name)
         assert fault_of(folder) == "tls/cert.pem: it names no role; needed: an alternative name such as " + (
             "parashard://worker/NAME"
@@ -173,7 +173,7 @@ class TestAStartWhileFilesAreReplaced:
         started = Credentials(folder, pause=lambda _: shutil.copy(fresh / late, folder / late)).current()
         assert started.chain == (fresh / "cert.pem").read_bytes()
 
-    def test_a_fault_that_stays_is_told_after_one_pause(self, certificates, folder):
+    def test_a_fault_that_stays_is_reported_after_one_pause(self, certificates, folder):
         shutil.copy(certificates.folder(Role.SHARD) / "key.pem", folder / "key.pem")
         pauses: list[float] = []
         with pytest.raises(ConfigurationError, match="key"):
@@ -238,7 +238,9 @@ class TestRenewal:
         clock[0] += LOOK_S
         assert credentials.current().chain == (fresh / "cert.pem").read_bytes()
 
-    def test_that_does_not_come_about_is_told_when_the_cause_changes_and_once_a_day(self, folder, credentials, clock):
+    def test_that_does_not_come_about_is_reported_when_the_cause_changes_and_once_a_day(
+        self, folder, credentials, clock
+    ):
         def told(mode: int, looks: int = 3) -> int:
             (folder / "key.pem").chmod(mode)
             with capture_logs() as logs:
@@ -311,13 +313,13 @@ class TestExpiry:
         assert load(folder).expires - datetime.now(UTC) < timedelta(days=1)
 
     @pytest.mark.parametrize(("days", "lines"), [(2, 1), (4, 0)])
-    def test_is_told_at_the_start_if_it_is_near(self, certificates, folder, days, lines):
+    def test_is_reported_at_the_start_if_it_is_near(self, certificates, folder, days, lines):
         certificates.renew(folder, [Role.WORKER], valid_days=days)
         with capture_logs() as logs:
             Credentials(folder)
         assert [(line["event"], line["log_level"]) for line in logs] == [("credentials-expire-soon", "warning")] * lines
 
-    def test_is_told_once_a_day_until_there_is_a_new_one(self, certificates, folder):
+    def test_is_reported_once_a_day_until_there_is_a_new_one(self, certificates, folder):
         now_s = [NOW_S]
         certificates.renew(folder, [Role.WORKER], valid_days=2)
         with capture_logs() as logs:
@@ -330,7 +332,7 @@ class TestExpiry:
             credentials.current()
         assert [line["event"] for line in logs] == ["credentials-expire-soon"] * 3 + ["credentials-renewed"]
 
-    def test_is_not_told_on_the_standard_output_of_a_command(self, certificates, folder, monkeypatch, capsys):
+    def test_is_not_reported_on_the_standard_output_of_a_command(self, certificates, folder, monkeypatch, capsys):
         monkeypatch.setattr(structlog, "is_configured", lambda: False)
         certificates.renew(folder, [Role.WORKER], valid_days=2)
         Credentials(folder)

@@ -183,10 +183,10 @@ class TestSlow:
         served.begin(served.connected("127.0.0.2"), 10)
         eventually(lambda: served.server.admission.slow == 10, "ten were slow")
         eventually(lambda: served.server.admission._under_way.held == 0, "no call is under way")
-        eventually(lambda: served.server.admission._serving.held == 0, "nobody is served")
+        eventually(lambda: served.server.admission._serving.held == 0, "no call is in progress")
         served.close()
 
-    def test_for_an_answer_that_nobody_reads(self):
+    def test_for_an_unread_answer(self):
         served = Served()
         connection = served.connected("127.0.0.2")
         message = frame(0x0, 0x1, 1, bytes(5))
@@ -214,7 +214,7 @@ class TestSlow:
         channel.close()
         served.close()
 
-    def test_for_a_stream_of_answers_that_nobody_reads(self):
+    def test_for_an_unread_stream_of_answers(self):
         served = Streams()
         connection = served.connected("127.0.0.2")
         message = frame(0x0, 0x1, 1, bytes(5))

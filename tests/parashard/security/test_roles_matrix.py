@@ -151,7 +151,7 @@ def test_a_worker_cannot_pose_as_a_server(certificates):
     server.start()
     channel = rpc.connect(server.address, certificates.of(W))
     with (
-        pytest.raises(Unreachable, match="no TLS with who answers"),
+        pytest.raises(Unreachable, match="no TLS with the server"),
         our_errors(server.address),
     ):
         channel.unary_unary("/grpc.health.v1.Health/Check")(b"", timeout=DEADLINE_S)

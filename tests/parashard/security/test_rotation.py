@@ -139,7 +139,7 @@ def test_a_channel_is_closed_after_its_last_call(cluster):
         old.unary_unary(PUSH)(b"", timeout=DEADLINE_S)
 
 
-def test_a_closed_channel_calls_nobody(cluster):
+def test_a_closed_channel_makes_no_calls(cluster):
     cluster.channel.close()
     with pytest.raises(ValueError, match="closed"):
         cluster.push.future(b"", timeout=DEADLINE_S)
@@ -154,7 +154,7 @@ def test_without_a_change_one_connection_carries_everything(cluster):
     assert (cluster.channel._channels, channel.calls) == ([channel], 0)
 
 
-def test_no_push_of_many_is_lost_while_everybodys_certificates_change(cluster):
+def test_no_push_of_many_is_lost_while_all_certificates_change(cluster):
     failed: list[Exception] = []
     shown: set[int] = set()
     over = threading.Event()

@@ -1,4 +1,4 @@
-"""Shares: whoever takes all it can leaves room for others, and who is alone has everything."""
+"""Shares: a greedy peer leaves room for others, and a peer that is alone may take everything."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def grab(shares: Shares, peer: str, amount: int, now_s: float = 0.0) -> int:
 
 
 class TestAlone:
-    """Nobody else holds anything, or has asked lately."""
+    """No other peer holds anything, or has asked lately."""
 
     def test_a_peer_has_everything(self):
         shares = Shares(64)
         assert grab(shares, "a", 1) == 64
-        assert shares.refused == 0, "there was nothing left, for anybody"
+        assert shares.refused == 0, "there was nothing left, for any peer"
 
-    def test_it_has_not_while_somebody_else_asks(self):
+    def test_it_has_not_while_another_peer_asks(self):
         shares = Shares(64)
         assert shares.take("b", 1, 0.0)
         shares.give_back("b", 1)
@@ -38,12 +38,12 @@ class TestAlone:
         assert shares.refused == 1
         assert grab(shares, "a", 1, ALONE_S) == 16, "b has not asked for long"
 
-    def test_nor_while_somebody_else_holds_something(self):
+    def test_nor_while_another_peer_holds_something(self):
         shares = Shares(64)
         assert shares.take("b", 4, 0.0)
         assert grab(shares, "a", 1, 10 * ALONE_S) == 45
 
-    def test_of_what_is_kept_for_ever_nobody_has_everything(self):
+    def test_of_what_is_kept_for_ever_no_peer_has_everything(self):
         shares = Shares(1024, alone_s=math.inf)
         assert grab(shares, "a", 1) == 768
         assert grab(shares, "b", 1) == 192
@@ -75,7 +75,7 @@ class TestWithOthers:
         shares.give_back("a", 500)
         assert shares.take("b", 1, 0.0)
 
-    def test_nobody_in_particular_has_no_share(self):
+    def test_a_peer_without_a_name_has_no_limit(self):
         shares = Shares(100, alone_s=math.inf)
         assert grab(shares, "", 1) == 100
 
@@ -85,7 +85,7 @@ class TestWithOthers:
         shares.transfer("", "b", 1)
         assert (shares.of(""), shares.of("b"), shares.held) == (3, 1, 4)
 
-    def test_nobody_gives_back_more_than_it_took(self):
+    def test_giving_back_more_than_was_taken_is_a_bug(self):
         shares = Shares(4)
         shares.take("a", 1, 0.0)
         with pytest.raises(AssertionError):

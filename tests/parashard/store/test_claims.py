@@ -1,4 +1,4 @@
-"""Incarnations: each is claimed once, whoever asks at the same time, and whatever became of earlier ones (P3)."""
+"""Incarnations: each is claimed once, also by concurrent processes, and whatever became of earlier ones (P3)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_first_incarnation_is_1_and_each_next_one_is_higher(store):  # P3
         assert newest_claim(store, "shard-0") == incarnation
 
 
-def test_a_claim_tells_people_who_made_it(store):
+def test_a_claim_records_its_maker(store):
     Claims(store, "shard-0", "drawn").next()
     assert store.names("claims/shard-0") == ["00000001"]
     assert store.read("claims/shard-0/00000001", 1000).decode() == f"{socket.gethostname()} {os.getpid()} drawn\n"
@@ -60,9 +60,9 @@ def test_a_number_whose_file_was_lost_is_not_given_again_while_a_higher_one_is_t
     assert claim_incarnation(store, "shard-0") == 4
 
 
-@pytest.mark.parametrize("stranger", ["note.txt", "00000007x", "x9", "9.0", "-3"])
-def test_other_files_in_the_folder_do_not_count(store, stranger):
-    store.create(f"claims/shard-0/{stranger}", b"")
+@pytest.mark.parametrize("other", ["note.txt", "00000007x", "x9", "9.0", "-3"])
+def test_other_files_in_the_folder_do_not_count(store, other):
+    store.create(f"claims/shard-0/{other}", b"")
     assert claim_incarnation(store, "shard-0") == 1
 
 
@@ -104,7 +104,7 @@ def test_a_claim_whose_request_was_sent_again_is_its_maker_s():  # P23
     assert mine.next() == 2
 
 
-def test_a_claim_that_failed_and_was_made_nonetheless_supersedes_nobody():  # P23
+def test_a_claim_whose_reply_was_lost_does_not_supersede_its_process():  # P23
     store = MemoryStore()
     mine = Claims(store, "shard-0", "mine")
     mine.next()

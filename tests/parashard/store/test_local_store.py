@@ -157,7 +157,7 @@ def test_a_replace_that_fails_leaves_the_old_or_the_new_whole(store, monkeypatch
     assert files_of(store) == [NAME]
 
 
-def test_a_delete_that_is_not_durable_is_told(store, monkeypatch):
+def test_a_delete_that_is_not_durable_is_reported(store, monkeypatch):
     store.create(NAME, OLD)
     faulty = FailingOs("fsync", 1, errno.EIO)
     monkeypatch.setattr(local, "os", faulty)
@@ -199,7 +199,7 @@ def test_a_store_below_a_file_cannot_be(tmp_path):
 
 
 @pytest.mark.parametrize("write", ["create", "replace"])
-def test_a_writer_that_dies_at_any_call_leaves_nothing_or_the_whole_and_is_in_nobodys_way(
+def test_a_writer_that_dies_at_any_call_leaves_nothing_or_the_whole_and_blocks_no_other(
     tmp_path, monkeypatch, write
 ):  # P20
     left_over = named = 0
@@ -232,13 +232,13 @@ def test_a_writer_that_dies_at_any_call_leaves_nothing_or_the_whole_and_is_in_no
 
 def test_what_is_not_ours_is_not_listed_and_stays(store):
     store.create(NAME, OLD)
-    strangers = [".0123456789abcdef", "a b", "note~", "ä"]
-    for stranger in strangers:
-        (store.folder / "plans" / stranger).touch()
-        (store.folder / (stranger + " folder")).mkdir()
+    others = [".0123456789abcdef", "a b", "note~", "ä"]
+    for other in others:
+        (store.folder / "plans" / other).touch()
+        (store.folder / (other + " folder")).mkdir()
     assert (store.names("plans"), store.folders("")) == (["0001.json"], ["plans"])
     store.delete(NAME)
-    assert files_of(store) == sorted(f"plans/{stranger}" for stranger in strangers)
+    assert files_of(store) == sorted(f"plans/{other}" for other in others)
 
 
 # --- folders that come and go ---

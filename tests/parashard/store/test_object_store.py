@@ -76,7 +76,7 @@ def refused(code: str) -> OSError:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_the_libraries_raise_is_told_with_the_place_and_the_cause(store, files, error, cause):
+def test_whatever_the_libraries_raise_is_reported_with_the_place_and_the_cause(store, files, error, cause):
     for doing, call in (
         ("create a/b", lambda: store.create("a/b", b"1")),
         ("replace a/b", lambda: store.replace("a/b", b"1")),
@@ -171,8 +171,8 @@ def test_a_missing_package_is_named_with_the_extra_that_brings_it(monkeypatch, u
 def test_what_is_not_ours_is_not_listed(s3_url):
     store = ObjectStore(s3_url)
     store.create("plans/0001.json", b"1")
-    for stranger in ("", ".hidden", "a b", "ä", "a b/c"):  # "" is the empty object that consoles make for a folder
-        store._files.pipe_file(f"{s3_url}/plans/{stranger}", b"")
+    for other in ("", ".hidden", "a b", "ä", "a b/c"):  # "" is the empty object that consoles make for a folder
+        store._files.pipe_file(f"{s3_url}/plans/{other}", b"")
     assert (store.names("plans"), store.folders("plans")) == (["0001.json"], [])
 
 

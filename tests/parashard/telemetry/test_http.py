@@ -162,7 +162,7 @@ def test_a_port_that_never_answered_can_be_stopped():
     port.stop()
 
 
-def test_silent_connections_keep_nobody_out(monkeypatch):
+def test_silent_connections_do_not_block_others(monkeypatch):
     monkeypatch.setattr("parashard.telemetry.http.CONNECTIONS_MAX", 3)
     monkeypatch.setattr("parashard.telemetry.http.REQUEST_TIMEOUT_S", 60 * DEADLINE_S)
     served = Served()
@@ -170,7 +170,7 @@ def test_silent_connections_keep_nobody_out(monkeypatch):
     host, _, port = served.port.address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(3)]
     assert served.get("/livez")[0] == 200
-    assert silent[0].recv(1) == b"", "the oldest gave way"
+    assert silent[0].recv(1) == b"", "the oldest was evicted"
     for connection in silent:
         connection.close()
     served.port.stop()

@@ -1,4 +1,4 @@
-"""Tracer: ids of traces, contexts that travel, and spans that nobody waits for."""
+"""Tracer: ids of traces, contexts that travel, and spans that are sent in the background."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def test_what_a_sender_does_not_record_is_not_recorded_below() -> None:
     assert traced.spans == []
 
 
-def test_an_error_is_told_by_its_code_and_goes_on() -> None:
+def test_an_error_is_reported_by_its_code_and_goes_on() -> None:
     traced = Traced()
     for error in (StaleRound("round 3 is over"), RuntimeError("a model's")):
         with pytest.raises(type(error)), traced.tracer.within("push", Context(), attributes={}):
@@ -127,7 +127,7 @@ def test_an_error_is_told_by_its_code_and_goes_on() -> None:
     ]
 
 
-def test_what_is_over_is_told_with_its_times() -> None:
+def test_what_is_over_is_reported_with_its_times() -> None:
     traced = Traced()
     with traced.tracer.within("push", Context(), attributes={}):
         traced.tracer.past("apply", 1_000, 3_000, {})
@@ -160,7 +160,7 @@ class Collector(SpanExporter):
         self.hold.set()
 
 
-def test_a_collector_that_hangs_holds_up_nobody_and_takes_no_more_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_hangs_delays_no_span_and_takes_bounded_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
     monkeypatch.setenv("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "10")
     collector = Collector()
@@ -184,7 +184,7 @@ def test_what_is_left_goes_at_the_end() -> None:
     assert collector.taken == 1
 
 
-def test_lost_spans_are_told_once_until_they_arrive_again() -> None:
+def test_lost_spans_are_reported_once_until_they_arrive_again() -> None:
     inner = Collector()
     exporter = tracer_module._Told(inner)
     inner.results = [SpanExportResult.FAILURE, OSError("gone"), SpanExportResult.SUCCESS, OSError("gone")]

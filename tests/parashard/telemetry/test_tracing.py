@@ -23,13 +23,13 @@ def run(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("off", ["", "0", "false", "no", "OFF"])
-def test_nobody_traces_who_is_not_told_to(off: str) -> None:
+def test_a_process_does_not_trace_unless_it_is_told_to(off: str) -> None:
     with tracing(off, "shard", "shard-0") as tracer:
         assert tracer is None
 
 
 @pytest.mark.parametrize("on", ["1", "true", "Yes", "on"])
-def test_who_is_told_to_traces(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_process_that_is_told_to_traces(on: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_TRACES_EXPORTER", "none")
     with tracing(on, "shard", "shard-0") as tracer:
         assert tracer is not None

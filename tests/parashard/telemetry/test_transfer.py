@@ -17,7 +17,7 @@ SECONDS = st.floats(0.0, 1e6)
     ("transfer_s", "waited_s", "share"),
     [(0.0, 0.0, None), (0.0, 2.0, None), (4.0, 0.0, 1.0), (4.0, 1.0, 0.75), (4.0, 4.0, 0.0), (4.0, 4.1, 0.0)],
 )
-def test_what_nobody_waited_for_overlapped(transfer_s: float, waited_s: float, share: float | None) -> None:
+def test_transfer_time_without_a_wait_overlapped(transfer_s: float, waited_s: float, share: float | None) -> None:
     assert Overlap(transfer_s, waited_s).share == share
 
 

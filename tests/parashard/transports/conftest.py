@@ -58,7 +58,7 @@ def talk(start: Callable[[list[int]], Talk]) -> Talk:
 
 @pytest.fixture
 def dying(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Transport, subprocess.Popen[str]]]:
-    """Return a transport to a peer in a process of its own, which answers nobody, and that process."""
+    """Return a transport to a peer in a process of its own, which never answers, and that process."""
     folder = tmp_path_factory.mktemp("s")
     process = subprocess.Popen(
         [sys.executable, transport_peers.__file__, kind, str(folder)],

@@ -82,7 +82,7 @@ def push(transport: ChosenTransport, deadline_s: float = DEADLINE_S) -> Receipt:
     return transport.push(push_of(np.ones(1, np.float32)), deadline_s).result()
 
 
-ELSEWHERE = [Unreachable("nobody"), QueueFull("no slot"), MalformedFrame("bad memory"), PeerFailed("broken")]
+ELSEWHERE = [Unreachable("no answer"), QueueFull("no slot"), MalformedFrame("bad memory"), PeerFailed("broken")]
 
 
 class TestChoosing:
@@ -129,16 +129,16 @@ class TestChoosing:
         assert shm.requests == ["push"], "the next request looks again"
 
     def test_where_nothing_works_the_error_says_why_and_the_next_request_looks_again(self) -> None:
-        shm = FakeWay(Unreachable("nobody"))
+        shm = FakeWay(Unreachable("no answer"))
         transport = chosen(shm.way("shm"))
-        with pytest.raises(Unreachable, match="no way to the shard works: shm: nobody") as caught:
+        with pytest.raises(Unreachable, match="no way to the shard works: shm: no answer") as caught:
             push(transport)
         assert caught.value.peer == WHERE.address
         shm.outcome = None
         push(transport)
 
     def test_a_request_that_cannot_begin_fails_when_it_is_waited_for(self) -> None:
-        pending = chosen(FakeWay(Unreachable("nobody")).way("shm")).push(push_of(np.ones(1, np.float32)), DEADLINE_S)
+        pending = chosen(FakeWay(Unreachable("no answer")).way("shm")).push(push_of(np.ones(1, np.float32)), DEADLINE_S)
         pending.cancel()
         with pytest.raises(Unreachable):
             pending.result()

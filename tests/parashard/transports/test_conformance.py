@@ -72,7 +72,7 @@ def test_a_push_need_not_be_a_number_of_floats(talk, size):
 
 
 @pytest.mark.parametrize("dtype", DType)
-def test_every_encoding_is_told_with_its_slices(talk, dtype):
+def test_every_encoding_is_reported_with_its_slices(talk, dtype):
     kept = 7 if dtype is DType.TOPK else 0
     slices = (Slice(Partition("a", 2, 9), 30, dtype, kept), Slice(Partition("b", 0, 1), 1))
     content = np.arange(sum(piece.size_bytes for piece in slices), dtype=np.uint8)
@@ -187,7 +187,7 @@ def test_what_moves_while_it_is_pulled_is_no_older_than_the_version_that_is_told
 
 
 def exchanged(transport: Transport, number: int) -> bool:
-    """Push and pull something that is nobody else's; return whether the answers were for it."""
+    """Push and pull values that no other exchange uses; return whether the answers belong to them."""
     receipt = transport.push(push_of(np.full(1000, number, np.int32), step=number), DEADLINE_S).result()
     begin = 4 * (number % ELEMENTS)
     into = np.empty(4 * ELEMENTS - begin, np.uint8)

@@ -60,7 +60,7 @@ def test_a_bug_of_the_peer_is_its_failure(talk, method):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_another_incarnation_refuses_whoever_means_the_one_before(talk, method):  # P3
+def test_another_incarnation_refuses_requests_to_the_one_before(talk, method):  # P3
     earlier = replace(TARGET, incarnation=TARGET.incarnation - 1)
     transport = talk.peer.connect(talk.peer.where, replace(GREETING, target=earlier))
     into = Buffers([bytearray(4)])
@@ -158,7 +158,7 @@ def test_after_closing_nothing_is_reached_and_closing_again_does_nothing(talk, m
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_where_nobody_is_is_unreachable(talk, method):
+def test_an_address_without_a_listener_is_unreachable(talk, method):
     talk.peer.stop()
     with pytest.raises(Unreachable) as caught:
         talk.begin(method, deadline_s=0.5).result()

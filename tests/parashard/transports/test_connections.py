@@ -163,7 +163,7 @@ class TestTaking:
 
 
 class TestClosing:
-    """After the end nothing is open and nobody waits."""
+    """After the end nothing is open and no thread waits."""
 
     def test_all_are_closed_free_or_not(self, shard):
         connections = Connections(shard.open, "shard:1")
@@ -171,11 +171,11 @@ class TestClosing:
         connections.give_back(free)
         connections.close()
         assert (free.closed, used.closed) == (True, True)
-        connections.give_back(used)  # by whoever still has it: it stays closed and is not lent again
+        connections.give_back(used)  # by its last user: it stays closed and is not lent again
         with pytest.raises(Unreachable, match="transport is closed"):
             connections.take(soon())
 
-    def test_who_waits_is_told(self, shard):
+    def test_a_wait_fails_at_once(self, shard):
         connections = Connections(shard.open, "shard:1", limit=1)
         connections.take(soon())
         with pytest.raises(Unreachable, match="transport is closed"):

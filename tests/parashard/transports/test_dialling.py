@@ -24,8 +24,8 @@ def listening() -> Iterator[socket.socket]:
 
 
 @pytest.fixture
-def nobody() -> Iterator[tuple[str, int]]:
-    """Return an address that nobody listens at: bound, so that no other process gets it meanwhile."""
+def unused_address() -> Iterator[tuple[str, int]]:
+    """Return an address without a listener: bound, so that no other process gets it meanwhile."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()
@@ -71,7 +71,7 @@ def soon() -> float:
     return time.monotonic() + DEADLINE_S
 
 
-def test_an_address_is_looked_up_by_nobody(listening, name_server):
+def test_a_numeric_address_is_not_looked_up(listening, name_server):
     server = name_server()
     dial("127.0.0.1", listening.getsockname()[1], soon()).close()
     assert server.asked == 0
@@ -84,7 +84,7 @@ def test_a_name_is_looked_up(listening, name_server):
     connection.close()
 
 
-def test_a_name_server_that_does_not_answer_holds_nobody_past_the_deadline_and_costs_one_thread(listening, name_server):
+def test_a_silent_name_server_delays_no_call_past_its_deadline_and_costs_one_thread(listening, name_server):
     server = name_server(listening.getsockname())
     for _ in range(3):
         with pytest.raises(TimeoutError, match=r"the name shard-0\.job was not found before the deadline"):
@@ -110,13 +110,13 @@ def test_what_the_system_takes_for_no_name_is_an_error_like_others():
         dial("a" * 64 + ".job", 7, soon())
 
 
-def test_the_next_address_of_a_name_is_tried(listening, nobody, name_server):
-    name_server(nobody, listening.getsockname()).answers.set()
+def test_the_next_address_of_a_name_is_tried(listening, unused_address, name_server):
+    name_server(unused_address, listening.getsockname()).answers.set()
     dial(NAME, 7, soon()).close()
 
 
-def test_the_last_address_says_why(nobody, name_server):
-    name_server(nobody).answers.set()
+def test_the_last_address_says_why(unused_address, name_server):
+    name_server(unused_address).answers.set()
     with pytest.raises(ConnectionRefusedError):
         dial(NAME, 7, soon())
 

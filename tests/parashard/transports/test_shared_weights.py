@@ -69,7 +69,7 @@ class TestReading:
         assert into[:8].tolist() == [-1] * 8, "partitions of versions 0 to 2"
         assert into[8:].tolist() == list(range(8, 20))
 
-    def test_a_move_is_seen_by_who_has_the_memory_mapped_already(self, shared: SharedWeights) -> None:
+    def test_an_update_is_visible_through_existing_mappings(self, shared: SharedWeights) -> None:
         reader, into = reader_of(shared), np.empty(20, np.float32)
         shared.weights += 1
         assert read(reader, into) == 20
@@ -80,7 +80,7 @@ class TestReading:
         shared = SharedWeights(offsets)
         assert read(reader_of(shared), np.empty(offsets[-1], np.float32)) == offsets[-1]
 
-    def test_the_memory_stays_as_long_as_somebody_has_it(self, shared: SharedWeights) -> None:
+    def test_the_memory_lives_as_long_as_its_last_reference(self, shared: SharedWeights) -> None:
         reader, weights, into = reader_of(shared), shared.weights, np.empty(20, np.float32)
         del shared
         weights[:] = 7
@@ -99,7 +99,7 @@ class TestReading:
 
 
 class Watched:
-    """Versions that call somebody before each look at them."""
+    """Versions that run a callback before each read."""
 
     def __init__(self, versions: np.ndarray, before: Callable[[], None]) -> None:
         self._versions = versions

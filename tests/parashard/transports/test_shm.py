@@ -1,4 +1,4 @@
-"""The shared-memory transport against the real service: one copy each way, and slots that nobody uses twice at once."""
+"""The shared-memory transport against the real service: one copy each way, and slots with one request at a time."""
 
 from __future__ import annotations
 
@@ -160,7 +160,7 @@ class TestContention:
 
 
 class TestSlots:
-    """A slot belongs to one request at a time, and nobody writes to it while the shard may read it."""
+    """A slot belongs to one request at a time, and is not written while the shard may read it."""
 
     def test_a_connection_serves_one_request_after_another(self, shard, transport) -> None:
         for step in range(5):

@@ -73,7 +73,7 @@ class TestWelcomes:
             (12, False, "a slot: its length is not sealed"),
         ],
     )
-    def test_a_slot_is_as_long_as_said_and_for_ever(self, welcomed_with, slot_bytes, seal, found) -> None:
+    def test_a_slot_has_its_declared_length_for_ever(self, welcomed_with, slot_bytes, seal, found) -> None:
         weights, slot = SharedWeights([0, 3]), self.sealed(slot_bytes, seal=seal)
         with pytest.raises(MalformedFrame, match=found):
             push(welcomed_with(self.WELCOME, weights.read_descriptor, slot), GRADIENT[:1])
@@ -86,7 +86,7 @@ class TestWelcomes:
             push(welcomed_with(welcome, weights.read_descriptor, slot), GRADIENT[:1])
         os.close(slot)
 
-    def test_weights_are_of_the_size_that_was_said(self, welcomed_with) -> None:
+    def test_weights_have_the_declared_size(self, welcomed_with) -> None:
         weights, slot = SharedWeights([0, 2000]), self.sealed(12)
         with pytest.raises(MalformedFrame, match="a shard's weights: expected 4108 bytes of memory, found 12096"):
             push(welcomed_with(self.WELCOME, weights.read_descriptor, slot), GRADIENT[:1])

@@ -1,4 +1,4 @@
-"""Stream: messages arrive whole, anything else is refused, nobody waits past a deadline."""
+"""Stream: messages arrive whole, anything else is refused, no wait exceeds its deadline."""
 
 import os
 import socket
@@ -107,7 +107,7 @@ class TestDescriptors:
         os.close(reading)
 
     @pytest.mark.parametrize("descriptors_max", [0, 1, 2])
-    def test_those_that_nobody_asked_for_are_closed(self, descriptors_max):
+    def test_those_that_were_not_requested_are_closed(self, descriptors_max):
         reading, writing = os.pipe()
         with stream_pair() as (mine, theirs):
             mine.send(Kind.WELCOME, HELLO, deadline_s=soon(), descriptors=[writing, writing, writing])
@@ -272,7 +272,7 @@ class TestAnswers:
             with pytest.raises(MalformedFrame, match="answered with a RECEIPT, expected a WEIGHTS"):
                 answer(mine, Kind.WEIGHTS, deadline_s=soon())
 
-    def test_a_greeting_names_the_incarnation_that_is_meant_and_who_asks(self):  # P2, P3
+    def test_a_greeting_names_the_target_incarnation_and_the_worker(self):  # P2, P3
         with stream_pair() as (mine, theirs):
             theirs.send(Kind.WELCOME, stream_pb2.Welcome(push_bytes_max=12), deadline_s=soon())
             welcome, descriptors = greet(mine, GREETING, deadline_s=soon())

@@ -179,7 +179,7 @@ class TestPull:
 class TestFailures:
     """Whatever fails is said by `result`, within the deadline; what comes next gets a fresh connection."""
 
-    def test_nobody_listens(self):
+    def test_without_a_listener(self):
         with peer() as address:
             pass
         transport = transport_to(address)
@@ -187,7 +187,7 @@ class TestFailures:
             transport.push(push_of(b"abcd"), DEADLINE_S).result()
         assert caught.value.peer == address
 
-    def test_who_answers_is_gone_before_a_word_is_said(self, monkeypatch):  # as where a link is cut
+    def test_a_peer_that_disconnects_before_its_answer_is_unreachable(self, monkeypatch):  # as where a link is cut
         def dialled(host: str, port: int, deadline_s: float) -> socket.socket:
             connection = dial(host, port, deadline_s)
             accepted, _ = listening.accept()
@@ -201,7 +201,7 @@ class TestFailures:
         monkeypatch.setattr(tcp, "dial", dialled)
         with socket.create_server(("127.0.0.1", 0)) as listening:
             transport = transport_to(f"127.0.0.1:{listening.getsockname()[1]}")
-            with pytest.raises(Unreachable, match="who answered is gone"):
+            with pytest.raises(Unreachable, match="the peer disconnected"):
                 transport.push(push_of(b"abcd"), DEADLINE_S).result()
 
     def test_greeting_opens_a_connection_once(self):

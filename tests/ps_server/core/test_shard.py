@@ -25,7 +25,7 @@ def zeros_shard(**more: object) -> Shard:
     return shard_of(plan_of(variables_of(Variable("w", (4,)))), **more)  # type: ignore[arg-type]
 
 
-def test_a_push_is_applied_and_told() -> None:
+def test_a_push_is_applied_and_reported() -> None:
     shard = zeros_shard()
     assert push(shard, 3, [1.0, 2.0, 3.0, 4.0]) == Receipt(PushResult.APPLIED, 1, None)
     assert pull(shard)[1].tolist() == [1.0, 2.0, 3.0, 4.0]

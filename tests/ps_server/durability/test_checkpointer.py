@@ -160,7 +160,7 @@ def test_the_thread_saves_by_itself_and_ends(store: MemoryStore) -> None:
 def test_in_rounds_the_start_of_a_round_is_saved_before_its_steps_are_folded(store: MemoryStore) -> None:  # P12
     shard = process(store, consistency="sync:2", every_steps=2)
     shard.push(0, 1)
-    assert shard.checkpointer.pending is None, "the round is full, and nobody has asked for the next one (P10)"
+    assert shard.checkpointer.pending is None, "the round is full, and the next one was not requested yet (P10)"
     shard.push(2)
     shard.checkpointer.save_pending()
     stored = shard.state_in(shard.id_of(1))

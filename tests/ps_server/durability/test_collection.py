@@ -1,4 +1,4 @@
-"""Collection: newer checkpoints replace older ones, but for what somebody may still need (P8, P12)."""
+"""Collection: newer checkpoints replace older ones, except those that may still be needed (P8, P12)."""
 
 from __future__ import annotations
 
@@ -97,4 +97,4 @@ def test_one_that_was_found_damaged_does_not_stand_for_a_good_one(store: MemoryS
     saved_after_each(shard, 0, 1)
     shard.checkpointer.forget(shard.id_of(2))
     saved_after_each(shard, 2)
-    assert shard.numbers() == [1, 2, 3], "the damaged one is nobody's to delete, and c1 is one of the newest two"
+    assert shard.numbers() == [1, 2, 3], "the damaged one is not deleted, and c1 is one of the newest two"

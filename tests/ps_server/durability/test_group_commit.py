@@ -1,4 +1,4 @@
-"""Group commit: what many wait for, one fsync makes durable, and nobody waits without end."""
+"""Group commit: what many wait for, one fsync makes durable, and every wait is bounded."""
 
 import errno
 from collections.abc import Iterator
@@ -56,7 +56,7 @@ def test_what_is_durable_is_not_waited_for_again(tmp_path):
     log.close()
 
 
-def test_without_fsync_nobody_waits_and_the_process_may_die(tmp_path):
+def test_without_fsync_no_push_waits_and_the_process_may_die(tmp_path):
     log = opened(tmp_path, disk=(disk := Disk()))
     log.wait_durable(*append(log, 5), 0.0)
     assert (disk.syncs, log.fsyncs) == (0, 0)
@@ -95,7 +95,7 @@ def test_a_roll_during_an_fsync_loses_nothing(tmp_path):
     log.close()
 
 
-def test_a_failed_fsync_lets_everybody_go_on(tmp_path):
+def test_a_failed_fsync_ends_all_waits(tmp_path):
     log = opened(tmp_path, fsync=True, disk=(disk := Disk(sync_error=errno.EIO)))
     positions = append(log, *range(4))
     with stuck_disk(disk) as threads:
@@ -137,7 +137,7 @@ def test_a_segments_name_is_durable_before_its_first_record_is(tmp_path, monkeyp
     log.close()
 
 
-def test_who_waits_for_a_log_that_is_closed_is_told(tmp_path):
+def test_a_wait_for_a_log_that_is_closed_fails(tmp_path):
     log = opened(tmp_path, fsync=True)
     append(log, 0)
     log.close()

@@ -170,10 +170,10 @@ def test_a_return_whose_claim_was_made_and_its_reply_lost_takes_place(store: Mem
     shard.push(2, 3)
     shard.reach(2)
     shard.checkpointer.take(2)
-    assert shard.lifecycle.claims.superseded is None, "its own claim fences nobody"
+    assert shard.lifecycle.claims.superseded is None, "its own claim does not fence it"
 
 
-def test_a_claim_that_failed_and_was_made_nonetheless_fences_nobody(store: MemoryStore) -> None:  # P23
+def test_a_claim_whose_reply_was_lost_does_not_fence_its_process(store: MemoryStore) -> None:  # P23
     shard = process(store)
     at_round(shard, 2)
     lost = store.lose_reply("create", "claims/", error=StoreFailed("no answer"))

@@ -216,7 +216,7 @@ def test_a_file_that_cannot_be_read_is_damage(tmp_path):
     assert read(tmp_path)[1].reason == "damage"
 
 
-def test_a_folder_that_cannot_be_read_is_said(tmp_path):
+def test_a_folder_that_cannot_be_read_is_reported(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreFailed, match="cannot list the push log: Not a directory"):
         read(tmp_path / "file")
@@ -237,7 +237,7 @@ def test_another_runs_plans_or_shards_log_is_refused(tmp_path, other):  # P2
         list(replay(tmp_path, other, 0, RECORD_BYTES_MAX))
 
 
-def test_the_end_is_told_at_the_end_only(tmp_path):
+def test_the_end_is_reported_at_the_end_only(tmp_path):
     written(tmp_path, (0,))
     with pytest.raises(AssertionError, match="has not been read to its end"):
         _ = replay(tmp_path, IDENTITY, 0, RECORD_BYTES_MAX).ended

@@ -175,7 +175,7 @@ def test_a_skipped_step_stays_a_counted_one(start: Start) -> None:  # P6
     assert start().shard.record.skipped_steps == 1
 
 
-def test_damage_is_told_and_what_follows_is_computed_again(start: Start, tmp_path: Path) -> None:  # P18
+def test_damage_is_reported_and_what_follows_is_computed_again(start: Start, tmp_path: Path) -> None:  # P18
     first = start()
     first.push(*range(6))
     first.close()

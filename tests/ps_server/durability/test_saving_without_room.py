@@ -160,7 +160,9 @@ def test_a_log_that_failed_asks_for_the_checkpoint_that_makes_it_whole(  # P18, 
     assert bits_of(again.shard) == bits_of(shard.shard)
 
 
-def test_a_log_that_fills_the_disk_gives_way_to_a_checkpoint(tmp_path: Path, logged: list[ShardProcess]) -> None:  # P21
+def test_a_log_that_fills_the_disk_is_deleted_for_a_checkpoint(
+    tmp_path: Path, logged: list[ShardProcess]
+) -> None:  # P21
     shard = next_incarnation(logged, tmp_path)
     shard.push(0, 1)
     assert shard.log.current is not None

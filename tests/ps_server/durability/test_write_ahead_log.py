@@ -41,7 +41,7 @@ def test_a_shard_without_variables_has_a_log_too(tmp_path):
     assert [record.gradient.shape for record in replay(tmp_path, IDENTITY, 0, 1000)] == [(0,)]
 
 
-def test_bytes_and_files_are_told(tmp_path):
+def test_bytes_and_files_are_reported(tmp_path):
     log = opened(tmp_path / "made" / "when needed")
     append(log, 0, 1)
     assert log.bytes == 2 * RECORD_BYTES
@@ -168,7 +168,7 @@ def test_the_next_checkpoints_segment_is_good_again(tmp_path):  # P18
     log.close()
 
 
-def test_a_failed_fsync_is_told_and_nothing_more_is_written(tmp_path):
+def test_a_failed_fsync_is_reported_and_nothing_more_is_written(tmp_path):
     disk = Disk(sync_error=errno.EIO)
     log = opened(tmp_path, disk=disk, fsync=True)
     log.wait_durable(*append(log, 0), DEADLINE_S)
@@ -187,7 +187,7 @@ def test_a_segment_that_cannot_begin_is_a_failed_log(tmp_path, room_bytes):
     log = opened(tmp_path, disk=disk)
     assert log.failed == "create: No space left on device"
     assert append(log, 0) == [0]
-    assert files(tmp_path) == [], "nobody could tell whose a segment without a header is"
+    assert files(tmp_path) == [], "the owner of a segment without a header is unknown"
     disk.room_bytes = 1 << 30
     log.roll()
     append(log, 1)

@@ -83,7 +83,7 @@ def test_an_error_of_ours_passes_and_frees_the_turn() -> None:
     assert run(lock, lambda: 1, DEADLINE_S) == 1
 
 
-def test_it_is_busy_while_somebody_is_served() -> None:
+def test_it_is_busy_while_a_request_is_served() -> None:
     now_s = [100.0]
     lock = AdmissionLock(2, never, lambda: now_s[0])
     assert lock.busy_s == 0
@@ -117,7 +117,7 @@ def test_it_is_busy_while_the_next_in_line_has_not_woken_up(monkeypatch: pytest.
 
 
 @pytest.mark.parametrize("error", [ValueError("bad"), AssertionError("broken"), KeyboardInterrupt()])
-def test_any_other_error_breaks_the_shard_while_nobody_else_can_look(error: BaseException) -> None:  # P14
+def test_any_other_error_ends_the_process_with_the_lock_held(error: BaseException) -> None:  # P14
     seen: list[tuple[BaseException, str]] = []
 
     def broken(reason: BaseException) -> None:

@@ -83,7 +83,7 @@ def running(tmp_path: Path) -> Iterator[Running]:
 
 
 @pytest.mark.parametrize("order", [ROLES, ROLES[::-1]], ids="-".join)
-def test_the_authority_changes_and_nobody_is_refused(running, order):
+def test_the_authority_changes_and_no_peer_is_refused(running, order):
     folder = running.folder
     shutil.copytree(folder / "worker", folder / "left-behind")
     running.connect()
@@ -99,8 +99,8 @@ def test_the_authority_changes_and_nobody_is_refused(running, order):
         running.issue("new", role)
         running.connect()
     assert all((folder / role / "ca.pem").read_bytes() == (folder / "new" / "ca.pem").read_bytes() for role in ROLES)
-    stranger = Credentials(folder / "left-behind")  # still trusts the old authority alone
-    with pytest.raises(Unreachable), closing(rpc.connect(running.server.address, stranger)) as channel:
+    left_behind = Credentials(folder / "left-behind")  # still trusts the old authority alone
+    with pytest.raises(Unreachable), closing(rpc.connect(running.server.address, left_behind)) as channel:
         running.call(channel)
     with pytest.raises(Unreachable):
-        running.open_stream(stranger)
+        running.open_stream(left_behind)

@@ -75,7 +75,7 @@ def test_a_job_that_allows_only_shared_memory_does_not_start_without():
         ports_of("shm")
 
 
-def test_a_port_that_somebody_has_may_be_free_later():
+def test_a_port_in_use_may_be_free_later():
     ports = ports_of("tcp")
     try:
         with pytest.raises(Unavailable, match=r"cannot listen on 127\.0\.0\.1"):
@@ -102,9 +102,9 @@ class TestWhoMayUseTheTcpPort:
             assert plane.version == 0
 
     @pytest.mark.parametrize("call", [PUSH, PULL])
-    def test_is_nobody_who_may_do_only_one_of_them(self, certificates, call, monkeypatch):
+    def test_is_no_role_with_only_one_of_these_rights(self, certificates, call, monkeypatch):
         monkeypatch.setattr(roles, "ALLOWED", MappingProxyType({**ALLOWED, call: frozenset()}))
-        with pytest.raises(NotAllowed, match=f"{call[1:]}: .*; allowed: nobody"):
+        with pytest.raises(NotAllowed, match=f"{call[1:]}: .*; allowed: none"):
             push_and_pull(FakePlane(ELEMENTS), certificates, Role.WORKER)
 
 

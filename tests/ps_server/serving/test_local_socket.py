@@ -47,7 +47,7 @@ def mode(path: str | Path) -> int:
 
 
 def dead_socket(path: Path) -> Path:
-    """Leave what a killed process leaves: a socket to which nobody listens."""
+    """Leave what a killed process leaves: a socket without a listener."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(path))
@@ -56,9 +56,9 @@ def dead_socket(path: Path) -> Path:
 
 
 class TestItsPlace:
-    """One folder a user, one a run, one name a process; nobody else may enter."""
+    """One folder a user, one a run, one name a process; no other user may enter."""
 
-    def test_it_listens_under_a_name_that_says_whose_it_is(self, root: Path, listen) -> None:
+    def test_it_listens_under_a_name_with_run_and_incarnation(self, root: Path, listen) -> None:
         mine = listen("r1", 3, 17)
         assert mine.path == str(home(root) / "r1" / "shard-3.17.sock")
         with socket.socket(socket.AF_UNIX) as other:

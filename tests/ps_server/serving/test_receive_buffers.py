@@ -127,7 +127,7 @@ def test_a_peer_that_holds_rooms_it_does_not_use_leaves_some_to_others() -> None
     with buffers.take(1, "worker/other"):
         assert memory.shares.of("worker/hog") == 12 * QUEUE_GRAIN_BYTES
     now_s[0] = ALONE_S
-    held.append(buffers.take(1, "worker/hog"))  # nobody else has asked for long
+    held.append(buffers.take(1, "worker/hog"))  # no other peer has asked for long
     for room in held:
         with room:
             pass

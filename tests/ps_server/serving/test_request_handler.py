@@ -60,7 +60,7 @@ class Doubles:
         self.now_s += seconds
 
     def wait_durable(self, position: int, timeout_s: float) -> None:  # the log's
-        assert not self.alone, "whoever waits for the disk holds up nobody"
+        assert not self.alone, "a wait for the disk must not hold the lock"
         self.waited.append((position, timeout_s))
 
     def push(self, step: int = 0, value: float = 1.0, timeout_s: float = 10.0) -> PushResult:
@@ -94,7 +94,7 @@ def test_in_sync_mode_the_request_that_begins_a_round_is_the_apply() -> None:
     assert sum(it.shard.record.applies) == 1
 
 
-def test_weights_are_read_while_nobody_moves_them() -> None:
+def test_weights_are_read_while_they_do_not_change() -> None:
     it = Doubles()
     assert it.plane.pull(PullRun(it.shard.identity, None, None, 0, 0), 1.0, lambda weights: it.alone)
 

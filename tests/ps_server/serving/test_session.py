@@ -43,11 +43,11 @@ def push_header() -> tensor_pb2.PushHeader:
     return tensor_pb2.PushHeader(target=wire.target_message(TARGET), total_bytes=8)
 
 
-def test_hello_says_who_it_is():
+def test_hello_names_the_worker():
     stream = Said(hello())
     assert greeted(stream, FakePlane(2), deadline_s=7.0).worker == "worker-0"
     assert stream.deadlines_s == [7.0]
-    assert stream.header_bytes_max == 4096, "it may be a stranger"
+    assert stream.header_bytes_max == 4096, "the peer is not authenticated yet"
 
 
 def test_hello_to_another_incarnation_is_refused():  # P3

@@ -72,7 +72,7 @@ def it() -> Iterator[Commanded]:
         commanded.server.stop(grace_s=0.0)
 
 
-def test_a_checkpoint_is_told_as_a_drained_one_s_manifest_names_its_parts(it: Commanded) -> None:  # P8
+def test_a_checkpoint_is_reported_as_a_drained_one_s_manifest_names_its_parts(it: Commanded) -> None:  # P8
     it.process.push(0, 1)
     reply = it.save(1)
     assert intervals_from(reply.applied) == IntervalSet([(0, 2)])
@@ -161,7 +161,7 @@ def test_a_checkpoint_ahead_of_time_has_to_name_its_round(it: Commanded, changed
         it.save(**changed)
 
 
-def test_a_store_that_fails_is_told_and_nothing_is_acknowledged(it: Commanded) -> None:
+def test_a_store_that_fails_is_reported_and_nothing_is_acknowledged(it: Commanded) -> None:
     it.process.push(0, 1)
     it.store.fail("create", "manifest")
     with pytest.raises(StoreFailed, match="no space left") as refusal:

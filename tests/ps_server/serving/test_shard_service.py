@@ -231,7 +231,7 @@ def test_a_stopping_shard_takes_no_push_and_still_answers() -> None:
         assert served.inspect(0).version == 0
 
 
-def test_a_busy_shard_asks_for_patience() -> None:
+def test_a_busy_shard_answers_retry_later() -> None:
     locks = [AdmissionLock(1), AdmissionLock(1)]
     with serving(locks) as served:
         with locks[0].held(DEADLINE_S), pytest.raises(QueueFull):

@@ -195,7 +195,7 @@ def test_a_push_that_is_cancelled_half_way_keeps_no_other_transport_out(stack: E
     assert len(ports.shard.updates.applied) == 1, "nothing of the other"
 
 
-def test_a_push_whose_sender_falls_silent_half_way_is_given_up(
+def test_a_push_whose_sender_stops_half_way_is_given_up(
     stack: ExitStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:  # P4, P19
     monkeypatch.setattr(grpc_admission, "LOOK_S", 0.01)

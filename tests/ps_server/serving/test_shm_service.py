@@ -126,7 +126,7 @@ class TestHello:
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
         assert shard.memory.held_bytes_max == 0
 
-    def test_an_incarnation_whose_weights_are_not_shared_sends_its_workers_elsewhere(self, shard, dial) -> None:
+    def test_an_incarnation_whose_weights_are_not_shared_makes_workers_use_another_transport(self, shard, dial) -> None:
         shard.shared = False
         with pytest.raises(QueueFull, match="no shared memory"):
             greet(dial(), GREETING, deadline_s=soon(), descriptors_max=2)
@@ -271,7 +271,7 @@ class TestSlots:
         assert slots.held_bytes == 0
         assert len(os.listdir("/proc/self/fd")) <= before, "an earlier test's may have gone meanwhile"
 
-    def test_nobody_can_change_the_length_of_a_slot(self) -> None:
+    def test_the_length_of_a_slot_is_sealed(self) -> None:
         with Slots(PushMemory(100)).take(60, "a") as (descriptor, _):
             for length in (10, 100):
                 with pytest.raises(PermissionError):

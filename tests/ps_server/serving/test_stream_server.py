@@ -75,7 +75,7 @@ def test_a_machine_without_threads_refuses_and_goes_on(monkeypatch):
         assert server.connections == 1
 
 
-def test_an_error_of_ours_is_told_and_ends_the_connection():
+def test_an_error_of_ours_is_reported_and_ends_the_connection():
     def serve(stream: Stream) -> None:
         raise MalformedFrame("this is not what a connection begins with")
 
@@ -85,7 +85,7 @@ def test_an_error_of_ours_is_told_and_ends_the_connection():
     assert error.message == "this is not what a connection begins with"
 
 
-def test_a_bug_is_logged_and_told():
+def test_a_bug_is_logged_and_reported():
     def serve(stream: Stream) -> None:
         raise ZeroDivisionError("a bug")
 

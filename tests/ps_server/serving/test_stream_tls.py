@@ -1,4 +1,4 @@
-"""Streams inside TLS: as without, and nobody is served who does not show a certificate."""
+"""Streams inside TLS: as without, and a peer without a certificate is not served."""
 
 import ssl
 import time
@@ -89,11 +89,11 @@ def client_context(certificates: Certificates, role: Role, kind: str) -> ssl.SSL
 
 
 class TestWhoIsServed:
-    """The same table as over gRPC: who pushes and pulls is a worker."""
+    """The same table as over gRPC: only a worker pushes and pulls."""
 
     @pytest.mark.parametrize("kind", BAD)
     @pytest.mark.parametrize("role", Role)
-    def test_nobody_with_any_other_certificate(self, certificates, contexts, role, kind):
+    def test_a_peer_with_any_other_certificate_is_not(self, certificates, contexts, role, kind):
         with serving(lambda stream: pytest.fail("served"), tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
             stream = wrapped(connect(), client_context(certificates, role, kind))
             with pytest.raises(Unreachable):
@@ -101,14 +101,14 @@ class TestWhoIsServed:
             stream.close()
 
     @pytest.mark.parametrize("role", [role for role in Role if role is not Role.WORKER])
-    def test_nobody_of_another_role_and_it_is_told(self, certificates, contexts, role):
+    def test_a_peer_of_another_role_is_not_and_learns_why(self, certificates, contexts, role):
         with serving(lambda stream: pytest.fail("served"), tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
             stream = wrapped(connect(), client_context(certificates, role, RIGHT))
             with pytest.raises(NotAllowed, match=f"Push: the certificate's roles are {role}/{role}-0; allowed: worker"):
                 greet(stream, GREETING, deadline_s=soon())
             stream.close()
 
-    def test_a_worker(self, certificates, contexts):
+    def test_a_worker_is(self, certificates, contexts):
         with serving(echo, tls=contexts[0], calls=(PUSH, PULL)) as (_, connect):
             stream = wrapped(connect(), client_context(certificates, Role.WORKER, RIGHT))
             assert greet(stream, GREETING, deadline_s=soon())
@@ -125,7 +125,7 @@ def test_a_shard_that_shows_a_workers_certificate_is_left(certificates, contexts
 
 
 @pytest.mark.parametrize("role", [Role.COORDINATOR, Role.SHARD])
-def test_a_worker_talks_to_nobody_who_has_the_name_and_not_the_role_of_a_shard(certificates, contexts, role):
+def test_a_worker_rejects_a_server_with_the_name_and_without_the_role_of_a_shard(certificates, contexts, role):
     plane = FakePlane(5)
     with serving(
         TcpService(plane, ReceiveBuffers(PushMemory(1 << 20))).serve, tls=certificates.of(role).server_context

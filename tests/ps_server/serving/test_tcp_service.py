@@ -141,7 +141,7 @@ class TestErrorsOfTheShard:
             assert served.plane.pushes == []
             assert served.pull(pull_of())[0] == 0
 
-    def test_a_bug_is_told_and_ends_the_connection(self, served):
+    def test_a_bug_is_reported_and_ends_the_connection(self, served):
         served.plane.before_push = lambda: 1 // 0
         with pytest.raises(PeerFailed, match="ZeroDivisionError"):
             served.push(push_of(ramp()))

@@ -88,7 +88,7 @@ def test_a_pull_is_below_its_worker_and_gives_what_it_should() -> None:
     assert about(pull, "step", "version", "bytes") == [3, 1, 16]
 
 
-def test_a_duplicate_is_told_and_applies_nothing() -> None:  # P1
+def test_a_duplicate_is_reported_and_applies_nothing() -> None:  # P1
     it = Doubles()
     it.push()
     assert it.push() is PushResult.DUPLICATE
@@ -96,7 +96,7 @@ def test_a_duplicate_is_told_and_applies_nothing() -> None:  # P1
     assert about(it.traced.spans[2], "result") == ["duplicate"]
 
 
-def test_a_round_is_applied_by_the_request_that_names_the_next_and_is_told_as_a_round() -> None:  # P10
+def test_a_round_is_applied_by_the_request_that_names_the_next_and_is_reported_as_a_round() -> None:  # P10
     it = Doubles(round_steps=2)
     assert [it.push(0), it.push(1)] == [PushResult.BUFFERED] * 2
     it.pull(round_=1)
@@ -125,14 +125,14 @@ def test_what_brings_no_context_is_served_without_spans(text: str) -> None:
     assert it.traced.names() == []
 
 
-def test_the_apply_of_one_request_is_not_told_by_the_next() -> None:
+def test_the_apply_of_one_request_is_not_reported_by_the_next() -> None:
     it = Doubles()
     it.push(traceparent="")
     it.pull()
     assert it.traced.names() == ["pull"]
 
 
-def test_a_refusal_is_told_by_its_code() -> None:
+def test_a_refusal_is_reported_by_its_code() -> None:
     it = Doubles()
     with pytest.raises(NonFiniteGradient):
         it.push(value=np.nan)

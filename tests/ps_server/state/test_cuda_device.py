@@ -82,7 +82,7 @@ def test_a_shard_takes_the_gpu_that_it_is_told_or_one_in_turn(cupy: Recorded) ->
         open_device("auto", 0)
 
 
-def test_a_gpu_that_is_too_small_is_told(cupy: Recorded) -> None:
+def test_a_gpu_that_is_too_small_is_reported(cupy: Recorded) -> None:
     with pytest.raises(ConfigurationError, match=r"cuda:1 Recorded GPU has no room for 404 bytes of this shard"):
         CudaDevice(1).full(101, 0.0)
 

@@ -255,7 +255,7 @@ def test_versions_tell_what_is_being_copied() -> None:
 
 
 @pytest.mark.skipif(not can_share(), reason="this machine cannot share memory")
-def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
+def test_lock_free_readers_never_see_half_a_partition() -> None:
     device, memory = LateDevice(), SharedWeights(OFFSETS)
     storage = on_device(device, memory=memory)
     reader = WeightsReader.mapped(memory.read_descriptor, ELEMENTS, len(OFFSETS) - 1)
@@ -270,7 +270,7 @@ def test_readers_who_take_no_turn_never_see_half_a_partition() -> None:
     old = storage.weights.tobytes()
     assert by_reader(None, 1) == (BYTES, old)
     storage.apply(gradient(2), t=2)
-    assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: nobody has asked for version 2
+    assert by_reader(None, 1, exact=True) == (BYTES, old)  # P11: version 2 was not requested yet
     stops: list[int] = []
     device.while_copying_out = lambda: stops.append(by_reader(None, 1)[0])
     read(storage)

@@ -160,8 +160,8 @@ def test_without_a_choice_code_lies_beside_the_sources_or_in_the_users_cache(mon
     sources = Path(machine_code.__file__).parent
     assert machine_code.folders() == [sources / "__pycache__", Path("/cache/parashard")]
     monkeypatch.delenv("XDG_CACHE_HOME")
-    monkeypatch.setenv("HOME", "/home/somebody")
-    assert machine_code.folders()[1] == Path("/home/somebody/.cache/parashard")
+    monkeypatch.setenv("HOME", "/home/user")
+    assert machine_code.folders()[1] == Path("/home/user/.cache/parashard")
 
 
 def test_where_the_cpu_is_not_known_nothing_is_kept(

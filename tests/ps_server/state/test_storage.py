@@ -168,7 +168,7 @@ def test_apply_says_what_it_moves_and_to_which_version() -> None:
         assert storage.memory.begun.tolist() == storage.memory.done.tolist() == [6 if still else 7 for still in frozen]
 
 
-def test_a_reader_who_takes_no_turn_sees_that_a_partition_is_being_moved() -> None:
+def test_a_lock_free_reader_sees_that_a_partition_is_being_written() -> None:
     storage = Storage(MOVING, 0, Optimizer(COUNTING), drawn_from(SEED))
     seen: list[tuple[list[int], list[int]]] = []
 

@@ -183,7 +183,7 @@ class WriteAheadLog:
     def delete_below(self, position: int) -> None:
         """Delete the segments that have no record from a position on, except the one being written.
 
-        A superseded incarnation deletes nothing (P3), and only files verified to be this shard's are deleted. An error
+        A superseded incarnation deletes nothing, and only files verified to be this shard's are deleted. An error
         is logged: the file stays until the next call.
         """
         self._delete(lambda segment: segment.stop is not None and segment.stop <= position)

@@ -40,7 +40,7 @@ HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 @dataclass(frozen=True)
 class LogIdentity:
-    """Run, plan and shard of a log; a segment of another one is refused (P2)."""
+    """Run, plan and shard of a log; a segment of another one is refused."""
 
     run_id: str
     job_digest: str

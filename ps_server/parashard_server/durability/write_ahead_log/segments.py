@@ -48,7 +48,7 @@ class SegmentFile:
     def write(self, *pieces: bytes | memoryview) -> None:
         """Write the pieces end to end, without joining them; OSError may leave a part of them.
 
-        Fails before the disk is full, to leave space for claims, records and checkpoints (P21).
+        Fails before the disk is full, to leave space for claims, records and checkpoints.
         """
         left = [memoryview(piece) for piece in pieces if memoryview(piece).nbytes]
         if self._unchecked_bytes >= CHECK_BYTES:
@@ -95,7 +95,7 @@ class Segment:
         Of its first record.
     stop : int or None
         The first position of a later segment; None in the newest. A restarted shard begins its segment where its
-        replay ended, so records of an older incarnation from there on are invalid, even if written later (P3).
+        replay ended, so records of an older incarnation from there on are invalid, even if written later.
     """
 
     path: Path

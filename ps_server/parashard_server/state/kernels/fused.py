@@ -1,7 +1,7 @@
 """The update rules as machine code, on several threads: the signatures and the bits of `reference`.
 
 Rounds scalars to float32 and hands each compiled loop to the lanes. Called by `parashard_server.state.optimizer` and by
-the shard. See `reference` for what each function does; the bits do not depend on the number of threads (P13).
+the shard. See `reference` for what each function does; the bits do not depend on the number of threads.
 """
 
 from __future__ import annotations

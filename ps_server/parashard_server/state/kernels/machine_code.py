@@ -35,7 +35,7 @@ _CPU_FIELDS = {
     *("CPU implementer", "CPU architecture", "CPU variant", "CPU part", "Features"),
 }
 
-_engines: list[Any] = []  # code is never unloaded: nobody knows that no thread is in it
+_engines: list[Any] = []  # code is never unloaded: a thread may still run it
 
 
 class Ndarray(ctypes.Structure):

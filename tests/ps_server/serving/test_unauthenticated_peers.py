@@ -1,4 +1,4 @@
-"""Peers without a certificate, in numbers: they keep nobody out, are gone after a deadline, and cost little memory."""
+"""Many unauthenticated peers: they lock no worker out, are closed after a deadline, and cost little memory."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def resident_bytes() -> int:
 
 
 @contextmanager
-def strangers(address: str, count: int) -> Iterator[list[socket.socket]]:
+def silent_connections(address: str, count: int) -> Iterator[list[socket.socket]]:
     """Connect and say nothing."""
     host, _, port = address.rpartition(":")
     silent = [socket.create_connection((host, int(port)), DEADLINE_S) for _ in range(count)]
@@ -82,7 +82,7 @@ class TestStreams:
             push = push_of(np.ones(1000, np.float32), TARGET)
             assert early.push(push, DEADLINE_S).result().version == 1
             before = resident_bytes()
-            with strangers(server.address, IDLE):
+            with silent_connections(server.address, IDLE):
                 assert early.push(push, DEADLINE_S).result().version == 2
                 assert late.push(push, DEADLINE_S).result().version == 3, "there was no room, and it was let in"
                 assert server.connections >= IDLE // 2
@@ -90,7 +90,7 @@ class TestStreams:
             early.close()
             late.close()
 
-    def test_the_oldest_stranger_leaves_and_whoever_has_shown_a_certificate_stays(self, certificates):
+    def test_the_oldest_unauthenticated_connection_is_evicted_and_authenticated_ones_stay(self, certificates):
         tls, context = certificates.of(Role.SHARD).server_context, certificates.of(Role.WORKER).client_context()
 
         def worker(connect: Callable[[], Stream]) -> Stream:
@@ -103,12 +103,12 @@ class TestStreams:
 
         with serving(echo, connections_max=3, tls=tls, calls=(PUSH, PULL)) as (server, connect):
             first = worker(connect)
-            with strangers(server.address, 1) as (oldest,):
+            with silent_connections(server.address, 1) as (oldest,):
                 second = worker(connect)
                 assert oldest.recv(1) == b""
             all_but(server, 2)
             with pytest.raises(QueueFull, match="worker/worker-0 has 2 connections here, of 2; 3 may be"):
-                worker(connect)  # the third place is for others, whoever they are
+                worker(connect)  # the third place is reserved for other peers
             all_but(server, 2)
             assert server.turned_away == 2
             first.close()
@@ -121,7 +121,7 @@ def all_but(server: StreamServer, connections: int) -> None:
 
 
 class TestHosts:
-    """Without TLS a peer is a host, and who has said no right HELLO is a stranger."""
+    """Without TLS a peer is a host, unauthenticated until it has sent a valid HELLO."""
 
     def connected(self, address: str, host: str) -> Stream:
         name, _, port = address.rpartition(":")
@@ -146,7 +146,7 @@ class TestHosts:
             for stream in hogs + others:
                 stream.close()
 
-    def test_a_host_that_has_said_nothing_makes_room_for_its_own_next(self):
+    def test_a_silent_connection_is_evicted_for_the_next_of_its_host(self):
         with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
             server,
             _,
@@ -159,7 +159,7 @@ class TestHosts:
             for stream in [*silent, late]:
                 stream.close()
 
-    def test_where_nobody_has_room_the_host_with_most_strangers_gives_way(self):
+    def test_when_full_the_host_with_the_most_unauthenticated_connections_loses_one(self):
         with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=4) as (
             server,
             _,
@@ -198,7 +198,7 @@ class TestGrpc:
     def test_a_thousand_silent_connections_cost_a_known_memory_and_pushes_go_on(self, certificates, address):
         assert self.pushed(address, certificates) == b"gradient"
         before = resident_bytes()
-        with strangers(address, IDLE):
+        with silent_connections(address, IDLE):
             assert self.pushed(address, certificates) == b"gradient"
             assert resident_bytes() - before < IDLE_BYTES_MAX
 
@@ -209,17 +209,15 @@ class TestGrpc:
         monkeypatch.setattr(rpc, "_SERVER_OPTIONS", options)
         server = rpc.Server("127.0.0.1:0", certificates.of(Role.SHARD))
         server.start()
-        with strangers(server.address, 1) as (stranger,):
-            stranger.sendall(first_bytes)
+        with silent_connections(server.address, 1) as (silent,):
+            silent.sendall(first_bytes)
             began_s = time.monotonic()
-            while stranger.recv(4096):  # what the server says first, an alert perhaps, and then the end
+            while silent.recv(4096):  # what the server says first, an alert perhaps, and then the end
                 pass
             assert time.monotonic() - began_s < DEADLINE_S / 2
         server.stop(0.0)
 
-    def test_more_connections_than_there_may_be_are_closed_and_who_is_connected_goes_on(
-        self, monkeypatch, certificates
-    ):
+    def test_connections_beyond_the_limit_are_closed_and_open_ones_go_on(self, monkeypatch, certificates):
         options = [(k, 8 if k == "grpc.max_allowed_incoming_connections" else v) for k, v in rpc._SERVER_OPTIONS]
         assert options != rpc._SERVER_OPTIONS
         monkeypatch.setattr(rpc, "_SERVER_OPTIONS", options)
@@ -228,7 +226,7 @@ class TestGrpc:
         channel = rpc.connect(server.address, certificates.of(Role.WORKER))
         check = channel.unary_unary("/grpc.health.v1.Health/Check")
         check(b"", timeout=DEADLINE_S)
-        with strangers(server.address, 16) as silent:
+        with silent_connections(server.address, 16) as silent:
             assert silent[-1].recv(1) == b""
             assert check(b"", timeout=DEADLINE_S)
         channel.close()
