@@ -9,16 +9,19 @@ docs/protocol.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
+from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
 
 ATTEMPTS_MAX = 5
 SLOW_S = 60.0  # after that a warning names it
+RESULTS_KEPT = 100  # with their metrics, those after the most steps; of earlier ones only that they are in
 
 
-@dataclass
+@dataclass(slots=True)
 class Evaluation:
     """One evaluation: due when `after_step` steps are complete, which is its name.
 
@@ -30,12 +33,14 @@ class Evaluation:
     holder: str | None = None
     granted_s: float = 0.0
     incarnations: tuple[int, ...] = ()
-    failures: list[str] = field(default_factory=list)
+    failures: int = 0
     metrics: dict[str, float] | None = None
 
 
 class Evaluations:
     """All evaluations of a job, in order.
+
+    Invariant: an evaluation that is due is in exactly one of `_open`, `_done` and `_forgotten`, or was passed.
 
     Parameters
     ----------
@@ -49,15 +54,16 @@ class Evaluations:
 
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
         self._policy = policy
-        bounds = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
-        self._open = [Evaluation(step, policy.round_of(step)) for step in bounds]  # without a result, in order
+        self._due = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
+        self._open = [Evaluation(step, policy.round_of(step)) for step in self._due]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
-        self._done: dict[int, Evaluation] = {}  # by the steps before them
+        self._done: dict[int, Evaluation] = {}  # the newest results, by the steps before them
+        self._forgotten = IntervalSet()  # of steps; one that is due there has its result, whose metrics are not kept
         self._untold: set[int] = set()  # of these, the ones whose result is not reported yet
 
     @property
     def latest(self) -> Evaluation | None:
-        """Of those with a result, the one after the most steps."""
+        """Of the results that are kept, the one after the most steps; none after a return past all of them."""
         return self._done[max(self._done)] if self._done else None
 
     @property
@@ -106,17 +112,36 @@ class Evaluations:
         return True
 
     def untold(self) -> list[Evaluation]:
-        """Return, once, the results that people have not been told, in order: none before an earlier one is in."""
+        """Return, once, the results that people have not been told, in order.
+
+        None is told before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
+        """
         first_open = self._open[0].after_step if self._open else math.inf
         ready = sorted(after_step for after_step in self._untold if after_step < first_open)
+        if len(self._untold) - len(ready) > RESULTS_KEPT:
+            ready = sorted(self._untold)
         self._untold.difference_update(ready)
-        return [self._done[after_step] for after_step in ready]
+        told = [self._done[after_step] for after_step in ready]
+        self._forget_oldest()
+        return told
 
     def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
         evaluation = self._find(after_step)
         if evaluation is not None:
             self._end(evaluation, metrics)
+            self._forget_oldest()
+
+    def known_forgotten(self, ranges: Sequence[tuple[int, int]]) -> None:
+        """Take over that an earlier coordinator had the results that are due within ranges of steps; before any lease.
+
+        After `known`: results whose metrics it kept are not within them.
+        """
+        forgotten = IntervalSet(ranges)
+        for evaluation in self._open:
+            if evaluation.after_step in forgotten:
+                self._forget(evaluation.after_step)
+        self._open = [evaluation for evaluation in self._open if evaluation.after_step not in forgotten]
 
     def shard_returned(self, lowest_incomplete: int) -> list[Evaluation]:
         """Void what was judged after more steps than the shards have now, and return it: it is evaluated again.
@@ -125,13 +150,15 @@ class Evaluations:
         """
         for evaluation in list(self._held.values()):
             self._free(evaluation)
-        gone = [e for e in self._done.values() if e.after_step > lowest_incomplete]
-        for evaluation in gone:
-            del self._done[evaluation.after_step]
-            self._untold.discard(evaluation.after_step)
-            self._add(evaluation.after_step)
+        later = self._due[bisect_right(self._due, lowest_incomplete) :]
+        gone = [after_step for after_step in later if self._has_result(after_step)]
+        for after_step in gone:
+            self._done.pop(after_step, None)
+            self._untold.discard(after_step)
+        self._forgotten = self._forgotten.intersection(IntervalSet([(0, lowest_incomplete + 1)]))
+        again = [self._add(after_step) for after_step in gone]
         self._open.sort(key=lambda e: e.after_step)
-        return gone
+        return again
 
     def fail(self, after_step: int, reason: str) -> str | None:
         """Count a failed attempt; return why the job must stop, or None."""
@@ -139,14 +166,18 @@ class Evaluations:
         if evaluation is None:
             return None
         self._free(evaluation)
-        evaluation.failures.append(reason)
-        if len(evaluation.failures) >= ATTEMPTS_MAX:
+        evaluation.failures += 1
+        if evaluation.failures >= ATTEMPTS_MAX:
             return f"{reason}; the evaluation after step {evaluation.after_step:,} failed {ATTEMPTS_MAX} times"
         return None
 
     def results(self) -> dict[int, dict[str, float]]:
-        """Return the results so far, by the steps before them."""
+        """Return the newest `RESULTS_KEPT` results, by the steps before them."""
         return {after_step: dict(e.metrics or {}) for after_step, e in self._done.items()}
+
+    def forgotten(self) -> tuple[tuple[int, int], ...]:
+        """Return ranges of steps: an evaluation that is due within one has its result, which `results` has no more."""
+        return tuple(self._forgotten.intervals())
 
     def passed(self, steps: int) -> list[Evaluation]:
         """Drop what can no longer be judged, now that every shard has moved past so many steps, and return it."""
@@ -161,11 +192,32 @@ class Evaluations:
         for evaluation in [e for e in self._open if e.after_step > target]:
             self._free(evaluation)
             self._open.remove(evaluation)
-        if target not in self._done and self._find(target) is None:
+        del self._due[bisect_right(self._due, target) :]
+        if self._due[-1:] != [target]:
+            self._due.append(target)
+            self._forgotten.discard(target)
+        if not self._has_result(target) and self._find(target) is None:
             self._add(target)
 
-    def _add(self, after_step: int) -> None:
-        self._open.append(Evaluation(after_step, self._policy.round_of(after_step)))
+    def _add(self, after_step: int) -> Evaluation:
+        evaluation = Evaluation(after_step, self._policy.round_of(after_step))
+        self._open.append(evaluation)
+        return evaluation
+
+    def _has_result(self, after_step: int) -> bool:
+        return after_step in self._done or after_step in self._forgotten
+
+    def _forget_oldest(self) -> None:
+        """Keep the metrics of the newest results only, and of those that people are still to be told."""
+        told = sorted(after_step for after_step in self._done if after_step not in self._untold)
+        for after_step in told[:-RESULTS_KEPT]:
+            del self._done[after_step]
+            self._forget(after_step)
+
+    def _forget(self, after_step: int) -> None:
+        """Note that a result is in, with all steps since the evaluation before it: so adjacent ones are one range."""
+        before = bisect_left(self._due, after_step)
+        self._forgotten.add_range(self._due[before - 1] + 1 if before else 0, after_step + 1)
 
     def _end(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
         self._free(evaluation)

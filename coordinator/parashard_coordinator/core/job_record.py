@@ -253,6 +253,7 @@ class JobRecord:
                 str(after_step): {name: value if math.isfinite(value) else None for name, value in metrics.items()}
                 for after_step, metrics in self.evaluations.results().items()
             },
+            evaluated=self.evaluations.forgotten(),
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -275,6 +276,7 @@ class JobRecord:
         for after_step, metrics in saved.evaluations.items():
             known = {name: math.nan if value is None else value for name, value in metrics.items()}
             self.evaluations.known(int(after_step), known)
+        self.evaluations.known_forgotten(saved.evaluated)
         if saved.final:
             judged = self.evaluations.results().get(self.leases.target)
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)

@@ -6,17 +6,20 @@ Stored when a coordinator takes the run over, before a decision acts, and now an
 
 from __future__ import annotations
 
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from parashard.checkpoints.encoding import Record
+from parashard.checkpoints.manifest import Steps
 from parashard.settings.table import key
 
 
 class Saved(Record):
     """Decisions, and figures for the report.
 
-    Evaluations' results are by the steps before them; a metric that is not finite is None. `plan_version` is of the
-    plan that its coordinator went by, and `final` the drained checkpoint that the job ends with, once that is decided.
+    Evaluations' results are by the steps before them; a metric that is not finite is None. Of the results before the
+    newest ones there are no metrics: an evaluation that is due within `evaluated`, half-open intervals of steps, has
+    its result (omitted if there are none). `plan_version` is of the plan that its coordinator went by, and `final` the
+    drained checkpoint that the job ends with, once that is decided.
     """
 
     kind: ClassVar[str] = "coordinator"
@@ -26,6 +29,7 @@ class Saved(Record):
     final: str = ""
     early_stop: str = ""
     evaluations: dict[str, dict[str, float | None]] = key(default_factory=dict)
+    evaluated: Steps = ()
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -38,11 +42,19 @@ class Saved(Record):
     training_s: float = 0.0
     fingerprint: str = ""  # of the arithmetic that the job began with
 
+    def plain(self) -> dict[str, Any]:
+        """Return the fields, without an empty `evaluated`, which versions without the field did not write."""
+        body = super().plain()
+        if not self.evaluated:
+            del body["evaluated"]
+        return body
+
     def returned_to(self, steps: int) -> Self:
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
         return self.replaced(
             early_stop=self.early_stop if self.target <= steps else "",
             evaluations={after: told for after, told in self.evaluations.items() if int(after) <= steps},
+            evaluated=tuple((start, min(stop, steps + 1)) for start, stop in self.evaluated if start <= steps),
             skips=tuple(step for step in self.skips if step < steps),
             final="",
         )

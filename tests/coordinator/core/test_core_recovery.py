@@ -12,6 +12,7 @@ from parashard.checkpoints.encoding import decode, encode
 from parashard.errors import Superseded, Unacquainted, WrongRun
 from parashard_coordinator.core.calls import JobState
 from parashard_coordinator.core.core import Core
+from parashard_coordinator.core.evaluations import RESULTS_KEPT
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 from parashard_coordinator.core.saved import Saved
 from support.coordinator_cases import Caller, announce, core_of, done, judged
@@ -311,6 +312,32 @@ def test_results_are_not_judged_anew_not_even_those_that_are_no_numbers() -> Non
     assert core.job.evaluations.latest.metrics is not None
     assert math.isnan(core.job.evaluations.latest.metrics["loss"])
     assert [e.after_step for e in Caller(core).call(want=1).evaluations] == [40]
+
+
+def test_the_record_does_not_grow_with_the_results_and_none_is_judged_anew() -> None:  # P7
+    steps = 3 * RESULTS_KEPT
+    every = {"evaluate_after": list(range(1, steps + 1)), "steps_total": steps}
+    earlier = core_of(**every)
+    for after_step in range(1, steps):
+        tell(earlier, after_step, loss=0.5)
+    saved = earlier.job.saved()
+    assert list(saved.evaluations) == [str(steps - RESULTS_KEPT + n) for n in range(RESULTS_KEPT)]
+    assert saved.evaluated == ((0, steps - RESULTS_KEPT),)
+    core = core_after(earlier, **every)
+    announce_all(core, [(0, steps)], [(0, steps)])
+    assert [e.after_step for e in Caller(core).call(want=1).evaluations] == [steps]
+    assert core.job.saved().evaluated == saved.evaluated
+
+
+def test_results_beyond_a_drained_checkpoint_are_given_up_kept_or_not() -> None:  # P8
+    saved = Saved(target=40, evaluated=((0, 11), (21, 31)), evaluations={"15": {}, "35": {}})
+    assert saved.returned_to(24).evaluated == ((0, 11), (21, 25))
+    assert saved.returned_to(20).evaluated == ((0, 11),)
+    assert saved.returned_to(20).evaluations == {"15": {}}
+
+
+def test_a_record_in_which_every_result_has_its_metrics_is_as_earlier_versions_wrote_it() -> None:
+    assert b"evaluated" not in encode(Saved(target=40))
 
 
 def stopped_early(policy: LeasingPolicy) -> Core:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from parashard_coordinator.core.evaluations import ATTEMPTS_MAX, Evaluations, evaluation_steps
+from parashard_coordinator.core.evaluations import ATTEMPTS_MAX, RESULTS_KEPT, Evaluations, evaluation_steps
 from parashard_coordinator.core.policies import Async, LeasingPolicy, Sync
 
 FREE = 1 << 62
@@ -194,3 +194,84 @@ def test_results_that_are_lost_or_known_from_before_are_not_reported() -> None:
     evaluations.finish(30, {"loss": 3.0})
     evaluations.shard_returned(15)
     assert evaluations.untold() == [], "30 is judged again, and 20 is to come first"
+
+
+# --- how much is kept ---
+
+MANY = 5 * RESULTS_KEPT
+
+
+def judged_all(evaluations: Evaluations, first: int = 1, last: int = MANY) -> Evaluations:
+    """Return them with a result after each tenth step, from ten times `first` to ten times `last`."""
+    for number in range(first, last + 1):
+        assert evaluations.finish(10 * number, {"loss": float(number)})
+        evaluations.untold()
+    return evaluations
+
+
+def many(policy: LeasingPolicy | None = None) -> Evaluations:
+    return evaluations_of(*range(10, 10 * MANY + 1, 10), policy=policy, total=10 * MANY)
+
+
+@pytest.mark.parametrize("policy", [Async(), Sync(10)], ids=["async", "sync:10"])
+def test_the_metrics_of_the_newest_results_are_kept(policy: LeasingPolicy) -> None:
+    evaluations = judged_all(many(policy))
+    newest = range(10 * (MANY - RESULTS_KEPT + 1), 10 * MANY + 1, 10)
+    assert list(evaluations.results()) == list(newest)
+    assert evaluations.forgotten() == ((0, newest[0] - 9),), "one range, however many there were"
+    assert evaluations.finished
+    assert not evaluations.finish(10, {"loss": 0.0}), "its result is in"
+
+
+def test_results_that_wait_for_an_earlier_one_are_told_and_forgotten_in_the_end() -> None:
+    evaluations = many()
+    told: list[int] = []
+    for number in range(2, MANY + 1):
+        evaluations.finish(10 * number, {"loss": float(number)})
+        told += [one.after_step for one in evaluations.untold()]
+        assert len(evaluations.results()) <= 2 * RESULTS_KEPT + 1
+    assert told == list(range(20, 10 * len(told) + 11, 10)), "each once, in order"
+    assert len(told) >= MANY - RESULTS_KEPT - 1
+    assert granted(evaluations, lowest=10) == [10]
+    assert evaluations.finish(10, {"loss": 0.0})
+    assert evaluations.untold()[0].after_step == 10
+    assert evaluations.finished
+
+
+def test_forgotten_results_that_a_shard_lost_are_judged_again() -> None:  # P25
+    evaluations = judged_all(many())
+    again = evaluations.shard_returned(25)
+    assert [e.after_step for e in again] == list(range(30, 10 * MANY + 1, 10))
+    assert (evaluations.results(), evaluations.latest, evaluations.finished) == ({}, None, False)
+    assert granted(evaluations, lowest=30) == [30]
+    judged_all(evaluations, first=3)
+    assert evaluations.finished
+    assert len(evaluations.results()) == RESULTS_KEPT
+
+
+def test_forgotten_results_are_not_judged_anew_by_a_later_coordinator() -> None:  # P7
+    earlier = many()
+    judged_all(earlier, last=MANY - 1)
+    evaluations = many()
+    for after_step, metrics in earlier.results().items():
+        evaluations.known(after_step, metrics)
+    evaluations.known_forgotten(earlier.forgotten())
+    assert granted(evaluations, "a", 10 * MANY) + granted(evaluations, "b", 10 * MANY) == [10 * MANY]
+    assert (evaluations.results(), evaluations.forgotten()) == (earlier.results(), earlier.forgotten())
+
+
+def test_an_evaluation_without_a_result_is_in_no_forgotten_range() -> None:
+    earlier = judged_all(many(), first=2)
+    assert len(earlier.results()) <= 2 * RESULTS_KEPT
+    evaluations = many()
+    evaluations.known_forgotten(earlier.forgotten())
+    assert granted(evaluations, lowest=10) == [10]
+
+
+def test_an_early_stop_judges_weights_between_forgotten_results() -> None:  # P8
+    evaluations = judged_all(many())
+    evaluations.shard_returned(40)
+    evaluations.stop_at(35)
+    assert granted(evaluations, lowest=35) == [35]
+    evaluations.finish(35, {})
+    assert evaluations.finished
