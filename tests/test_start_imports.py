@@ -38,7 +38,7 @@ SERVICE = {
     "parashard.models.dense": "computes: only the job's own model is imported",
     "llvmlite": "loads a shard's kernels; their start has it, not that of the service",
     "numba": "compiles: a shard's kernels, which an earlier start has left compiled, and encodings",
-    "rich": "people's terminals, and structlog where it finds it",
+    "rich": "people's terminals",
     "parashard.cli": "people's commands",
     "shellingham": "comes with typer",
     "typer": "people's commands",
@@ -54,7 +54,6 @@ COMMAND = {
     "prometheus_client": "is in services",
     "pydantic": "checks job files: the commands that take one",
     "rich": "the live view and tables",
-    "structlog": "is in services",
     "tenacity": "asks processes",
 }
 
@@ -73,7 +72,6 @@ from parashard_server.build import ShardBuilder
 from support.shard_process import ADAM, job_reply
 ShardBuilder(job_reply(optimizer=ADAM), 0).build(1, None)
 """
-HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
 
 JOB = """
 [job]
@@ -97,8 +95,8 @@ STARTS = {
     "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
     "parashard --help": (HELP, RARELY | COMMAND),
-    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | HEALTH),
-    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | HEALTH).keys() - {"cryptography"}),
+    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | COMMAND),
+    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | COMMAND).keys() - {"cryptography"}),
 }
 
 
@@ -128,9 +126,3 @@ def test_a_shard_whose_kernels_are_compiled_imports_no_compiler(tmp_path: Path) 
 def test_a_service_that_does_not_trace_imports_no_spans_of_its_own() -> None:
     every = "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__"
     assert sorted(module for module in imported(every) if module.endswith(".traced")) == []
-
-
-def test_where_rich_was_loaded_before_the_log_it_stays() -> None:
-    modules = imported("import rich\nfrom parashard.process.logs import structlog\nimport rich.text")
-    assert {"rich", "structlog"} <= modules
-    assert {"rich.text", "structlog"} <= imported("from parashard.process.logs import structlog\nimport rich.text")

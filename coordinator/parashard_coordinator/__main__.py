@@ -32,7 +32,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, seconds, service_arguments, write_address
 from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
 from parashard.protocol.proto_conversion import plan_message
@@ -67,7 +67,6 @@ EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
 
 imported()
-log = structlog.get_logger("coordinator")
 
 
 def main() -> int:

@@ -20,7 +20,7 @@ from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, Unknow
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
@@ -29,8 +29,6 @@ from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, 
 from parashard.transports.grpc import GrpcTransport
 
 UNACKNOWLEDGED_MAX = 4096
-
-log = structlog.get_logger("worker")
 
 
 class Pulled:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, TypeVar
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 
@@ -26,8 +26,6 @@ ADDRESS_FILE = "coordinator.json"
 POLL_S = 0.02
 
 _Reply = TypeVar("_Reply")
-
-log = structlog.get_logger(__name__)
 
 
 class CoordinatorClient:

@@ -18,7 +18,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
@@ -103,8 +103,6 @@ ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
     grpc.StatusCode.DATA_LOSS: PeerFailed,
     grpc.StatusCode.OK: PeerFailed,
 }
-
-log = structlog.get_logger(__name__)
 
 
 def status_of(error: ParashardError) -> grpc.StatusCode:

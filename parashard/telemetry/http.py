@@ -15,7 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from parashard.errors import Unavailable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol.rpc import address_family, join_address
 from parashard.telemetry.metrics import Metrics
 
@@ -24,7 +24,6 @@ REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alon
 CONNECTIONS_MAX = 64
 POLL_S = 0.05  # how long `stop` may have to wait
 
-log = structlog.get_logger(__name__)
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "

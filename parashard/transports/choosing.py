@@ -14,7 +14,7 @@ from functools import partial
 from typing import Generic, Protocol, TypeVar
 
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt
@@ -28,8 +28,6 @@ from parashard.transports.tcp import TcpTransport
 GREET_S = 2.0  # how long one way may take to say HELLO before the next is tried
 
 _Answer = TypeVar("_Answer")
-
-log = structlog.get_logger(__name__)
 
 
 class Greets(Transport, Protocol):

@@ -30,15 +30,13 @@ from parashard.errors import (
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.leasing import Leasing
 
 POLL_S = 0.2
 
 _Result = TypeVar("_Result")
-
-log = structlog.get_logger("worker")
 
 
 @dataclass(frozen=True)

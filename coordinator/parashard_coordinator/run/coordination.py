@@ -30,7 +30,7 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.process.side_effects import SideEffect
 from parashard.security.credentials import Credentials
@@ -67,8 +67,6 @@ SAVE_S = 2.0
 AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard drops a damaged round from its list, except its first one
 INVALID_ANSWERS_S_MAX = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
-
-log = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True)

@@ -42,12 +42,10 @@ from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.base import Store
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved
-
-log = structlog.get_logger("coordinator")
 
 
 @dataclass(frozen=True)

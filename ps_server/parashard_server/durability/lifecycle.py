@@ -14,7 +14,7 @@ from parashard.checkpoints.retention import Held
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
 from parashard.process import failpoints
 from parashard.process.full_disk import retry_while_disk_fails
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.claims import Claims, Return
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
@@ -24,8 +24,6 @@ from parashard_server.durability.recovery import Restorer
 from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.shard_host import ShardHost
-
-log = structlog.get_logger("shard")
 
 
 @dataclass(frozen=True)
