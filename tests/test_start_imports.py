@@ -32,6 +32,7 @@ RARELY = {
 SERVICE = {
     "pydantic": "has the words for what is wrong in a job, and in a record of a store",
     "prometheus_client": "what /metrics shows: the first scrape imports it",
+    "http.server": "the first connection to the HTTP port imports it",
     "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
