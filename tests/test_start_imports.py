@@ -32,7 +32,9 @@ RARELY = {
 SERVICE = {
     "pydantic": "has the words for what is wrong in a job, and in a record of a store",
     "prometheus_client": "what /metrics shows: the first scrape imports it",
+    "difflib": "has what was meant by a wrong key",
     "http.server": "the first connection to the HTTP port imports it",
+    "sysconfig": "tells a user's code from others' where it fails",
     "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
@@ -44,7 +46,17 @@ SERVICE = {
     "shellingham": "comes with typer",
     "typer": "people's commands",
 }
-NO_ARRAYS = {"safetensors": "a worker has neither weights on a disk nor checkpoints"}
+WORKER = {
+    "grpc_health.v1": "a worker serves nothing by gRPC",
+    "safetensors": "a worker has neither weights on a disk nor checkpoints",
+}
+COORDINATOR = {
+    "importlib.resources": "templates of manifests; the status page's files lie beside the code",
+    "parashard_coordinator.api.page": "whoever looks at the status page",
+    "parashard_coordinator.kubernetes.cluster": 'only with cluster.launcher = "kubernetes"',
+    "parashard_coordinator.kubernetes.watching": 'only with cluster.launcher = "kubernetes"',
+    "statistics": "loads fractions and decimals",
+}
 COMMAND = {
     "google": "asks processes",
     "grpc": "asks processes",
@@ -89,11 +101,11 @@ kind = "adam"
 READS_ITS_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})"
 
 STARTS = {
-    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS),
-    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
+    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | WORKER),
+    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | COORDINATOR),
     "shard's job": (f"import parashard_server.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
-    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
-    "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
+    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | WORKER),
+    "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE | COORDINATOR),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
     "parashard --help": (HELP, RARELY | COMMAND),
     "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | COMMAND),

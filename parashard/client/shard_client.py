@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -59,8 +59,7 @@ class Pulled:
             self._weights = None
 
 
-@dataclass(frozen=True)
-class Pushed:
+class Pushed(NamedTuple):
     """What became of a push: by shard its receipt, and the incarnation that gave it."""
 
     receipts: tuple[Receipt, ...]
@@ -224,7 +223,7 @@ class ShardClient:
                 failpoints.hit("worker.push.between_shards")
             view, mine = self.view, prepared[shard]
             if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one (P16)
-                mine = prepared[shard] = replace(mine, target=self._target(shard, view), pulled_version=None)
+                mine = prepared[shard] = mine._replace(target=self._target(shard, view), pulled_version=None)
             return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, receipt: Receipt) -> None:

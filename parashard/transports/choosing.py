@@ -9,9 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
 from parashard.process.logs import log
@@ -37,8 +36,7 @@ class Greets(Transport, Protocol):
         """Make sure that there is a connection, or raise what stands against it."""
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A kind of transport, as far as choosing goes."""
 
     kind: str
@@ -194,7 +192,7 @@ def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> C
 
 def _secured(way: Way, credentials: Credentials) -> Way:
     if way is TCP:
-        return replace(way, connect=partial(TcpTransport, tls=credentials.client_context))
+        return way._replace(connect=partial(TcpTransport, tls=credentials.client_context))
     if way is GRPC:
-        return replace(way, connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
+        return way._replace(connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
     return way  # a Unix socket, whose other end is this user or root

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled, ShardClient
@@ -39,8 +38,7 @@ POLL_S = 0.2
 _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True)
-class _Computed:
+class _Computed(NamedTuple):
     """A step whose push is under way."""
 
     step: int

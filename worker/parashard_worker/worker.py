@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
@@ -80,8 +80,7 @@ class WorkerSettings:
     own_process: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerEnd:
+class WorkerEnd(NamedTuple):
     """How a worker ended: after so many steps of its own, and whether the job has failed by then."""
 
     steps: int

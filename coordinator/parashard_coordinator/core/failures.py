@@ -6,7 +6,7 @@ step's attempts is `parashard_coordinator.core.leases`' part. Called by the core
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard_coordinator.core.calls import FailedStep, FailureKind
 from parashard_coordinator.core.leases import Failed
@@ -15,8 +15,7 @@ FIRST_FAILURES_MIN = 5
 GIVEN_UP_IN_A_ROW_MAX = 10
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why the job stops, and whether its model or its data must be fixed before it can go on."""
 
     reason: str

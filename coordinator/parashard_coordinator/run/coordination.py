@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
@@ -37,7 +36,6 @@ from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
-from parashard_coordinator.api.page import history_json
 from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
@@ -69,8 +67,7 @@ DAMAGED_RETURNS_MAX = 50  # a shard drops a damaged round from its list, except 
 INVALID_ANSWERS_S_MAX = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
 
 
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """The state of the job at one moment, for the main loop."""
 
     state: JobState
@@ -104,8 +101,7 @@ def _not_ready(core: Core, now_s: float) -> str:
     return "" if core.job.shards.all_registered else core.job.reason
 
 
-@dataclass(frozen=True)
-class _Commands:
+class _Commands(NamedTuple):
     """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
     registrations: list[ShardRegistration]
@@ -202,6 +198,8 @@ class Coordination:
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
+            from parashard_coordinator.api.page import history_json  # where somebody looks
+
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 
         pages = status_pages(self._present_status, history)
@@ -403,7 +401,7 @@ class Coordination:
         """Return the last checkpoint and its model; a model of None: retry."""
         try:
             if not due.stored:
-                due = replace(due, stored=self._checkpoint_of_all(due))
+                due = due._replace(stored=self._checkpoint_of_all(due))
                 if not due.stored:
                     return due, None
                 last = due

@@ -8,7 +8,7 @@ the requests.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.checkpoints.retention import Held
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
@@ -26,8 +26,7 @@ from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.shard_host import ShardHost
 
 
-@dataclass(frozen=True)
-class FirstIncarnation:
+class FirstIncarnation(NamedTuple):
     """A shard that is restored, and the checkpoints that were found.
 
     Parameters
