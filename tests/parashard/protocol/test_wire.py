@@ -31,7 +31,7 @@ texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 targets = st.builds(Target, texts, texts, u32s, u32s, u64s)
 partitions = st.tuples(texts, u64s, u64s).filter(lambda p: p[1] < p[2]).map(lambda p: Partition(*p))
 slices = st.one_of(
-    st.builds(Slice, partitions, u64s, st.sampled_from([dtype for dtype in DType if dtype is not DType.TOPK])),
+    st.builds(Slice, partitions, u64s, st.sampled_from([d for d in DType if d is not DType.TOPK]), st.just(0)),
     st.builds(Slice, partitions, u64s, st.just(DType.TOPK), u64s),
 )
 pushes = st.builds(
