@@ -25,7 +25,6 @@ from types import CodeType, FrameType, SimpleNamespace
 from typing import Any
 
 import numpy as np
-import structlog
 
 from benchmarks.races.ballast import COLUMNS
 from benchmarks.races.ours import JOB
@@ -37,6 +36,7 @@ from parashard.job.load import as_toml, load_job
 from parashard.launch.local_cluster import MODULES, LocalCluster
 from parashard.process.arguments import service_arguments
 from parashard.process.coordinator_watchdog import connecting_arguments
+from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.protocol.proto_conversion import plan_from, view_from
@@ -194,7 +194,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=["shm", "tcp", "grpc"])
     arguments = parser.parse_args(argv)
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    log.setLevel(logging.WARNING)
     calls = Calls()
     threading.setprofile(calls.profile)  # of threads that begin from now on: all of the shard's
     sys.setprofile(calls.profile)

@@ -15,10 +15,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import structlog
-
 from benchmarks.machine import described
 from parashard._proto import coordinator_pb2 as pb
+from parashard.process.logs import log
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.rpc import Server
 from parashard_coordinator.api.service import CoordinatorService
@@ -94,7 +93,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=30_000)
     parser.add_argument("--write", action="store_true", help=f"write {RESULTS.name} under benchmarks/results")
     arguments = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    log.setLevel(logging.WARNING)
     if arguments.work_for:
         work(arguments.work_for, arguments.batch)
         return

@@ -66,10 +66,6 @@ def importers_of(*modules: str) -> set[str]:
 # --- imports ---
 
 
-def test_structlog_is_imported_in_one_file():
-    assert importers_of("structlog") == {"parashard/process/logs.py"}  # which keeps rich out of it
-
-
 def test_only_a_process_that_traces_loads_opentelemetry():
     traced = {
         "coordinator/parashard_coordinator/api/traced.py",

@@ -32,18 +32,31 @@ RARELY = {
 SERVICE = {
     "pydantic": "has the words for what is wrong in a job, and in a record of a store",
     "prometheus_client": "what /metrics shows: the first scrape imports it",
+    "difflib": "has what was meant by a wrong key",
+    "http.server": "the first connection to the HTTP port imports it",
+    "sysconfig": "tells a user's code from others' where it fails",
     "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
     "parashard.models.dense": "computes: only the job's own model is imported",
     "llvmlite": "loads a shard's kernels; their start has it, not that of the service",
     "numba": "compiles: a shard's kernels, which an earlier start has left compiled, and encodings",
-    "rich": "people's terminals, and structlog where it finds it",
+    "rich": "people's terminals",
     "parashard.cli": "people's commands",
     "shellingham": "comes with typer",
     "typer": "people's commands",
 }
-NO_ARRAYS = {"safetensors": "a worker has neither weights on a disk nor checkpoints"}
+WORKER = {
+    "grpc_health.v1": "a worker serves nothing by gRPC",
+    "safetensors": "a worker has neither weights on a disk nor checkpoints",
+}
+COORDINATOR = {
+    "importlib.resources": "templates of manifests; the status page's files lie beside the code",
+    "parashard_coordinator.api.page": "whoever looks at the status page",
+    "parashard_coordinator.kubernetes.cluster": 'only with cluster.launcher = "kubernetes"',
+    "parashard_coordinator.kubernetes.watching": 'only with cluster.launcher = "kubernetes"',
+    "statistics": "loads fractions and decimals",
+}
 COMMAND = {
     "google": "asks processes",
     "grpc": "asks processes",
@@ -54,7 +67,6 @@ COMMAND = {
     "prometheus_client": "is in services",
     "pydantic": "checks job files: the commands that take one",
     "rich": "the live view and tables",
-    "structlog": "is in services",
     "tenacity": "asks processes",
 }
 
@@ -73,7 +85,6 @@ from parashard_server.build import ShardBuilder
 from support.shard_process import ADAM, job_reply
 ShardBuilder(job_reply(optimizer=ADAM), 0).build(1, None)
 """
-HEALTH = {name: why for name, why in COMMAND.items() if name != "structlog"}  # engines ask it every few seconds
 
 JOB = """
 [job]
@@ -90,15 +101,15 @@ kind = "adam"
 READS_ITS_JOB = f"from parashard.job.load import job_from_toml\njob_from_toml({as_toml(job_from_toml(JOB))!r})"
 
 STARTS = {
-    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | NO_ARRAYS),
-    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
+    "worker's job": (f"import parashard_worker.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | WORKER),
+    "coordinator's job": (f"import parashard_coordinator.__main__\n{READS_ITS_JOB}", RARELY | SERVICE | COORDINATOR),
     "shard's job": (f"import parashard_server.__main__\n{READS_ITS_JOB}", RARELY | SERVICE),
-    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | NO_ARRAYS),
-    "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE),
+    "worker": ("import parashard_worker.__main__", RARELY | SERVICE | WORKER),
+    "coordinator": ("import parashard_coordinator.__main__", RARELY | SERVICE | COORDINATOR),
     "shard": ("import parashard_server.__main__", RARELY | SERVICE),
     "parashard --help": (HELP, RARELY | COMMAND),
-    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | HEALTH),
-    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | HEALTH).keys() - {"cryptography"}),
+    "parashard health": ("import parashard.cli.main, parashard.cli.health", RARELY | COMMAND),
+    "parashard certs": ("import parashard.cli.main, parashard.cli.certs", (RARELY | COMMAND).keys() - {"cryptography"}),
 }
 
 
@@ -128,9 +139,3 @@ def test_a_shard_whose_kernels_are_compiled_imports_no_compiler(tmp_path: Path) 
 def test_a_service_that_does_not_trace_imports_no_spans_of_its_own() -> None:
     every = "import parashard_coordinator.__main__, parashard_server.__main__, parashard_worker.__main__"
     assert sorted(module for module in imported(every) if module.endswith(".traced")) == []
-
-
-def test_where_rich_was_loaded_before_the_log_it_stays() -> None:
-    modules = imported("import rich\nfrom parashard.process.logs import structlog\nimport rich.text")
-    assert {"rich", "structlog"} <= modules
-    assert {"rich.text", "structlog"} <= imported("from parashard.process.logs import structlog\nimport rich.text")

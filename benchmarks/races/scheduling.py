@@ -14,14 +14,13 @@ import logging
 from contextlib import ExitStack
 from pathlib import Path
 
-import structlog
-
 from benchmarks.peers.environments import DEFAULT_FOLDER
 from benchmarks.races.contestants import Running, peer
 from benchmarks.races.rows import as_json, compared, markdown
 from benchmarks.scheduling import measure
 from benchmarks.tables import spread, table, write
 from benchmarks.training import clean_up_when_ended
+from parashard.process.logs import log
 
 WORKERS = 2
 BATCHES = {16: 10, 1: 1}
@@ -38,7 +37,7 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write race_scheduling.json and .md")
     arguments = parser.parse_args()
     clean_up_when_ended()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING))
+    log.setLevel(logging.WARNING)
     ours: dict[int, list[float]] = {batch: [] for batch in BATCHES}
     theirs: dict[str, list[float]] = {}
     versions: dict[str, dict[str, str]] = {}

@@ -16,7 +16,6 @@ import os
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,7 +31,7 @@ from parashard.process import failpoints
 from parashard.process.arguments import advertised_address, credentials_of, seconds, service_arguments, write_address
 from parashard.process.compute_threads import limit_threads
 from parashard.process.full_disk import retry_while_disk_fails
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import ADDRESS_FILE, http_port_in
 from parashard.protocol.proto_conversion import plan_message
@@ -52,8 +51,6 @@ from parashard_coordinator.core.launchers import ExternalLauncher, Launcher, Loc
 from parashard_coordinator.core.policies import leasing_policy
 from parashard_coordinator.core.restarts import Restarts
 from parashard_coordinator.core.rounds import NoRounds, RoundBook, Rounds
-from parashard_coordinator.kubernetes.cluster import Cluster, open_cluster
-from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
 from parashard_coordinator.run.coordination import Coordination
 from parashard_coordinator.run.exclusive import ExclusiveCore
 from parashard_coordinator.run.resolve import ResolvedJob, resolve
@@ -61,13 +58,14 @@ from parashard_coordinator.run.store import Identity, RunStore
 
 if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
+    from parashard_coordinator.kubernetes.cluster import Cluster
+    from parashard_coordinator.kubernetes.watching import PodWatch
 
 LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
 
 imported()
-log = structlog.get_logger("coordinator")
 
 
 def main() -> int:
@@ -201,7 +199,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
     run_store.keep_initial(resolved.digest, resolved.initial)
     run_store.keep_preprocessing(resolved.spec.preprocessing)
     run_store.begin_run(run_id, identity)
-    return run_id, replace(resolved, initial={}), run_store  # the store has them
+    return run_id, resolved._replace(initial={}), run_store  # the store has them
 
 
 def _observer_of(tracer: Tracer | None) -> LeaseObserver:
@@ -214,6 +212,8 @@ def _observer_of(tracer: Tracer | None) -> LeaseObserver:
 
 def watch_pods(cluster: Cluster, core: ExclusiveCore, workers: int) -> PodWatch:
     """Return what tells the core of pods, and the Job of the wanted number of workers; it ends with the process."""
+    from parashard_coordinator.kubernetes.watching import PodWatch, Wanted
+
     return PodWatch(
         cluster,
         on_end=lambda end: core.run_exclusive(lambda core, _: core.pod_ended(end)),
@@ -230,6 +230,8 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
         return None
     if not kubernetes_job:
         raise ConfigurationError('cluster.launcher = "kubernetes" needs --kubernetes-job: the workers\' Job')
+    from parashard_coordinator.kubernetes.cluster import open_cluster
+
     return open_cluster(kubernetes_job)
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Self
+from typing import NamedTuple, Self
 
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, R, check_whole, decode, sha256_of
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, PlanRecord, RunRecord, ShardManifest
@@ -25,8 +24,7 @@ _ID = re.compile(r"p(\d{1,9})/s(\d{1,9})/i(\d{1,9})/c(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"j(\d{1,9})", re.ASCII)
 
 
-@dataclass(frozen=True, order=True)
-class CheckpointId:
+class CheckpointId(NamedTuple):
     """Names one shard's checkpoint; ordered by age within a shard and a plan. As text: "p1/s0/i3/c7"."""
 
     plan_version: int

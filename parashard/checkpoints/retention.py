@@ -7,15 +7,14 @@ each checkpoint; the caller ensures that only a shard's newest incarnation delet
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId
 from parashard.errors import NotStored
 from parashard.store.claims import Return
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A checkpoint of a shard that can be restored; `round` is None except in `sync:N`.
 
     `log_position` is the first record of the write-ahead log that it lacks; None: it was made without a log.

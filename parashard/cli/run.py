@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import sys
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, NoReturn
 
@@ -78,7 +77,7 @@ def run(
     name, console = loaded.job.job.name, _console(json_)
     if resume:
         folder, named = resumed_run_dir(run_dir, name), loaded
-        loaded = replace(resumed_job(folder, flags), path=named.path)
+        loaded = resumed_job(folder, flags)._replace(path=named.path)
         for line in not_taken(named, loaded, folder):
             console.print(Text(line), soft_wrap=True)
     else:

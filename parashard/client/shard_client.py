@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from parashard.errors import RetryLater, ShapeMismatch, StaleIncarnation, Unknow
 from parashard.plan.partition import ELEMENT_BYTES, Plan
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Slice, Target
@@ -29,8 +29,6 @@ from parashard.transports.base import Connect, Greeting, Pending, ShardAddress, 
 from parashard.transports.grpc import GrpcTransport
 
 UNACKNOWLEDGED_MAX = 4096
-
-log = structlog.get_logger("worker")
 
 
 class Pulled:
@@ -61,8 +59,7 @@ class Pulled:
             self._weights = None
 
 
-@dataclass(frozen=True)
-class Pushed:
+class Pushed(NamedTuple):
     """What became of a push: by shard its receipt, and the incarnation that gave it."""
 
     receipts: tuple[Receipt, ...]
@@ -229,7 +226,7 @@ class ShardClient:
                 failpoints.hit("worker.push.between_shards")
             view, mine = self.view, prepared[shard]
             if view.shards[shard].incarnation != mine.target.incarnation:  # known versions are of the old one
-                mine = prepared[shard] = replace(mine, target=self._target(shard, view), pulled_version=None)
+                mine = prepared[shard] = mine._replace(target=self._target(shard, view), pulled_version=None)
             return self._transport(shard, view).push(mine, rpc.data_deadline_s(mine.payload.nbytes))
 
         def settle(shard: int, receipt: Receipt) -> None:

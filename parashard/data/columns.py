@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,8 +24,7 @@ MISSING = ("", "na", "n/a", "nan", "null")
 """Cells that stand for a missing value in every column, in small letters and without the spaces around them."""
 
 
-@dataclass(frozen=True)
-class Numbers:
+class Numbers(NamedTuple):
     """A numeric column: float64 values, finite, or NaN where one is missing; 0 and 1 where it is boolean."""
 
     values: Float64s
@@ -40,8 +39,7 @@ class Numbers:
         return self.values[~np.isnan(self.values)]
 
 
-@dataclass(frozen=True)
-class Words:
+class Words(NamedTuple):
     """A text column: row r holds vocabulary[codes[r]], or is missing where codes[r] is -1."""
 
     codes: npt.NDArray[np.int64]
@@ -68,8 +66,7 @@ class Words:
 Column = Numbers | Words
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """Columns of equal length, at least 1, as read from a file: numbers in text are not parsed yet.
 
     Parameters

@@ -5,11 +5,10 @@ Pure. Made by `parashard.display.status_tables`; shown by `parashard.display.tex
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """One column of a table.
 
     Attributes

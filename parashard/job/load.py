@@ -10,9 +10,8 @@ import json
 import os
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from parashard.errors import ConfigurationError
 from parashard.job.environment import unread_variables
@@ -26,8 +25,7 @@ from parashard.settings.table import Table
 _Options = TypeVar("_Options", bound=Table)
 
 
-@dataclass(frozen=True)
-class LoadedJob:
+class LoadedJob(NamedTuple):
     """A job and where each of its values came from.
 
     Parameters

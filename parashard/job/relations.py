@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard.encodings.encoding import Encoding
 from parashard.job.keys import dotted, key_parts
@@ -18,8 +17,7 @@ if TYPE_CHECKING:
     from parashard.job.schema import Job
 
 
-@dataclass(frozen=True)
-class Contradiction:
+class Contradiction(NamedTuple):
     """Two keys whose values exclude each other.
 
     Parameters

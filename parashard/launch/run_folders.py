@@ -14,7 +14,6 @@ import shutil
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -157,7 +156,7 @@ def resumed_job(run_dir: Path, overrides: Sequence[Override]) -> LoadedJob:
 
     loaded = load_job(run_dir / JOB_FILE, overrides, environ={})
     with suppress(OSError, ValueError, KeyError, TypeError):  # a run of a version without this file
-        return replace(loaded, path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
+        return loaded._replace(path=Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"]))
     return loaded
 
 

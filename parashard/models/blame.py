@@ -6,9 +6,9 @@ model is called: `parashard.models.user`, the coordinator's `resolve` and the wo
 
 from __future__ import annotations
 
+import functools
 import inspect
 import os
-import sysconfig
 import traceback
 from pathlib import Path
 from types import CodeType
@@ -19,13 +19,6 @@ from parashard.display.paths import short_path
 from parashard.errors import ParashardError
 
 _OURS = ("parashard", "parashard_coordinator", "parashard_server", "parashard_worker")
-_NOT_THE_USERS = tuple(
-    f"{folder}{os.sep}"
-    for folder in {
-        *(str(Path(parashard.__file__).parent.with_name(name)) for name in _OURS),
-        *(os.path.abspath(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
-    }
-)
 
 
 def described(error: BaseException) -> str:
@@ -69,4 +62,14 @@ def _line_of(error: BaseException) -> str:
 
 
 def _is_the_users(file: str) -> bool:
-    return not file.startswith("<") and not os.path.abspath(file).startswith(_NOT_THE_USERS)
+    return not file.startswith("<") and not os.path.abspath(file).startswith(_not_the_users())
+
+
+@functools.cache
+def _not_the_users() -> tuple[str, ...]:
+    """Return the folders whose code is not the user's."""
+    import sysconfig  # only where a model's code failed
+
+    installed = (sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+    ours = (str(Path(parashard.__file__).parent.with_name(name)) for name in _OURS)
+    return tuple(f"{folder}{os.sep}" for folder in {*ours, *map(os.path.abspath, installed)})

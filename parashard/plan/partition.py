@@ -12,6 +12,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
 from parashard.plan.variables import Variable, in_name_order
@@ -22,8 +23,7 @@ Partitioner = Callable[[Variable], list[tuple[int, int]]]
 """A pure function from a variable to the half-open row ranges that cut it, in order, none empty."""
 
 
-@dataclass(frozen=True, order=True)
-class Partition:
+class Partition(NamedTuple):
     """Rows [row_start, row_stop) of a variable."""
 
     variable: str
@@ -36,8 +36,7 @@ class Partition:
         return self.row_stop - self.row_start
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """A partition and where it lies in its shard's flat vector: elements [offset, offset + elements)."""
 
     partition: Partition

@@ -11,14 +11,12 @@ import threading
 from argparse import ArgumentParser, Namespace
 
 from parashard.process.arguments import seconds
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from parashard.security.credentials import Credentials
 
 LOOK_S = 1.0
-
-log = structlog.get_logger(__name__)
 
 
 def connecting_arguments(parser: ArgumentParser) -> None:

@@ -26,6 +26,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from parashard.errors import ConfigurationError
 
@@ -78,8 +79,7 @@ class InjectedFault(RuntimeError):
     """Raised by the action `error`: simulates a bug, so it is deliberately not a handled error."""
 
 
-@dataclass(frozen=True)
-class Fault:
+class Fault(NamedTuple):
     """The action at one failpoint.
 
     Attributes

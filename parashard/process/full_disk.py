@@ -12,12 +12,11 @@ from typing import TypeVar
 
 from parashard.errors import NotReady, ParashardError, StoreFailed, may_pass
 from parashard.process.backoff import retry_pause_s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.side_effects import SideEffect, why_failed
 
 _Result = TypeVar("_Result")
 
-log = structlog.get_logger(__name__)
 
 DISK_RETRY_S_MAX = 60.0  # then the process ends with the reason, and is restarted without a bound
 

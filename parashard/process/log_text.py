@@ -6,9 +6,9 @@ Has sentences for the commonest events of a worker, and prints any other event b
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
 from datetime import datetime
-from typing import Any
+
+from parashard.process.logs import Event
 
 _WORDS = {
     "joined": "joined as {worker} ({device}, {threads} threads)",
@@ -22,7 +22,7 @@ _CONTEXT = ("worker", "incarnation", "timestamp", "level", "event", "exception")
 """Fields that every line has, or that have their own format."""
 
 
-def as_text(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> str:
+def as_text(event: Event) -> str:
     """Return an event as one line, and a traceback below it where there is one."""
     name, level = str(event.get("event", "")), str(event.get("level", "info"))
     try:

@@ -1,21 +1,96 @@
-"""structlog, imported without rich: every file has `from parashard.process.logs import structlog`.
+"""The log: `log.info("shard-lost", shard=3)` writes an event and its fields.
 
-structlog imports rich where it is installed, for a console renderer and for tracebacks that nothing here uses; that
-takes longer than all the rest of structlog. While structlog is loaded, rich counts as not installed. Knows nothing of
-how the log is written: `parashard.process.shell` configures that.
+On the standard library's logging, in one logger, `parashard`. Where nothing is configured, as in people's commands,
+events go nowhere: a command's output is not a log. `configure_logging`, which `parashard.process.shell` calls, writes
+them to a stream, and in the same format what other libraries warn of.
 """
 
 from __future__ import annotations
 
-import sys
+import json
+import logging
+from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from typing import Any, TextIO
 
-__all__ = ["structlog"]
+Event = dict[str, Any]
+"""One line of a log: timestamp, level and event, then its fields, and a traceback as `exception`."""
 
-_rich = sys.modules.get("rich")
-sys.modules["rich"] = None  # type: ignore[assignment]  # an import of it now raises ImportError, which structlog expects
-try:
-    import structlog
-finally:
-    del sys.modules["rich"]
-    if _rich is not None:
-        sys.modules["rich"] = _rich
+_bound: ContextVar[Event] = ContextVar("_bound", default={})  # noqa: B039  # never changed, only replaced
+
+
+class EventLog(logging.LoggerAdapter[logging.Logger]):
+    """Takes an event's name and, as keyword arguments, its fields; `exc_info` as in the standard library."""
+
+    def process(self, msg: str, kwargs: MutableMapping[str, Any]) -> tuple[str, MutableMapping[str, Any]]:
+        """Return what the logger takes: the fields in a dict of their own, for their names may be any."""
+        error = kwargs.pop("exc_info", None)
+        return msg, {"exc_info": error, "extra": {"fields": {**_bound.get(), **kwargs}}}
+
+
+log = EventLog(logging.getLogger("parashard"))
+log.setLevel(logging.INFO)
+log.logger.addHandler(logging.NullHandler())
+
+
+@contextmanager
+def bound(**fields: object) -> Iterator[None]:
+    """Add these fields to each event of this thread."""
+    token = _bound.set({**_bound.get(), **fields})
+    try:
+        yield
+    finally:
+        _bound.reset(token)
+
+
+def configure_logging(stream: TextIO, render: Callable[[Event], str]) -> None:
+    """Write a line for each event of ours, and for each warning of other libraries."""
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_EventFormatter(render))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def as_logfmt(event: Event) -> str:
+    """Return an event as `key=value key="two words"`; None is empty, and True the key alone."""
+    return " ".join(key if value is True else f"{key}={_logfmt_value(value)}" for key, value in event.items())
+
+
+def as_json(event: Event) -> str:
+    """Return an event as a JSON object; what JSON does not have is in it as Python writes it."""
+    return json.dumps(event, default=repr)
+
+
+def event_of(record: logging.LogRecord) -> Event:
+    """Return a record's event; one of another library has the name of its logger as a field."""
+    at = datetime.fromtimestamp(record.created, UTC)
+    event = {
+        "timestamp": f"{at:%Y-%m-%dT%H:%M:%S.%fZ}",
+        "level": record.levelname.lower(),
+        "event": record.getMessage(),
+    }
+    return event | getattr(record, "fields", {"logger": record.name})
+
+
+class _EventFormatter(logging.Formatter):
+    def __init__(self, render: Callable[[Event], str]) -> None:
+        super().__init__()
+        self._render = render
+
+    def format(self, record: logging.LogRecord) -> str:
+        event = event_of(record)
+        if record.exc_info:
+            event["exception"] = self.formatException(record.exc_info)
+        return self._render(event)
+
+
+def _logfmt_value(value: object) -> str:
+    if value is None:
+        return ""
+    text = str(value).lower() if value is False else str(value)
+    quoted = any(character in text for character in ' ="')
+    if quoted:
+        text = text.replace("\\", "\\\\")
+    text = text.replace('"', '\\"').replace("\n", "\\n")
+    return f'"{text}"' if quoted else text

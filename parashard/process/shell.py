@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import logging
 import os
 import resource
 import signal
@@ -22,7 +21,7 @@ from parashard.errors import ConfigurationError, Fenced, JobFailed, ParashardErr
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_failed
 from parashard.process.log_text import as_text
-from parashard.process.logs import structlog
+from parashard.process.logs import as_json, as_logfmt, configure_logging, log
 from parashard.process.side_effects import lossy
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -105,7 +104,7 @@ def run_service(
     SIGTERM and SIGINT request a stop; a closed lifeline ends the process at once. A `ParashardError` is printed in one
     line on standard error.
     """
-    configure_logging(role, log_format)
+    _open_log(log_format)
     _raise_files_limit()
     threading.excepthook = _end_with_thread
     stop = Stop(stopped_exit_code)
@@ -117,7 +116,6 @@ def run_service(
     if lifeline is not None:
         _die_with_parent()
         threading.Thread(target=_end_with_parent, args=(lifeline,), name="lifeline", daemon=True).start()
-    log = structlog.get_logger(role)
     try:
         failpoints.arm(os.environ)
         code = serve(stop)
@@ -143,31 +141,13 @@ def _raise_files_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def configure_logging(role: str, log_format: LogFormat = LogFormat.LOGFMT) -> None:
-    """Write a line for each event to standard error: time, level, event, fields.
+_RENDERERS = {LogFormat.TEXT: as_text, LogFormat.LOGFMT: as_logfmt, LogFormat.JSON: as_json}
 
-    From now on writes to standard output and standard error never raise.
-    """
+
+def _open_log(log_format: LogFormat) -> None:
+    """Write the log to standard error; from now on writes to it and to standard output never raise."""
     sys.stdout, sys.stderr = lossy(sys.stdout, "output lines"), lossy(sys.stderr, "log lines")
-    logging.basicConfig(level=logging.WARNING, stream=sys.stderr, format=f"{role} %(levelname)s %(name)s: %(message)s")
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            _RENDERERS[log_format](),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
-    )
-
-
-_RENDERERS: dict[LogFormat, Callable[[], structlog.types.Processor]] = {
-    LogFormat.TEXT: lambda: as_text,
-    LogFormat.LOGFMT: lambda: structlog.processors.LogfmtRenderer(key_order=["timestamp", "level", "event"]),
-    LogFormat.JSON: structlog.processors.JSONRenderer,
-}
+    configure_logging(sys.stderr, _RENDERERS[log_format])
 
 
 def end_process(code: int) -> NoReturn:
@@ -186,7 +166,7 @@ def _signal_name(number: int) -> str:
 def _end_with_thread(died: threading.ExceptHookArgs) -> None:
     """End the process when one of its threads dies: it would look alive and do nothing."""
     try:
-        structlog.get_logger("process").critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
+        log.critical("thread-died", thread=str(died.thread), exc_info=died.exc_value)
     finally:
         os._exit(ExitCode.FAILED)  # even if the log cannot be written
 

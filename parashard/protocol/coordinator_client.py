@@ -16,7 +16,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.errors import ConfigurationError, ParashardError, RetryLater, Unreachable
 from parashard.process.awake_clock import AwakeClock
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.security.credentials import Credentials
 
@@ -28,8 +28,6 @@ POLL_S = 0.02
 STALL_S = 2.0  # a call and a pause that took longer than they can by so much: the process stood still
 
 _Reply = TypeVar("_Reply")
-
-log = structlog.get_logger(__name__)
 
 
 class CoordinatorClient:

@@ -6,7 +6,7 @@ Knows nothing of bytes: `parashard.protocol.wire` translates to and from frames.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
@@ -37,8 +37,7 @@ class PushResult(enum.Enum):
     BUFFERED = 3
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
+class Target(NamedTuple):
     """Which incarnation of which shard, in which run and by which plan, a request is meant for."""
 
     run_id: str
@@ -48,8 +47,7 @@ class Target:
     incarnation: int
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
+class Slice(NamedTuple):
     """Rows of a variable in a payload, row-major, without padding."""
 
     partition: Partition
@@ -76,8 +74,7 @@ class Slice:
                 return 8 * self.kept
 
 
-@dataclass(frozen=True, slots=True)
-class Push:
+class Push(NamedTuple):
     """A step's whole gradient for one shard: what a transport carries, and what a shard takes."""
 
     target: Target
@@ -90,8 +87,7 @@ class Push:
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
 
 
-@dataclass(frozen=True, slots=True)
-class Receipt:
+class Receipt(NamedTuple):
     """What a shard answers to a push; any result ends the step's lease at this shard."""
 
     result: PushResult
@@ -99,8 +95,7 @@ class Receipt:
     staleness: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class PullRun:
+class PullRun(NamedTuple):
     """Asks for bytes [offset_bytes, offset_bytes + length_bytes) of a shard's flat vector."""
 
     target: Target
@@ -112,16 +107,14 @@ class PullRun:
     traceparent: str = ""  # as in a push
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
+class Run(NamedTuple):
     """Bytes of a shard's flat vector that begin at an offset."""
 
     offset_bytes: int
     values: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class Weights:
+class Weights(NamedTuple):
     """What a pull is answered with: what has moved, as views that are valid only while their owner says so."""
 
     version: int

@@ -14,11 +14,10 @@ from datetime import datetime
 from typing import Any, NoReturn
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from parashard import errors
 from parashard.errors import ParashardError, PeerFailed, Unavailable, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import wire
 from parashard.security.credentials import Credentials
 from parashard.security.grpc_admission import METADATA_BYTES_MAX, AdmissionInterceptor
@@ -104,8 +103,6 @@ ERROR_BY_FOREIGN_STATUS: dict[grpc.StatusCode, type[ParashardError]] = {
     grpc.StatusCode.DATA_LOSS: PeerFailed,
     grpc.StatusCode.OK: PeerFailed,
 }
-
-log = structlog.get_logger(__name__)
 
 
 def status_of(error: ParashardError) -> grpc.StatusCode:
@@ -222,7 +219,10 @@ class Server:
             options=_server_options(request_bytes_max),
             maximum_concurrent_rpcs=4 * SERVER_THREADS,
         )
+        from grpc_health.v1 import health, health_pb2, health_pb2_grpc  # a worker serves nothing
+
         self._health = health.HealthServicer()
+        self._serving = health_pb2.HealthCheckResponse.SERVING
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self.grpc)
         host = address.rpartition(":")[0]
         try:
@@ -238,7 +238,7 @@ class Server:
         """Listen, and say SERVING to health checks."""
         self.grpc.start()
         self.admission.start()
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
+        self._health.set("", self._serving)
 
     def stop(self, grace_s: float = 1.0) -> None:
         """Refuse new calls, let running ones end within `grace_s`."""

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parashard.errors import ConfigurationError, Unavailable, may_pass
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.security.identity import SCHEME, Identity, Role, identities_in, in_words
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ OTHERS_MAY = stat.S_IRWXO | stat.S_IWGRP  # forbidden modes of a key; its group 
 EXPIRES_SOON = timedelta(days=3)  # as in deploy/prometheus/rules/alerts.yml
 WARN_EVERY_S = 86_400.0
 
-log = structlog.get_logger(__name__)
 
 _Stamp = tuple[tuple[int, int, int, int], ...]
 
@@ -155,9 +154,9 @@ class Credentials:
             log.warning("credentials-not-renewed", why=why, expires=self._material.expires.isoformat())
 
     def _warn(self) -> None:
-        """Warn once a day before the expiry, if logging is configured: a command's output is not a log."""
+        """Warn once a day before the expiry."""
         expires = self._material.expires
-        if not structlog.is_configured() or self._clock() < self._next_warning_s:
+        if self._clock() < self._next_warning_s:
             return
         if expires - datetime.now(UTC) < EXPIRES_SOON:
             self._next_warning_s = self._clock() + WARN_EVERY_S

@@ -9,7 +9,7 @@ from __future__ import annotations
 import enum
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 SCHEME = "parashard"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
@@ -29,8 +29,7 @@ SERVING = frozenset({Role.SHARD, Role.COORDINATOR})
 """Roles of servers; no other role gets a server certificate."""
 
 
-@dataclass(frozen=True, order=True)
-class Identity:
+class Identity(NamedTuple):
     """A role and a name; the name is for logs only."""
 
     role: Role

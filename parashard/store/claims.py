@@ -12,7 +12,7 @@ import os
 import re
 import secrets
 import socket
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.errors import AlreadyStored, ConfigurationError, NotStored, Superseded
 from parashard.store.base import Store
@@ -22,8 +22,7 @@ CLAIM_BYTES_MAX = 4096
 _RETURNED = re.compile(rb"^returned to round ([0-9]{1,18})$", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class Return:
+class Return(NamedTuple):
     """An incarnation that began by a rollback to `round`; later rounds of earlier incarnations are discarded."""
 
     incarnation: int

@@ -13,8 +13,8 @@ file system must have hard links (every common Linux one has).
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -131,7 +131,7 @@ class LocalStore:
 
     def _write_temporary(self, folder: Path, content: bytes | memoryview) -> Path:
         """Write and flush the content to a new file in the folder; remove the file after an error."""
-        temporary = folder / f".{uuid.uuid4().hex}"
+        temporary = folder / f".{secrets.token_hex(16)}"
         descriptor = self._open_in(folder, temporary)
         try:
             try:

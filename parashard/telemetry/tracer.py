@@ -29,7 +29,7 @@ from opentelemetry.util.types import AttributeValue
 
 from parashard import __version__
 from parashard.errors import ConfigurationError, ParashardError
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 
 TRACEPARENT_BYTES = 55  # version 00 of W3C Trace Context: 2 + 32 + 16 + 2 hexadecimal digits and three dashes
 CLOSE_S = 1.0
@@ -41,7 +41,6 @@ NOISY = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")  # a li
 
 Attributes = dict[str, AttributeValue]
 
-log = structlog.get_logger("tracing")
 _w3c = TraceContextTextMapPropagator()
 
 

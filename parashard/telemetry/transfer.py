@@ -7,14 +7,13 @@ Knows neither the processes nor the displays. Called by the coordinator's report
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
 
 
-@dataclass(frozen=True)
-class Overlap:
+class Overlap(NamedTuple):
     """Pulling and pushing beside computing.
 
     Attributes
@@ -45,8 +44,7 @@ class Overlap:
         return min(1.0, max(0.0, 1.0 - self.waited_s / self.transfer_s))
 
 
-@dataclass(frozen=True)
-class Bytes:
+class Bytes(NamedTuple):
     """Payload between workers and shards.
 
     Attributes

@@ -6,8 +6,7 @@ tests (`tests/parashard/transports/test_conformance.py`).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar
+from typing import Literal, NamedTuple, Protocol, TypeVar
 
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt, Target
@@ -23,8 +22,7 @@ def allows(kind: TransportKind, way: Literal["shm", "tcp"]) -> bool:
     return kind in ("auto", way)
 
 
-@dataclass(frozen=True, slots=True)
-class ShardAddress:
+class ShardAddress(NamedTuple):
     """Where one incarnation of a shard is."""
 
     address: str  # host:port of its gRPC server
@@ -33,17 +31,15 @@ class ShardAddress:
     local_path: str = ""  # its Unix socket, for processes on the same host; empty: none
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+class View(NamedTuple):
     """Where every shard is now, by index, and which incarnation it is; `number` rises with every change."""
 
     number: int
     shards: tuple[ShardAddress, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """A connecting worker, and the incarnation of the shard that it means."""
+class Greeting(NamedTuple):
+    """Who connects to which incarnation of a shard."""
 
     target: Target
     worker: str

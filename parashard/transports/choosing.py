@@ -9,12 +9,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from parashard.errors import ConfigurationError, Fenced, NotAllowed, NotReady, ParashardError, Redo, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol import rpc
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt
@@ -29,8 +28,6 @@ GREET_S = 2.0  # how long one way may take to say HELLO before the next is tried
 
 _Answer = TypeVar("_Answer")
 
-log = structlog.get_logger(__name__)
-
 
 class Greets(Transport, Protocol):
     """A transport that can find out whether it works."""
@@ -39,8 +36,7 @@ class Greets(Transport, Protocol):
         """Make sure that there is a connection, or raise what stands against it."""
 
 
-@dataclass(frozen=True)
-class Way:
+class Way(NamedTuple):
     """A kind of transport, as far as choosing goes."""
 
     kind: str
@@ -196,7 +192,7 @@ def connect_by(kind: TransportKind, credentials: Credentials | None = None) -> C
 
 def _secured(way: Way, credentials: Credentials) -> Way:
     if way is TCP:
-        return replace(way, connect=partial(TcpTransport, tls=credentials.client_context))
+        return way._replace(connect=partial(TcpTransport, tls=credentials.client_context))
     if way is GRPC:
-        return replace(way, connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
+        return way._replace(connect=partial(GrpcTransport, connect=partial(rpc.connect, credentials=credentials)))
     return way  # a Unix socket, whose other end is this user or root

@@ -32,7 +32,7 @@ import numpy as np
 from parashard.errors import MalformedFrame, StaleRound
 from parashard.plan.partition import ELEMENT_BYTES
 from parashard.plan.variables import Float32s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol.buffers import Buffers
 from parashard.transports import memory
 from parashard.transports.memory import Bytes
@@ -42,8 +42,6 @@ MAGIC = b"PSW1\0\0\0\0"
 ATTEMPTS_MAX = 3  # copies of one partition, before its reader asks the shard for it
 
 _HEAD = struct.Struct("<8sQQ")
-
-log = structlog.get_logger(__name__)
 
 
 class SharedWeights:

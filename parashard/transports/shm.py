@@ -11,7 +11,6 @@ The memory is the shard's, in both senses: its descriptors come with WELCOME, an
 from __future__ import annotations
 
 import time
-from dataclasses import replace
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, StaleRound, Unreachable
@@ -152,7 +151,7 @@ class ShmConnection:
         position = self._read(run, into, reply.version)
         done_bytes = position - run.offset_bytes
         if done_bytes < run.length_bytes:
-            rest = replace(run, offset_bytes=position, length_bytes=run.length_bytes - done_bytes)
+            rest = run._replace(offset_bytes=position, length_bytes=run.length_bytes - done_bytes)
             self._ask_pull(rest, until_s, in_slot=True)
             self._copy_from_slot(self._pull_reply(until_s), rest, into, done_bytes)
         return reply.version

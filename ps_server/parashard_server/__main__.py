@@ -29,7 +29,7 @@ from parashard.process.allocator import MESSAGES, keep_freed_memory
 from parashard.process.arguments import address, advertised_address, credentials_of, port, seconds, service_arguments
 from parashard.process.compute_threads import limit_threads
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import interval_messages
@@ -65,7 +65,6 @@ ANNOUNCE_AGAIN_S = 0.1  # without an answer
 LOOK_S = 0.05
 
 imported()
-log = structlog.get_logger("shard")
 
 
 def main() -> int:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 
-import structlog
+from parashard.process.logs import log
 
 sys.path.insert(1, str(Path(__file__).resolve().parents[2]))  # `parashard`, before the folder of its tests
 sys.path.insert(2, str(Path(__file__).absolute().parents[1]))  # what all tests share
@@ -38,7 +38,7 @@ def main() -> int:
     )
     parser.add_argument("--off", choices=sorted(BROKEN_RULES), help="switch a rule off")
     arguments = parser.parse_args()
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    log.setLevel(logging.CRITICAL)
     first = random.SystemRandom().randrange(FRESH_FROM, FRESH_UNTIL) if arguments.first is None else arguments.first
     seeds = range(first, first + arguments.seeds)
     _say(f"seeds {seeds.start} to {seeds.stop - 1}")

@@ -5,8 +5,6 @@ Used by `broken_rules` alone; the product has no switches.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from sim_store import Logs, MemoryReplay
 
@@ -64,7 +62,7 @@ class HospitableShard(Shard):
 
     def check_target(self, target: Target) -> None:
         mine = self.identity
-        super().check_target(replace(target, run_id=mine.run_id, job_digest=mine.job_digest))
+        super().check_target(target._replace(run_id=mine.run_id, job_digest=mine.job_digest))
 
 
 class EagerRounds(RoundUpdates):

@@ -8,7 +8,7 @@ Knows no fault.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from sim_held_calls import HeldCalls
@@ -304,7 +304,7 @@ class CoordinatorProcess(Process):
         try:
             if "P7-no-checkpoint" not in self._habits:
                 if not due.stored:
-                    due = replace(due, stored=await self._checkpoint_of_all(due))
+                    due = due._replace(stored=await self._checkpoint_of_all(due))
                     if not due.stored:
                         return
                     self._ending.registrations[due.stored] = list(due.registrations)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -113,7 +113,7 @@ class MemoryLog:
         at = rng.randrange(len(self._segment.records))
         record = self._segment.records[at]
         noise = np.full(1, 0.5, np.float32) if record.gradient is None else record.gradient + np.float32(0.5)
-        self._segment.records[at] = replace(record, gradient=noise)
+        self._segment.records[at] = record._replace(gradient=noise)
         self._segment.damaged.add(record.position)
         return True
 
@@ -156,7 +156,7 @@ class MemoryReplay:
                 if record.gradient is None:
                     yield record
                 else:
-                    yield replace(record, gradient=record.gradient.copy())
+                    yield record._replace(gradient=record.gradient.copy())
 
 
 class Logs:

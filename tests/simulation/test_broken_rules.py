@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 
 import pytest
-import structlog
 from broken_rules import BROKEN_RULES
 from sim_run import simulate
 
+from support.logs import quiet_log
 from support.tiers import by_tier
 
 CAUGHT = by_tier(quick=1, full=2)
@@ -19,9 +18,8 @@ OTHER_SEEDS = 300
 @pytest.fixture(scope="module", autouse=True)
 def _quiet() -> Iterator[None]:
     """The product's own log costs as much time as a run."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+    with quiet_log():
+        yield
 
 
 @pytest.mark.parametrize("rule", BROKEN_RULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import random
 from collections import Counter
 from collections.abc import Iterator
@@ -10,13 +9,13 @@ from dataclasses import replace
 
 import pytest
 import sim_run
-import structlog
 from sim_run import Outcome, simulate
 from sim_settings import drawn_setting
 from sim_store import SimulatedStore
 
 from parashard.errors import AlreadyStored
 from parashard.store.claims import claim_incarnation
+from support.logs import quiet_log
 from support.tiers import by_tier
 
 JOBS = (
@@ -29,9 +28,8 @@ NO_HANGS = {"hang": 0.0, "shard_hang": 0.0, "coordinator_hang": 0.0}  # what mak
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+    with quiet_log():
+        yield
 
 
 class LostReplies(SimulatedStore):

@@ -5,20 +5,19 @@ More seeds: `python tests/simulation --seeds 10000`.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
 
 import pytest
-import structlog
 from sim_judge import faultless_digest
 from sim_run import simulate
 from sim_settings import JOBS, OUT_OF_ORDER, Setting, drawn_setting
 from sim_world import Faults
 
 from parashard.job.policy import Policy
+from support.logs import quiet_log
 from support.tiers import by_tier
 
 SEEDS_MIN = by_tier(quick=6, full=40)
@@ -118,9 +117,8 @@ ASYNC, SYNC = Policy("async"), Policy("sync", 4)
 @pytest.fixture(scope="module", autouse=True)
 def _quiet() -> Iterator[None]:
     """The product's own log costs as much time as a run."""
-    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
-    yield
-    structlog.reset_defaults()
+    with quiet_log():
+        yield
 
 
 @pytest.mark.parametrize(("oracle", "policy"), JOBS)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -80,7 +79,7 @@ def push_for(shard: Shard, step: int, gradient: Any, *, pulled_version: int | No
     """Return a push of a gradient in the shard's layout; `changed` replaces fields."""
     content = np.asarray(gradient, "<f4").tobytes()
     whole = Push(shard.identity, "worker-0", step, slices_of(shard), False, pulled_version, Buffers([content]))
-    return replace(whole, **changed)
+    return whole._replace(**changed)
 
 
 def push(shard: Shard, step: int, gradient: Any, **more: Any) -> Receipt:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,7 +65,7 @@ class Dying:
                 assert isinstance(request, Push)
                 shards[1].push(request)
             reborn = self._saved or copy.deepcopy(shards[1])
-            reborn.identity = replace(reborn.identity, incarnation=2)
+            reborn.identity = reborn.identity._replace(incarnation=2)
             shards[1] = reborn
             raise Unreachable("no answer from shard-1")
         if self.died and self._away:
@@ -142,7 +141,7 @@ def test_in_rounds_a_push_to_a_shard_that_returned_to_an_earlier_round_is_given_
 
     def returned(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(3)(request) and job.cluster.shards[1] is not at_first:
-            at_first.identity = replace(at_first.identity, incarnation=2)
+            at_first.identity = at_first.identity._replace(incarnation=2)
             job.cluster.shards[1] = at_first
 
     job.cluster.before = returned

@@ -16,7 +16,7 @@ from parashard.launch.run_folders import how_it_ended
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_of, service_arguments
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.security.identity import Role
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from parashard.telemetry.tracer import Tracer
 
 imported()
-log = structlog.get_logger("worker")
 
 
 def main() -> int:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -36,8 +35,7 @@ class BadExample(ParashardError):
     """An example has a value that is not finite: whatever a model makes of it, it is not the model's fault."""
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """What a worker computes: the model over the data, on a device."""
 
     model: Model

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import Fenced, ParashardError, RetryLater, Unacquainted
@@ -22,8 +22,7 @@ SMOOTHING = 0.2
 Work = pb.Grant | pb.EvaluationGrant
 
 
-@dataclass(frozen=True)
-class Joined:
+class Joined(NamedTuple):
     """A worker's membership: its name, its incarnation, and the time it may be silent."""
 
     run_id: str

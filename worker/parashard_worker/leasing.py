@@ -16,7 +16,7 @@ from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ParashardError
 from parashard.process import failpoints
 from parashard.process.awake_clock import AwakeClock
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
@@ -26,8 +26,6 @@ __all__ = ["Joined", "Leasing", "Work"]
 
 REPLY_DEADLINE_MIN_S = 1.0
 STALL_S = 2.0  # a call later than it can be by so much: the process stood still
-
-log = structlog.get_logger("worker")
 
 
 def end_process(reason: str) -> None:

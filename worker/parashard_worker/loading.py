@@ -25,12 +25,10 @@ from parashard.models.base import Model
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
 from parashard.process.compute_threads import limit_threads, thread_variables, threads_for
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol.proto_conversion import plan_from
 from parashard_worker.computing import Task
 from parashard_worker.device import open_device
-
-log = structlog.get_logger("worker")
 
 
 def job_told(told: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:

@@ -13,8 +13,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled, ShardClient
@@ -30,7 +29,7 @@ from parashard.errors import (
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard_worker.computing import Task, WrongResult
 from parashard_worker.leasing import Leasing
 
@@ -38,11 +37,8 @@ POLL_S = 0.2
 
 _Result = TypeVar("_Result")
 
-log = structlog.get_logger("worker")
 
-
-@dataclass(frozen=True)
-class _Computed:
+class _Computed(NamedTuple):
     """A step whose push is under way."""
 
     step: int

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
@@ -27,7 +27,7 @@ from parashard.job.layers import Override
 from parashard.job.schema import Job
 from parashard.models.base import Model
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
 from parashard.protocol.proto_conversion import view_from
@@ -47,8 +47,6 @@ if TYPE_CHECKING:
 
 LEAVE_S = 2.0  # for the last report
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
-
-log = structlog.get_logger("worker")
 
 
 @dataclass(frozen=True)
@@ -82,8 +80,7 @@ class WorkerSettings:
     own_process: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerEnd:
+class WorkerEnd(NamedTuple):
     """How a worker ended: after so many steps of its own, and whether the job has failed by then."""
 
     steps: int
@@ -176,7 +173,7 @@ class Worker:
             member = join(settings.name)
             joined = True
             failpoints.hit("worker.boot.joined")
-            with structlog.contextvars.bound_contextvars(worker=member.name, incarnation=member.incarnation):
+            with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=task.device.name, threads=threads, http=http.address)
                 leasing, client = self._connected(told, job, task, member, partial(join, member.name), stop)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth)

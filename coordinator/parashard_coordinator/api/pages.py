@@ -8,13 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.telemetry.http import Page
-from parashard_coordinator.api.page import status_json, status_page
 
 STATIC = {
     "icon.svg": "image/svg+xml",
@@ -34,9 +33,13 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
     """Return what answers at each path; the files are read now."""
 
     def page(query: str) -> tuple[int, str, bytes]:
+        from parashard_coordinator.api.page import status_page  # where somebody looks
+
         return 200, "text/html; charset=utf-8", status_page(status())
 
     def status_object(query: str) -> tuple[int, str, bytes]:
+        from parashard_coordinator.api.page import status_json
+
         return _json(status_json(status()))
 
     def history_object(query: str) -> tuple[int, str, bytes]:
@@ -49,8 +52,8 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
             )
         return _json(history(since))
 
-    static = files("parashard_coordinator").joinpath("static")
-    served = {f"/static/{name}": _file(kind, static.joinpath(name).read_bytes()) for name, kind in STATIC.items()}
+    folder = Path(__file__).parents[1] / "static"
+    served = {f"/static/{name}": _file(kind, (folder / name).read_bytes()) for name, kind in STATIC.items()}
     return {"/": page, "/status.json": status_object, "/history.json": history_object, **served}
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
@@ -176,7 +175,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         with self._counting:
             if self._waiters >= WAITERS_MAX:
-                return replace(answer, retry_after_s=CROWDED_RETRY_AFTER_S)
+                return answer._replace(retry_after_s=CROWDED_RETRY_AFTER_S)
             self._waiters += 1
         try:
             later = self._core.run_until(

@@ -11,7 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import shard_pb2
@@ -43,8 +43,7 @@ _FIGURES = tuple(
 )
 
 
-@dataclass(frozen=True)
-class ShardRecord:
+class ShardRecord(NamedTuple):
     """A shard's own record as it is kept and shown: its size is bounded, whatever the shard says.
 
     Attributes

@@ -9,8 +9,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 RECENT_POINTS = 900  # the last quarter of an hour, at a point a second
 OLDER_POINTS = 1000
@@ -32,8 +31,7 @@ FIGURES = (
 """What a point has beside `elapsed_s` and the held-out metrics; None where it was not known."""
 
 
-@dataclass(frozen=True)
-class Point:
+class Point(NamedTuple):
     """One moment.
 
     Attributes

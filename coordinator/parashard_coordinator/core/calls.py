@@ -58,8 +58,7 @@ class Options:
         return [(name, bound, largest) for name, bound, largest in bounds if bound is not None]
 
 
-@dataclass(frozen=True)
-class CompletedStep:
+class CompletedStep(NamedTuple):
     """A step that every shard acknowledged, with the incarnations that did (by shard)."""
 
     step: int
@@ -115,8 +114,7 @@ class LeaseCall:
     phases_s: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class LeaseAnswer:
+class LeaseAnswer(NamedTuple):
     """What a worker gets."""
 
     granted: Sequence[Grant]

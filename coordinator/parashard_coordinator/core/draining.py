@@ -9,15 +9,14 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 ANSWERS_KEPT = 100
 TAKING_S_MAX = 120.0  # for which a checkpoint of shards that have all steps is tried, while none is restarted
 READS_MAX = 5  # of last checkpoints, each taken after the one before it was found damaged
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What became of a request: a checkpoint's id, or an error, or neither yet; and the steps in question."""
 
     checkpoint: str = ""

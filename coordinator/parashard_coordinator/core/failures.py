@@ -7,7 +7,7 @@ Implements rule P6 of docs/protocol.md.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard_coordinator.core.calls import FailedStep, FailureKind
 from parashard_coordinator.core.leases import Failed
@@ -16,8 +16,7 @@ FIRST_FAILURES_MIN = 5
 GIVEN_UP_IN_A_ROW_MAX = 10
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(NamedTuple):
     """Why the job stops, and whether its model or its data must be fixed before it can go on."""
 
     reason: str

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.errors import WrongRun
 from parashard_coordinator.core.calls import JobState, Options
@@ -33,8 +33,7 @@ END_WAITS = "end-waits"  # a problem's key
 DATA_WARNINGS_SHOWN = 8
 
 
-@dataclass(frozen=True)
-class DueCheckpoint:
+class DueCheckpoint(NamedTuple):
     """A checkpoint of all shards that can be taken: of these registrations, which have exactly the first `steps` steps.
 
     `round` is the one that begins there, in `sync:N`. With the final one the job is done, and `metrics` are of it.

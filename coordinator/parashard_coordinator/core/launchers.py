@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parashard.process.backoff import BACKOFF_MAX_S
 from parashard_coordinator.core.restarts import Restarts
@@ -29,8 +29,7 @@ class ProcessName:
         return f"{self.role}-{self.index}"
 
 
-@dataclass(frozen=True)
-class Exit:
+class Exit(NamedTuple):
     """A process that ended, and why in words; `number` rises with every exit that its launcher has seen."""
 
     process: ProcessName
@@ -39,8 +38,7 @@ class Exit:
     number: int = 0
 
 
-@dataclass(frozen=True)
-class Orders:
+class Orders(NamedTuple):
     """What the parent of the processes should do now."""
 
     start: tuple[ProcessName, ...] = ()

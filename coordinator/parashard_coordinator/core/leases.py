@@ -6,10 +6,10 @@ loses a step, and granting one twice never counts it twice, because the shards k
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.policies import LeasingPolicy
@@ -23,8 +23,7 @@ RETRY_PAUSE_S = 0.25
 RETRY_PAUSE_MAX_S = 5.0
 
 
-@dataclass(frozen=True)
-class Grant:
+class Grant(NamedTuple):
     """A step for a worker to compute.
 
     `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
@@ -36,8 +35,7 @@ class Grant:
     announce: bool = False
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(NamedTuple):
     """What a failed attempt means for its step: how many there were, and whether it is given up."""
 
     attempts: int
@@ -303,7 +301,7 @@ class StepLeases:
         held_s = now_s - granted_s
         if held_s <= SLOW_S:
             return None
-        usual_s = statistics.median(self._durations_s) if self._durations_s else 0.0
+        usual_s = _median(self._durations_s) if self._durations_s else 0.0
         return (worker, step, held_s) if held_s > SLOW_MEDIANS * usual_s else None
 
     def _recount(self, complete: IntervalSet) -> None:
@@ -329,7 +327,7 @@ class StepLeases:
         oldest_s = next(iter(self._granted_s.values()))
         if now_s - oldest_s <= SPECULATION_MIN_S:  # the usual case, told without a median
             return None
-        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * statistics.median(self._durations_s))
+        straggles_after_s = max(SPECULATION_MIN_S, self._speculate_after * _median(self._durations_s))
         for (step, _), granted_s in self._granted_s.items():
             if now_s - granted_s <= straggles_after_s:
                 break
@@ -390,3 +388,10 @@ class StepLeases:
 
 
 _UNHELD = _Step()
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median; the standard library's loads fractions and decimals with it."""
+    ordered = sorted(values)
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

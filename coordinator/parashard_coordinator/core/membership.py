@@ -6,6 +6,7 @@ Pure: `now_s` is an argument. Knows which processes are alive, not what they com
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from parashard.errors import NotReady, Superseded, Unacquainted, WrongRun
 
@@ -149,8 +150,7 @@ class Workers:
         return [worker for worker in self.live if now_s - worker.last_seen_s > self._lease_ttl_s]
 
 
-@dataclass(frozen=True)
-class ShardRegistration:
+class ShardRegistration(NamedTuple):
     """A shard's incarnation and its addresses, as it registered them."""
 
     incarnation: int

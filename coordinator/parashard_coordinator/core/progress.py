@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.display.figures import metric
 
@@ -19,8 +19,7 @@ WARNINGS_MAX = 5
 NOT_FINITE, RISES = "loss-not-finite", "loss-rises"  # problems' keys
 
 
-@dataclass(frozen=True)
-class Change:
+class Change(NamedTuple):
     """A problem that begins, with its text, or that is over, with what holds now."""
 
     key: str

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from parashard_coordinator.core.launchers import CONFIGURATION, Exit, Launcher, Orders, ProcessName
 from parashard_coordinator.kubernetes.ledger import PodEnd
@@ -101,7 +100,7 @@ class Supervision:
         orders = self._launcher.orders(running, workers_wanted, now_s)
         self._started_s.update(dict.fromkeys(orders.start, now_s))
         silent = tuple(process for process in running if self._is_silent(process, seen_s(process), began_s, now_s))
-        return replace(orders, kill=silent)
+        return orders._replace(kill=silent)
 
     def _is_silent(self, process: ProcessName, seen_s: float | None, began_s: float, now_s: float) -> bool:
         """Tell whether a process is silent for too long; one never heard, since this coordinator began."""

@@ -7,7 +7,7 @@ repeat known ones. Knows no HTTP and no clock; called by `parashard_coordinator.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 STOPPED_EXIT_CODES = (0, 75, 143)
 """Exit codes of a stopped container: a handled SIGTERM, or SIGTERM before its handler was installed."""
@@ -22,8 +22,7 @@ stopped: on request, such as scaling down. unseen: it is gone, and its end was n
 """
 
 
-@dataclass(frozen=True)
-class Pod:
+class Pod(NamedTuple):
     """A pod, as the API returned it.
 
     Parameters
@@ -57,8 +56,7 @@ class Pod:
         return self.phase in ("Succeeded", "Failed")
 
 
-@dataclass(frozen=True)
-class PodEnd:
+class PodEnd(NamedTuple):
     """The end of a pod, or of a container that is restarted in place."""
 
     pod: Pod

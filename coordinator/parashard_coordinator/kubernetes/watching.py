@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from parashard.errors import ConfigurationError, RetryLater
 from parashard.process.backoff import backoff_s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard_coordinator.kubernetes.cluster import Cluster, Conflict, StaleList, Unreadable
 from parashard_coordinator.kubernetes.ledger import PodEnd, PodLedger
 
@@ -24,8 +24,6 @@ LOOK_S = 0.5  # interval of checks of the wanted number of workers
 CONFLICTS_MAX = 10
 REFUSED_LOOKS = 10  # checks until a refused scaling is retried; doubles
 REFUSED_LOOKS_MAX = 640  # 5 minutes and 20 seconds
-
-log = structlog.get_logger("pods")
 
 
 class Wanted(NamedTuple):

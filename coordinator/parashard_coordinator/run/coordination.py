@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import (
@@ -30,14 +29,13 @@ from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import Stop
 from parashard.process.side_effects import SideEffect
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
-from parashard_coordinator.api.page import history_json
 from parashard_coordinator.api.pages import status_pages
 from parashard_coordinator.api.service import CoordinatorService
 from parashard_coordinator.api.status import StatusView
@@ -68,11 +66,8 @@ AGAIN_S = 0.2
 DAMAGED_RETURNS_MAX = 50  # a shard drops a damaged round from its list, except its first one
 INVALID_ANSWERS_S_MAX = 60.0  # how long a shard may give invalid answers to the last checkpoint until the job fails
 
-log = structlog.get_logger("coordinator")
 
-
-@dataclass(frozen=True)
-class _Moment:
+class _Moment(NamedTuple):
     """The state of the job at one moment, for the main loop."""
 
     state: JobState
@@ -106,8 +101,7 @@ def _not_ready(core: Core, now_s: float) -> str:
     return "" if core.job.shards.all_registered else core.job.reason
 
 
-@dataclass(frozen=True)
-class _Commands:
+class _Commands(NamedTuple):
     """Commands to incarnations: rollbacks (by shard), and a round to save."""
 
     registrations: list[ShardRegistration]
@@ -204,6 +198,8 @@ class Coordination:
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
+            from parashard_coordinator.api.page import history_json  # where somebody looks
+
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 
         pages = status_pages(self._present_status, history)
@@ -405,7 +401,7 @@ class Coordination:
         """Return the last checkpoint and its model; a model of None: retry."""
         try:
             if not due.stored:
-                due = replace(due, stored=self._checkpoint_of_all(due))
+                due = due._replace(stored=self._checkpoint_of_all(due))
                 if not due.stored:
                     return due, None
                 last = due

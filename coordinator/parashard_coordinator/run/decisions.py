@@ -14,7 +14,7 @@ from contextlib import suppress
 from typing import NoReturn
 
 from parashard.errors import NotReady, StoreFailed, Superseded
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.shell import ExitCode
 from parashard.process.side_effects import SideEffect
 from parashard.process.trouble import STEADY_S
@@ -25,8 +25,6 @@ from parashard_coordinator.run.store import RunStore
 
 SKIP_RETRY_S_MAX = 20.0  # for which storing a skipped step is retried until this process ends
 SKIP_PAUSE_S = 0.5
-
-log = structlog.get_logger("coordinator")
 
 
 class DecisionStore:

@@ -13,14 +13,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from parashard.process.awake_clock import AwakeClock
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard_coordinator.core.core import Core
 
 STALL_S = 2.0  # the main loop calls many times a second: later than this, the process stood still
 
 _Result = TypeVar("_Result")
-
-log = structlog.get_logger("coordinator")
 
 
 class ExclusiveCore:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,7 @@ def report(
             "waited_s": round(overlap.waited_s, 3),
             "overlapped_share": _rounded(overlap.share),
         },
-        "bytes": {**asdict(moved), "saved_share": _rounded(moved.saved_share)},
+        "bytes": {**moved._asdict(), "saved_share": _rounded(moved.saved_share)},
         "worker_restarts": job.supervision.worker_restarts,
         "shard_restarts": job.shard_restarts,
         "coordinator_restarts": job.coordinator_restarts,

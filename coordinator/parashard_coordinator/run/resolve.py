@@ -9,9 +9,8 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from safetensors import SafetensorError
@@ -36,8 +35,7 @@ from parashard.plan.variables import Float32s, Variable, values_sha256
 SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
 
 
-@dataclass(frozen=True)
-class ResolvedJob:
+class ResolvedJob(NamedTuple):
     """A job with everything derived from its data and model.
 
     `auditor` is the model, if it can judge final weights and is in this process. `initial` are initial values that the

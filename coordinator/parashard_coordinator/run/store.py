@@ -16,9 +16,9 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from parashard.checkpoints.catalogue import (
     COORDINATORS,
@@ -42,16 +42,13 @@ from parashard.launch.run_files import HISTORY_FILE, PREPROCESSING_FILE, REPORT_
 from parashard.plan.partition import Plan
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.base import Store
 from parashard.store.claims import newest_claim
 from parashard_coordinator.core.saved import Saved
 
-log = structlog.get_logger("coordinator")
 
-
-@dataclass(frozen=True)
-class Identity:
+class Identity(NamedTuple):
     """The identity of a run's steps: the job's digest, and the mapping that it is computed from."""
 
     digest: str
@@ -59,16 +56,14 @@ class Identity:
     job_toml: str
 
 
-@dataclass(frozen=True)
-class SavedModel:
+class SavedModel(NamedTuple):
     """A drained checkpoint's variables by name, and the number of steps in each shard's own manifest."""
 
     variables: dict[str, Float32s]
     steps_applied: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class _Earlier:
+class _Earlier(NamedTuple):
     """The newest record of an earlier coordinator, which invalidates later decisions of still older ones."""
 
     incarnation: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard._proto import shard_pb2
 from parashard.errors import ParashardError
@@ -15,8 +15,7 @@ from parashard_coordinator.shards.channels import ShardChannels
 DEADLINE_S = 1.0
 
 
-@dataclass(frozen=True)
-class Silence:
+class Silence(NamedTuple):
     """How long an incarnation of a shard has not answered, and the last error."""
 
     incarnation: int

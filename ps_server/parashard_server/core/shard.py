@@ -7,8 +7,7 @@ before the first write: a request that raises has changed nothing but counters.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
 from parashard.plan.intervals import IntervalSet
@@ -25,8 +24,7 @@ from parashard_server.state.storage import Storage
 NOTED_MAX = 4096
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(NamedTuple):
     """A shard's state at one moment: the steps in its weights, and those weights as soon as they are copied."""
 
     identity: Target
@@ -176,7 +174,7 @@ class Shard:
 
     def begin_round_again(self, incarnation: int) -> None:
         """Go on as another incarnation that has the same weights, and of the present round nothing."""
-        self.identity = replace(self.identity, incarnation=incarnation)
+        self.identity = self.identity._replace(incarnation=incarnation)
         self.updates.begin_again()
         self._noted.clear()
 

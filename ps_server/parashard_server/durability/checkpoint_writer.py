@@ -16,13 +16,11 @@ from parashard.checkpoints.tensors import slot_tensor, variable_tensor, write_te
 from parashard.errors import StoreFailed, Superseded
 from parashard.plan.intervals import IntervalSet
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.base import Store
 from parashard.store.claims import Claims
 from parashard_server.core.shard import Cut
 from parashard_server.serving.shard_host import ShardHost
-
-log = structlog.get_logger("shard")
 
 
 @dataclass(frozen=True)

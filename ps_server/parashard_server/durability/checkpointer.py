@@ -21,7 +21,7 @@ from parashard.errors import QueueFull, StoreFailed, Superseded
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
 from parashard.process.full_disk import disk_is_full
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.trouble import Trouble
 from parashard.store.claims import Claims, Return
 from parashard_server.core.shard import Cut, Shard
@@ -31,8 +31,6 @@ from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.shard_host import ShardHost
 
 LOOK_S = 0.2
-
-log = structlog.get_logger("shard")
 
 
 @dataclass

@@ -8,13 +8,13 @@ the requests.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard.checkpoints.retention import Held
 from parashard.errors import DamagedCheckpoint, NotReady, StaleIncarnation, StoreFailed, Superseded
 from parashard.process import failpoints
 from parashard.process.full_disk import retry_while_disk_fails
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.claims import Claims, Return
 from parashard_server.build import ShardBuilder
 from parashard_server.core.shard import Shard
@@ -25,11 +25,8 @@ from parashard_server.durability.shard_log import ShardLog
 from parashard_server.serving.admission_lock import AdmissionLock
 from parashard_server.serving.shard_host import ShardHost
 
-log = structlog.get_logger("shard")
 
-
-@dataclass(frozen=True)
-class FirstIncarnation:
+class FirstIncarnation(NamedTuple):
     """A shard that is restored, and the checkpoints that were found.
 
     Parameters

@@ -7,7 +7,7 @@ initial values. Reports skipped checkpoints. Knows no process and no gRPC; calle
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import Catalogue, CheckpointId, by_age, by_round, parse_job_id
@@ -21,8 +21,7 @@ from parashard.plan.partition import Plan
 from parashard.store.claims import Return
 
 
-@dataclass(frozen=True)
-class Restored:
+class Restored(NamedTuple):
     """A state to start from (None: the initial values), the existing checkpoints, and a description."""
 
     state: ShardState | None

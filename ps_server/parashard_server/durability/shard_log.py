@@ -16,15 +16,13 @@ from parashard.display.figures import counted
 from parashard.errors import ConfigurationError, StaleIncarnation, StaleRound
 from parashard.job.tables import CheckpointOptions
 from parashard.process import failpoints
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.process.trouble import Trouble
 from parashard.store.base import Store
 from parashard_server.core.shard import Shard
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog, open_log
 from parashard_server.durability.write_ahead_log.records import HEAD_BYTES, LogIdentity
 from parashard_server.durability.write_ahead_log.replay import Replay, replay
-
-log = structlog.get_logger("shard")
 
 
 class ShardLog:

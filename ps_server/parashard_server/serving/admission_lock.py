@@ -14,11 +14,9 @@ from types import TracebackType
 from typing import Self
 
 from parashard.errors import ParashardError, QueueFull
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 
 BROKEN_EXIT_CODE = 70  # sysexits.h: internal software error
-
-log = structlog.get_logger(__name__)
 
 
 def end_process(error: BaseException) -> None:

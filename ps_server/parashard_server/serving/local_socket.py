@@ -16,15 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.transports.socket_io import is_own_user
 
 ROOT = Path("/dev/shm")
 PATH_BYTES_MAX = 107  # of a Unix socket's address, in Linux
 BACKLOG = 1024  # a full queue refuses at once, and a refused worker takes a slower way to this incarnation
 ATTEMPTS_MAX = 10  # as many as a start loses its folder to the sweeps of others that start or end at the same moment
-
-log = structlog.get_logger(__name__)
 
 
 class LocalSocket:

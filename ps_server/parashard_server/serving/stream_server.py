@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from parashard.errors import NotReady, ParashardError, PeerFailed, QueueFull, Unreachable
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.protocol.rpc import join_address
 from parashard.security.peers import peer_of_certificate, peer_of_host
 from parashard.security.roles import check_call
@@ -30,8 +30,6 @@ HELLO_DEADLINE_S = 5.0  # for a peer to say who it is: its TLS handshake and its
 REFUSAL_DEADLINE_S = 1.0
 STOP_DEADLINE_S = 5.0
 ACCEPT_PAUSE_S = 0.1  # after the machine had no descriptor for a connection that waits
-
-log = structlog.get_logger(__name__)
 
 
 class StreamServer:

@@ -16,13 +16,11 @@ import numpy as np
 from parashard.errors import ConfigurationError
 from parashard.plan.variables import Float32s
 from parashard.process import cuda
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard_server.state.cuda_storage import Resident
 from parashard_server.state.kernels import cuda as kernels
 
 REGISTER_PORTABLE = 1  # cudaHostRegisterPortable: page-locked for every device and thread of the process
-
-log = structlog.get_logger("shard")
 
 
 class CudaDevice:

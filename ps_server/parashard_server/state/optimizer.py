@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,8 +18,7 @@ from parashard.plan.variables import Float32s, Variable
 from parashard_server.state.kernels import fused
 
 
-@dataclass(frozen=True)
-class _Rule:
+class _Rule(NamedTuple):
     """Arguments of a kernel besides the weights and the gradient, by name."""
 
     slots: tuple[str, ...] = ()

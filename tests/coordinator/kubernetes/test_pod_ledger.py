@@ -1,7 +1,5 @@
 """PodLedger: every end once, taken away told from failed, whatever repeats and whatever was missed."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -38,12 +36,12 @@ def reasons(ends: list[PodEnd]) -> list[str]:
     ],
 )
 def test_why_a_pod_ended(ledger, phase, exit_code, disruption, reason):
-    ends = ledger.changed(replace(RUNNING, phase=phase, exit_code=exit_code, disruption=disruption))
+    ends = ledger.changed(RUNNING._replace(phase=phase, exit_code=exit_code, disruption=disruption))
     assert reasons(ends) == [reason]
 
 
 def test_an_end_is_reported_once(ledger):
-    failed = replace(RUNNING, phase="Failed", exit_code=1)
+    failed = RUNNING._replace(phase="Failed", exit_code=1)
     assert reasons(ledger.changed(failed)) == ["failed"]
     assert ledger.changed(failed) == []
     assert ledger.listed([failed]) == []
@@ -51,9 +49,9 @@ def test_an_end_is_reported_once(ledger):
 
 
 def test_a_container_that_starts_again_in_place_has_ended_too(ledger):
-    assert reasons(ledger.changed(replace(RUNNING, restarts=1, last_exit_code=137))) == ["failed"]
-    assert ledger.changed(replace(RUNNING, restarts=1, last_exit_code=137)) == []
-    assert reasons(ledger.changed(replace(RUNNING, restarts=2, last_exit_code=0))) == ["stopped"]
+    assert reasons(ledger.changed(RUNNING._replace(restarts=1, last_exit_code=137))) == ["failed"]
+    assert ledger.changed(RUNNING._replace(restarts=1, last_exit_code=137)) == []
+    assert reasons(ledger.changed(RUNNING._replace(restarts=2, last_exit_code=0))) == ["stopped"]
 
 
 def test_a_pod_missing_from_the_list_ended_unobserved(ledger):
@@ -61,32 +59,32 @@ def test_a_pod_missing_from_the_list_ended_unobserved(ledger):
 
 
 def test_one_that_was_being_taken_away_before_was_preempted(ledger):
-    assert ledger.changed(replace(RUNNING, disruption="PreemptionByScheduler")) == []
+    assert ledger.changed(RUNNING._replace(disruption="PreemptionByScheduler")) == []
     assert reasons(ledger.listed([])) == ["preempted"]
 
 
 def test_a_new_pod_of_the_same_name_is_another(ledger):
-    again = replace(RUNNING, uid="uid-1")
+    again = RUNNING._replace(uid="uid-1")
     assert reasons(ledger.listed([again])) == ["unseen"]
-    assert reasons(ledger.changed(replace(again, phase="Failed", exit_code=1))) == ["failed"]
+    assert reasons(ledger.changed(again._replace(phase="Failed", exit_code=1))) == ["failed"]
 
 
 def test_what_ended_before_the_first_look_is_no_news():
     ledger = PodLedger()
-    assert ledger.listed([replace(RUNNING, phase="Failed", exit_code=1, restarts=3)]) == []
-    assert ledger.changed(replace(RUNNING, phase="Failed", exit_code=1, restarts=3)) == []
+    assert ledger.listed([RUNNING._replace(phase="Failed", exit_code=1, restarts=3)]) == []
+    assert ledger.changed(RUNNING._replace(phase="Failed", exit_code=1, restarts=3)) == []
 
 
 def test_an_end_reads_as_a_sentence(ledger):
-    (end,) = ledger.changed(replace(RUNNING, phase="Failed", exit_code=75, disruption="PreemptionByScheduler"))
+    (end,) = ledger.changed(RUNNING._replace(phase="Failed", exit_code=75, disruption="PreemptionByScheduler"))
     assert str(end) == "pod digits-worker-0-abcde preempted (PreemptionByScheduler), exit code 75"
 
 
 ends_of_a_pod = st.sampled_from(
     [
-        replace(RUNNING, phase="Succeeded", exit_code=0),
-        replace(RUNNING, phase="Failed", exit_code=1),
-        replace(RUNNING, phase="Failed", exit_code=75, disruption="PreemptionByScheduler"),
+        RUNNING._replace(phase="Succeeded", exit_code=0),
+        RUNNING._replace(phase="Failed", exit_code=1),
+        RUNNING._replace(phase="Failed", exit_code=75, disruption="PreemptionByScheduler"),
     ]
 )
 

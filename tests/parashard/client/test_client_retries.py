@@ -1,6 +1,5 @@
 """What ShardClient does by itself when a shard asks for patience, and when it gives up."""
 
-import dataclasses
 import threading
 from collections.abc import Iterable
 
@@ -158,7 +157,7 @@ def reborn_at(cluster: Cluster, kind: type) -> list[tuple[str, int | None]]:
             asked.append((address, request.pulled_version if isinstance(request, Push) else request.known_version))
             if address == "shard-1":
                 shard = cluster.shards[1]
-                shard.identity = dataclasses.replace(shard.identity, incarnation=2)
+                shard.identity = shard.identity._replace(incarnation=2)
 
     cluster.before = before
     return asked

@@ -102,9 +102,9 @@ def test_no_name_but_parashard_is_taken_from_the_user(
 
 
 def test_a_neighbour_that_an_installed_module_shadows_is_named(tmp_path: Path) -> None:
-    written(tmp_path, "structlog.py")
-    written(tmp_path, "mine.py", "from structlog import Mine\n")
-    with pytest.raises(ConfigurationError, match=r"'structlog' is .*/__init__\.py, not .*structlog\.py; rename yours"):
+    written(tmp_path, "tenacity.py")
+    written(tmp_path, "mine.py", "from tenacity import Mine\n")
+    with pytest.raises(ConfigurationError, match=r"'tenacity' is .*/__init__\.py, not .*tenacity\.py; rename yours"):
         load(tmp_path, "mine:build")
 
 

@@ -11,7 +11,7 @@ import pytest
 from support.waiting import DEADLINE_S
 
 DYING_THREAD = """
-import threading, structlog
+import threading
 from parashard.process import shell
 def serve(stop):
     threading.Thread(target=lambda: 1 / 0).start()
@@ -30,11 +30,11 @@ def serve(stop):
     raise errors.BadData('x.npz is torn')
 """
 LOGS = """
-import structlog
+from parashard.process.logs import log
 from parashard.process import shell
 def serve(stop):
     for _ in range(1000):
-        structlog.get_logger('shard').warning('checkpoint-dropped', error='x' * 100)
+        log.warning('checkpoint-dropped', error='x' * 100)
     print('said')
     return shell.ExitCode.DONE
 """

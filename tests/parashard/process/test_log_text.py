@@ -44,13 +44,13 @@ def _in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_an_event_is_a_line_with_the_time_of_day(event: dict[str, Any], line: str) -> None:
-    assert as_text(None, "", {"level": "info", "timestamp": AT, **event}) == f"03:04:05 {line}"
+    assert as_text({"level": "info", "timestamp": AT, **event}) == f"03:04:05 {line}"
 
 
 def test_a_traceback_comes_below() -> None:
     event = {"event": "step-failed", "level": "warning", "timestamp": AT, "step": 3, "exception": "Traceback ...\nE"}
-    assert as_text(None, "", event) == "03:04:05 warning: step failed: step 3\nTraceback ...\nE"
+    assert as_text(event) == "03:04:05 warning: step failed: step 3\nTraceback ...\nE"
 
 
 def test_a_time_that_is_none_stays_as_it_is() -> None:
-    assert as_text(None, "", {"event": "left", "reason": "x", "timestamp": "soon"}) == "soon left: x"
+    assert as_text({"event": "left", "reason": "x", "timestamp": "soon"}) == "soon left: x"

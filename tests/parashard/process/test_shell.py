@@ -188,10 +188,10 @@ def test_a_thread_that_dies_takes_the_process_with_it(start):
 
 def test_logs_are_structured_lines_on_standard_error(start):
     process = start(
-        "import structlog\n"
+        "from parashard.process.logs import log\n"
         "def serve(stop):\n"
-        "    structlog.get_logger().info('serving', address='127.0.0.1:7', partitions=3)\n"
-        "    structlog.get_logger().debug('too much')\n"
+        "    log.info('serving', address='127.0.0.1:7', partitions=3)\n"
+        "    log.debug('too much')\n"
         "    return ExitCode.DONE"
     )
     said, logged = process.communicate(timeout=DEADLINE_S)

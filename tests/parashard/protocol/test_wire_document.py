@@ -1,6 +1,5 @@
 """The frames in docs/wire-format.md are those that `protocol.wire` writes and reads, and hold what the page says."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -50,7 +49,7 @@ def test_the_push_is_read_and_written_as_the_page_says():
     push = Push(TARGET, "worker-0", 7, (BIAS,), False, pulled_version=5, payload=Buffers([VALUES]))
     header, payload = wire.decode_push(frames()[0])
     assert header.total_bytes == 16
-    assert dataclasses.replace(wire.push_from(header, payload), payload=push.payload) == push
+    assert wire.push_from(header, payload)._replace(payload=push.payload) == push
     assert payload == VALUES
     first, rest = wire.encode_push(push)
     assert [first, *rest] == frames()[:1]

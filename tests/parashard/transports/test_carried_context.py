@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
@@ -20,7 +18,7 @@ def both(talk, context):
     """Push and pull with a context; return those that arrived with each."""
     arrived = []
     talk.plane.before = lambda request: arrived.append(request.traceparent)
-    talk.transport.push(replace(push_of(np.ones(600, np.float32)), traceparent=context), DEADLINE_S).result()
+    talk.transport.push(push_of(np.ones(600, np.float32))._replace(traceparent=context), DEADLINE_S).result()
     pushes = len(arrived)
     into = np.empty(ELEMENTS, np.float32)
     talk.transport.pull(pull_of(0, into.nbytes, traceparent=context), Buffers([into]), DEADLINE_S).result()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -76,7 +75,7 @@ def test_every_encoding_is_reported_with_its_slices(talk, dtype):
     kept = 7 if dtype is DType.TOPK else 0
     slices = (Slice(Partition("a", 2, 9), 30, dtype, kept), Slice(Partition("b", 0, 1), 1))
     content = np.arange(sum(piece.size_bytes for piece in slices), dtype=np.uint8)
-    talk.transport.push(replace(push_of(content, slices=slices), skipped=True), DEADLINE_S).result()
+    talk.transport.push(push_of(content, slices=slices)._replace(skipped=True), DEADLINE_S).result()
     [(chunk, taken)] = talk.plane.pushes
     assert taken == content.tobytes()
     assert (chunk.slices, chunk.target, chunk.worker, chunk.step) == (slices, TARGET, "worker-0", 1)

@@ -6,7 +6,6 @@ import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -61,14 +60,14 @@ def test_a_bug_of_the_peer_is_its_failure(talk, method):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_another_incarnation_refuses_requests_to_the_one_before(talk, method):  # P3
-    earlier = replace(TARGET, incarnation=TARGET.incarnation - 1)
-    transport = talk.peer.connect(talk.peer.where, replace(GREETING, target=earlier))
+    earlier = TARGET._replace(incarnation=TARGET.incarnation - 1)
+    transport = talk.peer.connect(talk.peer.where, GREETING._replace(target=earlier))
     into = Buffers([bytearray(4)])
     try:
         pending = (
-            transport.push(replace(push_of(np.ones(4)), target=earlier), DEADLINE_S)
+            transport.push(push_of(np.ones(4))._replace(target=earlier), DEADLINE_S)
             if method == "push"
-            else transport.pull(replace(pull_of(0, 4), target=earlier), into, DEADLINE_S)
+            else transport.pull(pull_of(0, 4)._replace(target=earlier), into, DEADLINE_S)
         )
         with pytest.raises(StaleIncarnation):
             pending.result()

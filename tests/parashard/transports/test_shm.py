@@ -6,7 +6,6 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +51,7 @@ class TestPushAndPull:
 
     def test_pieces_are_gathered_and_scattered(self, shard, transport) -> None:
         whole, pieces = push_of(GRADIENT), Buffers([GRADIENT[:10], GRADIENT[10:10], GRADIENT[10:]])
-        transport.push(replace(whole, payload=pieces), DEADLINE_S).result()
+        transport.push(whole._replace(payload=pieces), DEADLINE_S).result()
         into = np.empty(ELEMENTS, np.float32)
         assert transport.pull(pull_of(), Buffers([into[:999], into[999:]]), DEADLINE_S).result() == 1
         assert np.array_equal(into, GRADIENT)

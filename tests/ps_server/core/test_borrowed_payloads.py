@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,8 +39,8 @@ def borrowed(shard: Shard, step: int, dtype: DType = DType.FLOAT32, **more: obje
     content = bytearray(push.payload.whole())
     if dtype is DType.BFLOAT16:  # the upper halves; these values have nothing in the lower ones
         content = bytearray((np.frombuffer(content, "<u4") >> 16).astype("<u2").tobytes())
-    slices = tuple(replace(piece, dtype=dtype) for piece in slices_of(shard))
-    return replace(push, payload=Buffers([content]), slices=slices), content
+    slices = tuple(piece._replace(dtype=dtype) for piece in slices_of(shard))
+    return push._replace(payload=Buffers([content]), slices=slices), content
 
 
 @KINDS
@@ -75,7 +74,7 @@ def test_the_payload_is_not_written(kind: str) -> None:
         shard.updates.reach(1)
     assert content == before
     read_only, _ = borrowed(shard, 2)
-    assert shard.push(replace(read_only, payload=Buffers([bytes(read_only.payload.whole())]))).result in (
+    assert shard.push(read_only._replace(payload=Buffers([bytes(read_only.payload.whole())]))).result in (
         PushResult.APPLIED,
         PushResult.BUFFERED,
     )

@@ -1,6 +1,5 @@
 """All or nothing (P14): whatever a shard refuses has changed neither weights nor slots, applied set nor version."""
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -42,7 +41,7 @@ def whole(shard: Shard, values: Any = 1.0, **changed: Any) -> Push:
 
 
 def aimed_elsewhere(**fields: Any) -> Callable[[Shard], Push]:
-    return lambda shard: whole(shard, target=dataclasses.replace(shard.identity, **fields))
+    return lambda shard: whole(shard, target=shard.identity._replace(**fields))
 
 
 def with_slices(*slices: Slice) -> Callable[[Shard], Push]:
@@ -60,8 +59,8 @@ REFUSALS: dict[str, tuple[Callable[[Shard], Push], type[ParashardError]]] = {
     "another shard": (aimed_elsewhere(shard=3), WrongRun),
     "another plan": (aimed_elsewhere(plan_version=4), StalePlan),
     "another incarnation": (aimed_elsewhere(incarnation=9), StaleIncarnation),
-    "a step past the end": (lambda shard: dataclasses.replace(whole(shard), step=shard.steps_total), MalformedFrame),
-    "a negative step": (lambda shard: dataclasses.replace(whole(shard), step=-1), MalformedFrame),
+    "a step past the end": (lambda shard: whole(shard)._replace(step=shard.steps_total), MalformedFrame),
+    "a negative step": (lambda shard: whole(shard)._replace(step=-1), MalformedFrame),
     "an unknown variable": (with_slices(Slice(Partition("other", 0, 2), 1)), UnknownVariable),
     "rows that are no partition": (with_slices(Slice(Partition("weight", 0, 3), 3)), UnknownVariable),
     "rows that run backwards": (with_slices(Slice(Partition("weight", 4, 0), 3)), UnknownVariable),

@@ -1,7 +1,5 @@
 """Shard: a push counts once, only in the incarnation that it names, and its staleness and lag are recorded."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -78,7 +76,7 @@ def test_any_order_with_any_repeats_gives_the_exact_sum(data: st.DataObject, ste
 def test_a_request_for_another_incarnation_is_refused(changed: dict[str, object], error: type[Exception]) -> None:
     shard = shard_of(PLAN, compensation=0.5)
     push(shard, 0, 1.0)
-    before, target = state_of(shard), dataclasses.replace(shard.identity, **changed)
+    before, target = state_of(shard), shard.identity._replace(**changed)
     for step in (0, 1):  # a duplicate as well: its receipt would count for the wrong incarnation
         with pytest.raises(error):
             shard.push(push_for(shard, step, np.ones(ELEMENTS), target=target))
@@ -92,7 +90,7 @@ def test_the_right_error_comes_first() -> (
     None
 ):  # who is of another run stops; to look at plan and incarnation would mislead it
     shard = shard_of(PLAN)
-    target = dataclasses.replace(shard.identity, run_id="run-2", plan_version=9, incarnation=9)
+    target = shard.identity._replace(run_id="run-2", plan_version=9, incarnation=9)
     with pytest.raises(WrongRun, match=r"shard 0 of run run-2 .* this is shard 0 of run run-1"):
         shard.pull(PullRun(target, None, None, 0, 4))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
@@ -134,7 +133,7 @@ def test_a_greeting_of_another_incarnation_is_refused(
     it = Doubles()
     it.plane.check(it.shard.identity)
     with pytest.raises(error):
-        it.plane.check(dataclasses.replace(it.shard.identity, **changed))  # type: ignore[arg-type]
+        it.plane.check(it.shard.identity._replace(**changed))  # type: ignore[arg-type]
 
 
 def test_the_longest_push_is_the_whole_vector_as_float32_of_the_incarnation_that_is_served() -> None:

@@ -4,11 +4,11 @@ import socket
 import threading
 
 import pytest
-from structlog.testing import capture_logs
 
 from parashard.errors import MalformedFrame, NotReady, PeerFailed, QueueFull, Unreachable
 from parashard.transports.stream import Kind, Refused, Stream, answer
 from parashard_server.serving.stream_server import StreamServer
+from support.logs import capture_logs
 from support.stream_cases import DEADLINE_S, HELLO, all_left, echo, serving, soon
 
 

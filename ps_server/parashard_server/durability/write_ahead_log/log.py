@@ -18,12 +18,10 @@ import numpy as np
 
 from parashard.errors import NewerFormat, NotReady, QueueFull, StoreFailed, WrongRun
 from parashard.plan.variables import Float32s
-from parashard.process.logs import structlog
+from parashard.process.logs import log
 from parashard.store.durable import sync_folder, sync_upwards
 from parashard_server.durability.write_ahead_log.records import LogIdentity, decode_header, encode_head, encode_header
 from parashard_server.durability.write_ahead_log.segments import Segment, SegmentFile, find_segments, segment_name
-
-log = structlog.get_logger(__name__)
 
 
 class WriteAheadLog:

@@ -17,7 +17,7 @@ from __future__ import annotations
 import hashlib
 import struct
 import zlib
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -38,8 +38,7 @@ HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
 
 
-@dataclass(frozen=True)
-class LogIdentity:
+class LogIdentity(NamedTuple):
     """Run, plan and shard of a log; a segment of another one is refused."""
 
     run_id: str
@@ -53,8 +52,7 @@ class LogIdentity:
         return hashlib.sha256(f"{self.run_id}\0{self.job_digest}".encode()).digest()[:16]
 
 
-@dataclass(frozen=True)
-class SegmentHeader:
+class SegmentHeader(NamedTuple):
     """The first bytes of a segment; `seed` is where its records' checksums start."""
 
     run_mark: bytes
@@ -66,8 +64,7 @@ class SegmentHeader:
     seed: int
 
 
-@dataclass(frozen=True)
-class LogRecord:
+class LogRecord(NamedTuple):
     """One applied push.
 
     Attributes
@@ -87,8 +84,7 @@ class LogRecord:
     staleness: int | None
 
 
-@dataclass(frozen=True)
-class RecordHead:
+class RecordHead(NamedTuple):
     """A record without its payload."""
 
     position: int

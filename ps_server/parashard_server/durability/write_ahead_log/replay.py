@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from parashard.errors import DamagedCheckpoint, LimitExceeded
 from parashard_server.durability.write_ahead_log.records import (
@@ -25,8 +24,7 @@ from parashard_server.durability.write_ahead_log.segments import Segment, find_s
 EndReason = Literal["end", "torn tail", "damage", "gap"]
 
 
-@dataclass(frozen=True)
-class LogEnd:
+class LogEnd(NamedTuple):
     """Where a replay ended.
 
     Attributes

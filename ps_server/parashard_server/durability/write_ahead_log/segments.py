@@ -9,9 +9,8 @@ import contextlib
 import errno
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import NamedTuple, Self
 
 from parashard.errors import DamagedCheckpoint, NewerFormat, StoreFailed, WrongRun
 from parashard_server.durability.write_ahead_log.records import HEADER_BYTES, LogIdentity, SegmentHeader, decode_header
@@ -85,8 +84,7 @@ def check_free_space(disk: os.statvfs_result) -> None:
         raise OSError(errno.ENOSPC, text)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """A segment in a folder, by its file name; `read_header` checks its content.
 
     Attributes

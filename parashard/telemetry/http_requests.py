@@ -1,0 +1,116 @@
+"""Requests of the HTTP port: their bounds, and the answers from its pages.
+
+`parashard.telemetry.http` imports this with the first connection: most local runs never see one.
+"""
+
+from __future__ import annotations
+
+import io
+import socket
+import threading
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from parashard.process.logs import log
+from parashard.telemetry.http import HEADERS, Page
+
+REQUEST_TIMEOUT_S = 5.0
+REQUEST_BYTES_MAX = 16 << 10  # its first line and its headers; the library alone would take 6 MiB
+CONNECTIONS_MAX = 64
+
+
+class RequestServer(ThreadingHTTPServer):
+    """A server that silent connections cannot fill: one too many takes the place of the oldest.
+
+    Parameters
+    ----------
+    listening : socket.socket
+        Whose connections it takes.
+    pages : dict
+        Path -> page.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, pages: dict[str, Page]) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.pages = pages
+        self._open: dict[Any, None] = {}  # the oldest first
+        self._lock = threading.Lock()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        with self._lock:
+            oldest = next(iter(self._open)) if len(self._open) >= CONNECTIONS_MAX else None
+            self._open.pop(oldest, None)
+            self._open[request] = None
+        if oldest is not None:
+            with suppress(OSError):  # it may have ended meanwhile
+                oldest.shutdown(socket.SHUT_RDWR)  # wakes its thread, which closes it
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        with self._lock:
+            self._open.pop(request, None)
+        super().shutdown_request(request)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: RequestServer
+    timeout = REQUEST_TIMEOUT_S
+
+    def setup(self) -> None:
+        super().setup()
+        self.rfile = self._request = _BoundedReader(self.rfile)
+
+    def do_GET(self) -> None:
+        if self._request.cut:
+            self.send_error(431, explain=f"a request has at most {REQUEST_BYTES_MAX} bytes here")
+            return
+        path, _, query = self.path.partition("?")
+        page = self.server.pages.get(path)
+        try:
+            status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
+        except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
+            log.exception("page-broke", path=self.path)
+            status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def end_headers(self) -> None:
+        for name, value in HEADERS.items():
+            self.send_header(name, value)
+        super().end_headers()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Log nothing per request."""
+
+
+class _BoundedReader(io.BufferedIOBase):
+    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: nobody can have more of it kept."""
+
+    def __init__(self, source: io.BufferedIOBase) -> None:
+        self._source = source
+        self._left_bytes = REQUEST_BYTES_MAX
+        self.cut = False
+
+    def readline(self, size: int | None = -1, /) -> bytes:
+        """Return the next line; nothing once the bound is reached."""
+        allowed = self._left_bytes if size is None or size < 0 else min(size, self._left_bytes)
+        line = self._source.readline(allowed) if allowed else b""
+        self._left_bytes -= len(line)
+        self.cut = not self._left_bytes
+        return line
+
+    def close(self) -> None:
+        """Close what it reads."""
+        self._source.close()
+        super().close()
