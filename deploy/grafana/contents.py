@@ -136,7 +136,7 @@ SHARDS = Dashboard(
         panel("Resident memory", "As the system counts it; memory shared with workers is in both.", "bytes",
               ("max by (shard) (process_resident_memory_bytes * on (run, instance) group_left (shard) "
                "(parashard_shard_incarnation > bool 0))", "shard {{shard}}")),
-        panel("Traffic saved by encoding", "Share of the payload that encodings and unmoved partitions saved.",
+        panel("Traffic saved", "Share of the payload that encodings and unmoved partitions saved.",
               "percentunit",
               ("1 - (sum(rate(parashard_shard_push_bytes_total[$__rate_interval])) "
                "+ sum(rate(parashard_shard_pull_bytes_total[$__rate_interval]))) "

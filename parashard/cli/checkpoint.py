@@ -18,7 +18,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 from safetensors import SafetensorError
@@ -30,6 +29,7 @@ from parashard.checkpoints.state import whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs
+from parashard.cli.tables import print_table
 from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, RetryLater, StoreFailed, Unreachable
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
@@ -109,7 +109,7 @@ def ls(
         table.add_column(name, justify="right" if name in ("steps", "round", "size") else "left")
     for row in rows:
         table.add_row(*(Text(text) for text in _cells(row)))
-    Console().print(table)
+    print_table(table)
 
 
 @checkpoint.command()

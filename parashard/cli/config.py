@@ -9,11 +9,11 @@ import json
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from parashard.cli.options import Consistency, DeviceName, JobFile, Sets, Shards, Workers, job_flags, told_job
+from parashard.cli.tables import print_table
 from parashard.job.load import describe
 
 
@@ -33,8 +33,8 @@ def config(
         return
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("key", "value", "origin"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name, overflow="fold", no_wrap=name == "key")
     for key, value, origin in rows:
         shown = "" if value is None else json.dumps(value, default=str)
         table.add_row(Text(key), Text(shown), Text(origin, style="dim" if origin == "default" else ""))
-    Console().print(table)
+    print_table(table)

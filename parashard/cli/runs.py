@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from parashard.cli.app import App
 from parashard.cli.options import complete_runs
+from parashard.cli.tables import print_table
 from parashard.errors import ConfigurationError
 from parashard.job.load import load_job
 from parashard.launch.run_files import JOB_FILE
@@ -92,7 +92,7 @@ def list_(json_: Json = False) -> None:
         steps = "" if row["steps"] is None else f"{row['steps']:,} of {row['steps_total']:,}"
         size = f"{row['size_bytes'] / 2**20:,.1f} MiB"
         table.add_row(Text(row["run"]), Text(row["state"]), Text(steps), Text(began), Text(size))
-    Console().print(table)
+    print_table(table)
 
 
 @runs.command()

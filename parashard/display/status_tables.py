@@ -16,7 +16,7 @@ from parashard.telemetry.transfer import Bytes, Overlap
 TRAINING_LOSS = "training loss"
 HELD_OUT = "held-out"
 OVERLAPPED = "network time overlapped"
-SAVED = "traffic saved by encoding"
+SAVED = "traffic saved"
 REPEATED = "repeated gradients ignored"
 DOWN = "down"
 

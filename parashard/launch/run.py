@@ -12,6 +12,7 @@ import signal
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from parashard._proto import coordinator_pb2 as pb
@@ -107,7 +108,7 @@ def run_job(
     cluster.tell = view.say
     run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
     # As Ctrl-C: the report is written, the terminal restored.
-    before = {number: signal.signal(number, signal.default_int_handler) for number in ENDING_SIGNALS}
+    before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
     try:
         run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
         state, reason = run.until_over()
@@ -121,8 +122,7 @@ def run_job(
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
         exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
-        for number in ENDING_SIGNALS:
-            signal.signal(number, signal.SIG_IGN)  # the cleanup must not be interrupted
+        _ignore_signals()  # the cleanup must not be interrupted
         view.close()
         cluster.end(loaded.job.cluster.grace_s)
         for number, handler in before.items():
@@ -141,6 +141,17 @@ def run_job(
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
+
+
+def _interrupt_once(number: int, frame: FrameType | None) -> None:
+    """Raise KeyboardInterrupt for the first of the signals; the report and the summary are written despite more."""
+    _ignore_signals()
+    raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    for number in ENDING_SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def _prepared(run_dir: Path, loaded: LoadedJob, cluster: LocalCluster | None) -> tuple[int, LocalCluster]:
@@ -199,6 +210,7 @@ def _all_roles(tls_dir: Path) -> Credentials:
 def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
     """Copy a finished job's weights; return the exit code of the run and its reason."""
     try:
+        output.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(run_dir / WEIGHTS_FILE, output)
         if (run_dir / PREPROCESSING_FILE).exists():
             shutil.copyfile(run_dir / PREPROCESSING_FILE, beside(output))
@@ -209,12 +221,11 @@ def _copied(run_dir: Path, output: Path, reason: str) -> tuple[ExitCode, str]:
 
 
 def _check_output(output: Path) -> None:
-    """Refuse an unwritable output path before the training."""
-    try:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if output.is_dir():
-            raise ConfigurationError(f"--output {output}: this is a folder; allowed: a file")
-        with output.open("ab"):
-            pass
-    except OSError as error:
-        raise ConfigurationError(f"--output {output}: cannot be written: {error.strerror}") from None
+    """Refuse an unwritable output path before the training; its folders are made with the copy, not now."""
+    if output.is_dir():
+        raise ConfigurationError(f"--output {output}: this is a folder; allowed: a file")
+    place = output if output.exists() else next(folder for folder in output.absolute().parents if folder.exists())
+    if place is not output and not place.is_dir():
+        raise ConfigurationError(f"--output {output}: cannot be written: {place} is no folder")
+    if not os.access(place, os.W_OK):
+        raise ConfigurationError(f"--output {output}: cannot be written: {place} may not be changed")

@@ -61,7 +61,7 @@ class Leasing:
     phases_s : dict of str to float
         Where the step loop's time went; the loop replaces it, every call reports it.
     clock : AwakeClock
-        Of this worker: whatever it waits for is judged by it (P22).
+        Of this worker: whatever it waits for is judged by it.
     """
 
     def __init__(

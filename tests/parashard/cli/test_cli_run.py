@@ -46,7 +46,7 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
         "step lag": "max 3 steps",
         "network time overlapped": "75 %",
         "traffic": "3.0 MiB pushed, 1.0 MiB pulled",
-        "traffic saved by encoding": "43 %",
+        "traffic saved": "43 %",
         "repeated gradients ignored": "5",
         "restarts": "1 worker, 2 coordinators",
         "weights": "with [/brackets]/weights.safetensors",

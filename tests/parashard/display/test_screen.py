@@ -100,7 +100,7 @@ def test_the_figures_are_there_at_every_width(width):
         "staleness p50 1, p95 3, max 7 pushes",
         "step lag max 4",
         "network time overlapped 50 %",
-        "traffic saved by encoding 60 %",
+        "traffic saved 60 %",
         "worker-1 ended: killed by SIGKILL",
     ):
         assert part in text, part

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import signal
 from pathlib import Path
 
 import pytest
@@ -105,3 +106,51 @@ def test_the_report_of_a_run_that_is_not_done_has_what_its_shards_saved_as_they_
     assert read_report(run_dir) == outcome.report
     if code == INTERRUPTED:
         assert outcome.reason.startswith("stopped at step 1,234 of 1,500 (saved). Continue: ")
+
+
+def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = []
+
+    class Signalled:
+        accepted, failure_code = False, ExitCode.FAILED
+
+        def __init__(self, *_: object, trace: bool) -> None:
+            pass
+
+        def start_coordinator(self, *_: object, resume: bool, from_checkpoint: str) -> None:
+            signal.raise_signal(signal.SIGTERM)
+
+        def tell_stop(self, reason: str) -> None:
+            signal.raise_signal(signal.SIGINT)
+            said.append(reason)
+
+    monkeypatch.setattr("parashard.launch.run.Running", Signalled)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "job.toml").write_text(SMALL_JOB)
+    before = signal.getsignal(signal.SIGTERM)
+
+    outcome = run_job(load_job(tmp_path / "job.toml", environ={}), tmp_path / "run", NoView(), init=None, output=None)
+
+    assert (outcome.exit_code, said) == (INTERRUPTED, ["interrupted"])
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+@pytest.mark.parametrize(
+    ("output", "problem"),
+    [("folder", "this is a folder; allowed: a file"), ("file/model.npz", "cannot be written: .*file is no folder")],
+)
+def test_weights_that_cannot_be_copied_are_refused_before_the_run(tmp_path: Path, output: str, problem: str) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "job.toml").write_text(SMALL_JOB)
+    loaded = load_job(tmp_path / "job.toml", environ={})
+    with pytest.raises(ConfigurationError, match=problem):
+        run_job(loaded, tmp_path / "run", NoView(), init=None, output=tmp_path / output)
+
+
+def test_a_run_that_does_not_begin_makes_no_place_for_its_weights(tmp_path: Path) -> None:
+    (tmp_path / "job.toml").write_text(SMALL_JOB)
+    loaded = load_job(tmp_path / "job.toml", environ={})
+    with pytest.raises(ConfigurationError):
+        run_job(loaded, tmp_path / "no" / "run", NoView(), init=None, output=tmp_path / "new" / "model.npz")
+    assert not (tmp_path / "new").exists()
