@@ -6,7 +6,6 @@ Used by `broken_rules` alone; the product has no switches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import EvaluationResult, Options
@@ -143,7 +142,7 @@ class KeptEvaluations(Core):
     """P25 off: a result counts, whichever incarnations' weights it judged."""
 
     def _evaluated(self, result: EvaluationResult) -> None:
-        super()._evaluated(replace(result, incarnations=self.job.shards.incarnations()))
+        super()._evaluated(result._replace(incarnations=self.job.shards.incarnations()))
 
 
 class UncheckedRunStore(RunStore):

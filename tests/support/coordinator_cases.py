@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from typing import Any
 
 from parashard.plan.intervals import IntervalSet
@@ -40,7 +39,7 @@ def core_of(
 ) -> Core:
     """Return a core whose shards, with `registered`, have all announced an empty first incarnation."""
     policy = policy or Async()
-    chosen = replace(OPTIONS, **options)
+    chosen = OPTIONS._replace(**options)
     evaluations = Evaluations(list(evaluate_after), policy, chosen.steps_total)
     rounds: RoundBook = NoRounds()
     if isinstance(policy, Sync):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
@@ -23,8 +24,7 @@ class JobState(enum.Enum):
     FAILED = 5
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """What the job file says about leasing and stopping."""
 
     run_id: str
@@ -86,18 +86,16 @@ class FailedStep(NamedTuple):
     kind: FailureKind = FailureKind.OTHER
 
 
-@dataclass(frozen=True)
-class EvaluationResult:
+class EvaluationResult(NamedTuple):
     """What came of an evaluation of the weights that these incarnations of the shards had (by shard)."""
 
     after_step: int
     incarnations: Sequence[int]
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = MappingProxyType({})
     error: str = ""
 
 
-@dataclass(frozen=True)
-class LeaseCall:
+class LeaseCall(NamedTuple):
     """A worker's report, renewal and request."""
 
     worker: str
@@ -111,7 +109,7 @@ class LeaseCall:
     want: int = 0
     leaving: bool = False
     computing: Sequence[int] = ()
-    phases_s: Mapping[str, float] = field(default_factory=dict)
+    phases_s: Mapping[str, float] = MappingProxyType({})
 
 
 class LeaseAnswer(NamedTuple):
