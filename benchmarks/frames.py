@@ -1,6 +1,6 @@
 """Count the functions of ours that one push and one pull pass through, over each transport.
 
-    python -m benchmarks.frames [--transports shm tcp grpc]
+    python -m benchmarks.frames [--transports shm tcp grpc] [--write]
 
 The worker's half is a real `StepLoop`; the shard is a real one in this process, with its ports and threads; a
 coordinator runs beside it. A profiler of each thread notes every call of a function of ours. Two things are counted:
@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.races.ballast import COLUMNS
 from benchmarks.races.ours import JOB
-from benchmarks.tables import table
+from benchmarks.tables import table, write
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import ShardClient
 from parashard.job.layers import parse_set
@@ -193,6 +193,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Print the table, and the ways."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--transports", nargs="+", default=["shm", "tcp", "grpc"], choices=["shm", "tcp", "grpc"])
+    parser.add_argument("--write", action="store_true", help="write frames.json and .md in benchmarks/results")
     arguments = parser.parse_args(argv)
     log.setLevel(logging.WARNING)
     calls = Calls()
@@ -205,7 +206,11 @@ def main(argv: Sequence[str] | None = None) -> None:
         ways.append(way)
     sys.setprofile(None)
     heads = ["transport", "operation", "way, worker", "way, shard", "way", "its files", "all functions", "all files"]
-    sys.stdout.write(table(heads, rows) + "\n\n```\n" + "\n\n".join(ways) + "\n```\n")
+    counts, all_ways = table(heads, rows), "```\n" + "\n\n".join(ways) + "\n```"
+    sys.stdout.write(f"{counts}\n\n{all_ways}\n")
+    if arguments.write:
+        figures = [dict(zip(heads, row, strict=True)) for row in rows]
+        write("frames", {"Functions of ours, 16 MiB, one shard, SGD": counts, "The ways": all_ways}, {"rows": figures})
 
 
 if __name__ == "__main__":
