@@ -157,7 +157,7 @@ def _tell_end(outcome: Outcome, job: str, console: Console, json_: bool) -> NoRe
     """Print how a run ended, and exit as it did."""
     interrupted = outcome.exit_code == INTERRUPTED
     if outcome.report and not json_ and (interrupted or outcome.exit_code == ExitCode.DONE):
-        print_summary(outcome.report, outcome.run_dir, console)
+        print_summary(outcome.report, outcome.run_dir, console, outcome.copy)
     if outcome.exit_code != ExitCode.DONE:
         logs = "" if outcome.is_refused or interrupted else f"; logs are in {short_path(outcome.run_dir / 'logs')}"
         complain(f"{outcome.reason}{logs}")

@@ -20,15 +20,15 @@ from parashard.launch.run_files import WEIGHTS_FILE
 STATE_STYLES = {"done": "green", "stopped": "yellow"}
 
 
-def print_summary(report: Mapping[str, Any], run_dir: Path, console: Console) -> None:
+def print_summary(report: Mapping[str, Any], run_dir: Path, console: Console, copy: Path | None = None) -> None:
     """Print the figures of a report; a path stays one line, to be copied."""
-    for line in summary_lines(report, run_dir):
+    for line in summary_lines(report, run_dir, copy):
         console.print(line, soft_wrap=True)
 
 
-def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:
-    """Return the figures of a report, one per line; paths are not wrapped, so that they can be copied."""
-    rows = _rows(report, run_dir)
+def summary_lines(report: Mapping[str, Any], run_dir: Path, copy: Path | None = None) -> list[Text]:
+    """Return the figures of a report, one per line, and where a copy of the weights is."""
+    rows = _rows(report, run_dir, copy)
     width = max(len(name) for name, _ in rows)
     state = f"{report['state']}: "
     first = Text.assemble((state, STATE_STYLES.get(report["state"], "red")), report["reason"])
@@ -36,7 +36,7 @@ def summary_lines(report: Mapping[str, Any], run_dir: Path) -> list[Text]:
     return lines + [Text.assemble((f"{name:<{width}}  ", "dim"), value) for name, value in rows]
 
 
-def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
+def _rows(report: Mapping[str, Any], run_dir: Path, copy: Path | None) -> list[tuple[str, str]]:
     staleness, moved = report["staleness"], report["bytes"]
     rows = [
         *(("problem", problem) for problem in report.get("problems", ())),
@@ -65,6 +65,8 @@ def _rows(report: Mapping[str, Any], run_dir: Path) -> list[tuple[str, str]]:
         rows.append(("restarts", ", ".join(counted(times, role) for times, role in restarts if times)))
     if "weights_sha256" in report:
         rows.append(("weights", short_path(run_dir / WEIGHTS_FILE)))
+        if copy is not None:
+            rows.append(("copied to", short_path(copy)))
         rows.append(("sha256", report["weights_sha256"][:16]))
     return [*rows, ("run", short_path(run_dir))]
 

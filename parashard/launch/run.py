@@ -49,6 +49,8 @@ class Outcome:
     run_dir: Path
     accepted: bool = True
     """The coordinator had accepted the job: there is a run."""
+    copy: Path | None = None
+    """Where a copy of the final weights is, if one was asked for."""
 
     @property
     def is_refused(self) -> bool:
@@ -140,7 +142,8 @@ def run_job(
             reason = stopped_line(run_dir, saved, run.status.steps_complete, run.status.steps_total)
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
-    return Outcome(int(exit_code), report, reason, run_dir, run.accepted)
+    copy = output if exit_code == ExitCode.DONE else None
+    return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

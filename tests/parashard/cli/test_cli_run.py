@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from parashard.cli import run as run_commands
+from parashard.display.summary import summary_lines
 from parashard.job.load import LoadedJob
 from parashard.launch.run import Outcome
 from parashard.process.shell import ExitCode
@@ -53,6 +54,11 @@ def test_a_finished_run_ends_with_a_summary(parashard, played):
         "sha256": "abababababababab",
         "run": "with [/brackets]",
     }
+
+
+def test_a_copy_of_the_weights_is_named():
+    lines = [line.plain.split() for line in summary_lines(REPORT, Path("run"), Path("kept/model.safetensors"))]
+    assert ["copied", "to", "kept/model.safetensors"] in lines
 
 
 def test_an_interrupted_run_ends_with_a_summary_and_how_to_continue(parashard, played):
