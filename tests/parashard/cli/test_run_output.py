@@ -54,7 +54,7 @@ def test_a_finished_job_whose_progress_could_not_be_printed_is_done(
     monkeypatch.chdir(tmp_path)
     Path("job.toml").write_text(SMALL_JOB)
     monkeypatch.setattr(run_commands, "run_job", lambda *_, **__: Outcome(0, {"state": "done"}, "done", tmp_path))
-    monkeypatch.setattr(run_commands, "print_summary", lambda report, run_dir, console: console.print("summary"))
+    monkeypatch.setattr(run_commands, "print_summary", lambda report, run_dir, console, copy: console.print("summary"))
     with Path("/dev/full").open("w", buffering=1) as full:
         monkeypatch.setattr(sys, "stdout", full)
         ran = run_command(monkeypatch, capsys, "run", "job.toml")
