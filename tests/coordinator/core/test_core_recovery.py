@@ -338,6 +338,7 @@ def test_results_beyond_a_drained_checkpoint_are_given_up_kept_or_not() -> None:
 
 def test_a_record_in_which_every_result_has_its_metrics_is_as_earlier_versions_wrote_it() -> None:
     assert b"evaluated" not in encode(Saved(target=40))
+    assert Saved(target=40).resumes == 0
 
 
 def stopped_early(policy: LeasingPolicy) -> Core:

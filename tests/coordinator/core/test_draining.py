@@ -77,6 +77,7 @@ def test_leasing_pauses_at_what_was_leased_and_what_was_leased_is_finished() -> 
     assert core.job.drained
     core.checkpoint_ended(Answer(checkpoint="j1", steps=6))
     assert core.create_checkpoint(request=7) == Answer(checkpoint="j1", steps=6)
+    assert core.job.events.count("leasing pauses for a drained checkpoint") == 1, "the request is answered already"
     assert first.lease(1) == [6]
     assert "checkpoint j1 is stored: 6 steps on every shard" in core.job.events
 

@@ -238,6 +238,13 @@ def test_results_that_wait_for_an_earlier_one_are_told_and_forgotten_in_the_end(
     assert evaluations.finished
 
 
+def test_results_behind_an_open_one_wait_however_many_are_told_before_it() -> None:
+    evaluations, ready = many(), RESULTS_KEPT * 3 // 5
+    for number in (*range(1, ready + 1), *range(ready + 2, 2 * ready + 2)):
+        evaluations.finish(10 * number, {"loss": float(number)})
+    assert [one.after_step for one in evaluations.untold()] == list(range(10, 10 * ready + 1, 10))
+
+
 def test_forgotten_results_that_a_shard_lost_are_judged_again() -> None:  # P25
     evaluations = judged_all(many())
     again = evaluations.shard_returned(25)

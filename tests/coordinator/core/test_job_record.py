@@ -6,6 +6,7 @@ import pytest
 
 from parashard.errors import JobFailed, WrongRun
 from parashard_coordinator.core.calls import JobState
+from parashard_coordinator.core.launchers import FAILED
 from support.coordinator_cases import DIGEST, RUN, Caller, core_of, done
 
 
@@ -14,6 +15,7 @@ def test_the_first_reason_of_a_failure_stays() -> None:
     core.job.fail("the disk is full")
     core.job.fail("and then the lights went out")
     assert (core.job.state, core.job.reason, core.job.over) == (JobState.FAILED, "the disk is full", True)
+    assert core.job.exit_code == FAILED, "nothing is wrong with its model"
     with pytest.raises(JobFailed, match="the disk is full"):
         Caller(core)
 

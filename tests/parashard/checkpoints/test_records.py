@@ -78,6 +78,11 @@ def test_any_manifest_comes_back(applied, round_, written_at, run_id):
     assert tuple(manifest.steps.intervals()) == applied
 
 
+def test_skipped_steps_are_written_where_there_are_some():  # versions without the field wrote none
+    assert b"skipped" not in encode(changed(skipped=()))
+    assert decode(ShardManifest, encode(changed(skipped=((0, 1),))), "f").skipped == ((0, 1),)
+
+
 # --- what was not ---
 
 
@@ -160,6 +165,7 @@ FIELDS = {
     "a slot with a slash": {"slots": ("m/n",)},
     "a digest that is none": {"job_digest": "D" * 64},
     "a number that no name holds": {"number": 10**9},
+    "a position that no index holds": {"log_position": 2**63},
     "a file twice": {"files": (SHARD.files[0], SHARD.files[0])},
 }
 

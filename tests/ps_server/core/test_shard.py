@@ -253,3 +253,10 @@ def test_a_pull_commits_the_round_before_and_names_its_own() -> None:  # P10, P1
         pull(shard, round_=0)
     assert push(shard, 0, 7.0).result is PushResult.DUPLICATE  # a late twin of a step that is in
     assert shard.record.buffered_pushes == 2
+
+
+def test_a_step_that_is_skipped_counts_as_its_empty_push() -> None:
+    shard = zeros_shard(round_steps=2)
+    shard.skip(0)
+    assert push(shard, 0, 7.0).result is PushResult.DUPLICATE
+    assert shard.record.buffered_pushes == 1
