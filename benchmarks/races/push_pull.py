@@ -1,6 +1,6 @@
 """Race 1: push and pull of 1, 4 and 64 MiB between one worker and one shard, on one host and across TCP.
 
-    python -m benchmarks.races.push_pull [--peers all] [--transports shm tcp grpc] [--write]
+    python -m benchmarks.races.push_pull [--peers all] [--transports shm tcp grpc] [--write [NAME]]
 
 Each peer runs against all of our transports, in turns; with `--together` all take turns, so that peers can be compared
 with each other. A round's figure is the median of its pushes-and-pulls; every round ends with a check of the weights.
@@ -50,7 +50,9 @@ def main() -> None:
     parser.add_argument("--sizes-mib", nargs="+", type=int, default=list(REPEATS), metavar="MIB")
     parser.add_argument("--rounds", type=int, default=7, help="turns of each contestant (default: %(default)s)")
     parser.add_argument("--repeats", type=int, help="pushes and pulls of a round (default: by size)")
-    parser.add_argument("--write", action="store_true", help="write push_pull.json and .md in benchmarks/results")
+    parser.add_argument(
+        "--write", nargs="?", const="push_pull", metavar="NAME", help="write NAME.json and .md in benchmarks/results"
+    )
     arguments = parser.parse_args()
     clean_up_when_ended()
     us = [ours(transport, settings_of(transport)) for transport in arguments.transports]
@@ -69,7 +71,7 @@ def main() -> None:
         versions |= told
         print(f"\n{markdown(row for row in found if is_together(row))}", flush=True)
     if arguments.write:
-        write("push_pull", sections(rows, versions), {"peers": versions, "rows": as_json(rows)})
+        write(arguments.write, sections(rows, versions), {"peers": versions, "rows": as_json(rows)})
 
 
 def settings_of(transport: str) -> list[str]:
