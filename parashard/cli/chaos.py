@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 
 from parashard.chaos.runner import CHAOS_FLAG, THROUGH_LINKS, UNDER_CHAOS, ChaosOptions, kinds_of, run_chaos
-from parashard.cli.options import Sets, TlsDir, begin_run, told_job
+from parashard.cli.options import Sets, TlsDir, begin_run, loaded_job
 from parashard.display.figures import count
 from parashard.display.live import NoView, console_for, open_view
 from parashard.display.status_tables import held_out_figures
@@ -70,7 +70,7 @@ def chaos(
     for key, value in (("cluster.shards", shards), ("cluster.workers", workers), ("consistency.policy", consistency)):
         if value is not None:
             flags.append((key, value, CHAOS_FLAG))
-    loaded = told_job(job, flags)
+    loaded = loaded_job(job, flags)
     automatic = loaded.job.cluster.transport == "auto"
     if automatic:
         loaded = load_job(job, [*flags, THROUGH_LINKS])
@@ -90,7 +90,7 @@ def chaos(
     if json_:
         typer.echo(json.dumps({"job": loaded.job.job.name, "state": "failed", **outcome.report}))
     else:
-        typer.echo("\n".join(told(outcome)))
+        typer.echo("\n".join(outcome_lines(outcome)))
     code = outcome.exit_code
     if code != ExitCode.DONE or broken:
         why = "; ".join([*broken, *([outcome.reason] if code != ExitCode.DONE else [])])
@@ -109,7 +109,7 @@ def broken_promises(report: dict[str, Any]) -> list[str]:
     return broken
 
 
-def told(outcome: Outcome) -> list[str]:
+def outcome_lines(outcome: Outcome) -> list[str]:
     """Return the lines that tell people how a job under faults went."""
     report = outcome.report
     struck = ", ".join(f"{times} {kind}" for kind, times in report["faults"].items() if times)

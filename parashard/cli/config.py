@@ -12,7 +12,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from parashard.cli.options import Consistency, DeviceName, JobFile, Sets, Shards, Workers, job_flags, told_job
+from parashard.cli.options import Consistency, DeviceName, JobFile, Sets, Shards, Workers, job_flags, loaded_job
 from parashard.cli.tables import print_table
 from parashard.job.load import describe
 
@@ -27,7 +27,7 @@ def config(
     json_: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show every value of a job and where it came from."""
-    rows = describe(told_job(job, job_flags(shards, workers, consistency, device, set_)))
+    rows = describe(loaded_job(job, job_flags(shards, workers, consistency, device, set_)))
     if json_:
         typer.echo(json.dumps({key: {"value": value, "origin": origin} for key, value, origin in rows}, default=str))
         return

@@ -84,7 +84,7 @@ def job_flags(
     return flags
 
 
-def told_job(path: Path, flags: Sequence[Override]) -> LoadedJob:
+def loaded_job(path: Path, flags: Sequence[Override]) -> LoadedJob:
     """Load a job file under the environment and flags; warn on standard error of what was ignored."""
     loaded = load_job(path, flags)
     for warning in loaded.warnings:

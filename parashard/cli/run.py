@@ -28,7 +28,7 @@ from parashard.cli.options import (
     begin_run,
     complete_runs,
     job_flags,
-    told_job,
+    loaded_job,
 )
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
@@ -69,7 +69,7 @@ def run(
 ) -> None:
     """Train a job on a local cluster, and show how it goes."""
     flags = job_flags(shards, workers, consistency, device, set_)
-    loaded = told_job(job, flags)
+    loaded = loaded_job(job, flags)
     if resume and init is not None:
         raise ConfigurationError("--init with --resume: a run that goes on has its weights; allowed: one of the two")
     if from_checkpoint and not resume:

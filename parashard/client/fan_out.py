@@ -56,7 +56,7 @@ class FanOut:
             (RetryLater,) if refresh is None else (RetryLater, StaleIncarnation, WrongRun)
         )
 
-    def ask_all(
+    def request_all(
         self,
         begin: Callable[[int], Pending[_Answer]],
         shards: int,
@@ -93,7 +93,7 @@ class FanOut:
         answers: dict[int, _Answer] = {}
         failures: dict[int, ParashardError] = {}
 
-        def hear(shard: int) -> None:
+        def receive(shard: int) -> None:
             """Wait for an answer; after an error nothing of the request fills arrays any more."""
             try:
                 answers[shard] = pending[shard].result()
@@ -104,9 +104,9 @@ class FanOut:
                 raise
             settled(shard, answers[shard])
 
-        def again(shard: int) -> None:
+        def retry(shard: int) -> None:
             pending[shard] = begin(shard)
-            hear(shard)
+            receive(shard)
 
         try:
             for shard in range(shards):
@@ -118,40 +118,40 @@ class FanOut:
                     failures[shard] = error.with_traceback(None)
             for shard in reversed(tuple(pending)):  # this thread itself may make the request to the last
                 try:
-                    hear(shard)
+                    receive(shard)
                 except self._retried as error:
                     failures[shard] = error.with_traceback(None)
             for shard, failure in sorted(failures.items()):
-                self._retry(partial(again, shard), failure)
+                self._retry(partial(retry, shard), failure)
         except BaseException:
             for request in pending.values():
                 request.cancel()
             raise
         return tuple(answers[shard] for shard in range(shards))
 
-    def _retry(self, ask: Callable[[], None], error: ParashardError) -> None:
+    def _retry(self, request: Callable[[], None], error: ParashardError) -> None:
         """Ask a shard again, after an error, until it answers or the budget is spent."""
         if self._giving_up.is_set() or not self._retry_budget_s:
             raise error
         import tenacity  # only where a shard has to be asked again
 
         until_s = self._now_s() + self._retry_budget_s
-        self._look(error)
+        self._refresh_view(error)
 
-        def look(state: tenacity.RetryCallState) -> None:
+        def refresh_view(state: tenacity.RetryCallState) -> None:
             assert state.outcome is not None
-            self._look(state.outcome.exception())
+            self._refresh_view(state.outcome.exception())
 
         tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(self._retried),
             wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
             sleep=tenacity.sleep_using_event(self._giving_up),
             stop=lambda _: self._giving_up.is_set() or self._now_s() >= until_s,
-            before_sleep=look,
+            before_sleep=refresh_view,
             reraise=True,
-        )(ask)
+        )(request)
 
-    def _look(self, error: BaseException | None) -> None:
+    def _refresh_view(self, error: BaseException | None) -> None:
         """Learn where the shards are, unless the shard has only no room."""
         if self._refresh is not None and not isinstance(error, QueueFull):
             self._refresh()

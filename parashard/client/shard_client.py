@@ -184,7 +184,7 @@ class ShardClient:
 
         with self._observer.phase("pull", step):
             try:
-                weights.versions = self._fan_out.ask_all(pull, len(incarnations))
+                weights.versions = self._fan_out.request_all(pull, len(incarnations))
                 weights.incarnations = tuple(incarnations)
             except BaseException:
                 weights.versions = (None,) * len(incarnations)  # what its arrays hold is undefined
@@ -247,7 +247,7 @@ class ShardClient:
                 prepared = [
                     self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
                 ]
-                receipts = self._fan_out.ask_all(push, len(prepared), settle, unacknowledged)
+                receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
                 for encoded in unsettled.values():
                     self._encoder.settle(encoded, applied=False)

@@ -74,8 +74,8 @@ def screen_lines(
     lines = [*_head(status, width), _bar(status, width, ascii_only), *map(Text, item_lines(items, width))]
     lines += _problems(status, width)
     workers, shards = _workers(status), _shards(status)
-    told = shown_warnings(status)
-    events = [event for event in status.events if event not in told and not event.startswith(elsewhere)]
+    shown = shown_warnings(status)
+    events = [event for event in status.events if event not in shown and not event.startswith(elsewhere)]
     all_events = _events(events, width, EVENTS_SHOWN * EVENT_LINES)
     if height is None:
         return [*lines, *workers.lines(width, workers.height), *shards.lines(width, shards.height), *all_events]

@@ -182,7 +182,7 @@ def _strictly() -> Iterator[None]:
     for name in [name for name, value in os.environ.items() if name.startswith(SETTINGS) and not value]:
         del os.environ[name]  # empty is the same as not set, by OpenTelemetry's specification
     logger, heard = logging.getLogger(READS_SETTINGS), _Heard()
-    told, logger.propagate = logger.propagate, False
+    propagated, logger.propagate = logger.propagate, False
     logger.addHandler(heard)
     try:
         yield
@@ -190,7 +190,7 @@ def _strictly() -> Iterator[None]:
         heard.texts.append(str(error))
     finally:
         logger.removeHandler(heard)
-        logger.propagate = told
+        logger.propagate = propagated
     if heard.texts:
         said = heard.texts[0].partition(". ")[0].rstrip(".")  # not which default it would have taken
         why = re.sub(r"\b(max_\w+_size|schedule_delay)(_millis)?\b", lambda it: f"OTEL_BSP_{it[1].upper()}", said)

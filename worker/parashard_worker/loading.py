@@ -31,9 +31,9 @@ from parashard_worker.computing import Task
 from parashard_worker.device import open_device
 
 
-def job_told(told: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
+def job_of(reply: pb.GetJobReply, overrides: Sequence[Override] = ()) -> Job:
     """Return the coordinator's job, with what is different on this machine, such as a path."""
-    return job_from_toml(told.job_toml, overrides)
+    return job_from_toml(reply.job_toml, overrides)
 
 
 def limit_compute_threads(job: Job, *, own_process: bool) -> int:
@@ -51,7 +51,7 @@ def limit_compute_threads(job: Job, *, own_process: bool) -> int:
 
 
 def load_task(
-    told: pb.GetJobReply,
+    reply: pb.GetJobReply,
     job: Job,
     *,
     threads: int,
@@ -66,7 +66,7 @@ def load_task(
 
     Parameters
     ----------
-    told : GetJobReply
+    reply : GetJobReply
         What the coordinator says of the job.
     job : Job
         The same, with what is different on this machine.
@@ -94,11 +94,11 @@ def load_task(
     opened = open_source(job.data) if source is None else source
     limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
     spec = opened.spec
-    _check_data(job, spec, told)
-    plan = plan_from(told.plan)
+    _check_data(job, spec, reply)
+    plan = plan_from(reply.plan)
     encodings.warm_up(plan.variables.values())
-    folder = model_folder or (Path(told.model_folder) if told.model_folder else None)
-    _check_identity(job, spec, plan, told, code_sha256(job.model, folder) if model is None else model_sha256)
+    folder = model_folder or (Path(reply.model_folder) if reply.model_folder else None)
+    _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if model is None else model_sha256)
     policy = job.consistency.policy
     return Task(
         model=build_model(job.model, spec, job.job.seed, folder) if model is None else model,
@@ -111,21 +111,21 @@ def load_task(
     )
 
 
-def _check_data(job: Job, spec: DataSpec, told: pb.GetJobReply) -> None:
+def _check_data(job: Job, spec: DataSpec, reply: pb.GetJobReply) -> None:
     """Refuse to compute with other data than the job's."""
-    if spec.fingerprint != told.data_fingerprint:
+    if spec.fingerprint != reply.data_fingerprint:
         raise WrongRun(
             f"this machine's data differ from the job's: fingerprint {spec.fingerprint[:12]} is not "
-            f"{told.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
+            f"{reply.data_fingerprint[:12]} (data.path is {getattr(job.data, 'path', 'built in')})"
         )
 
 
-def _check_identity(job: Job, spec: DataSpec, plan: Plan, told: pb.GetJobReply, code: str) -> None:
+def _check_identity(job: Job, spec: DataSpec, plan: Plan, reply: pb.GetJobReply, code: str) -> None:
     """Refuse to work on steps that are not the job's: overrides may say where things are, not what is computed."""
-    first = told.initial_sha256
+    first = reply.initial_sha256
     mine = job_identity(job, spec, plan.variables, initial_sha256=first, model_sha256=code)
-    if identity_digest(mine) != told.job_digest:
-        theirs = job_identity(job_told(told), spec, plan.variables, initial_sha256=first, model_sha256=code)
+    if identity_digest(mine) != reply.job_digest:
+        theirs = job_identity(job_of(reply), spec, plan.variables, initial_sha256=first, model_sha256=code)
         changed = changed_keys(theirs, mine)
         log.info("job-differs", keys=changed)  # all of them
         named = in_words(differences(theirs, mine, "there", "here"))

@@ -39,7 +39,7 @@ from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from parashard_worker.computing import Task
 from parashard_worker.leasing import Joined, Leasing, end_process
-from parashard_worker.loading import job_told, limit_compute_threads, load_task
+from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ class Worker:
         self._model = model
         self._model_sha256 = model_sha256
         self._source = source
-        self._told = job
+        self._job = job
         self._settings = settings
         self._credentials = credentials
         self._observer = observer
@@ -149,12 +149,12 @@ class Worker:
             for before the worker had joined.
         """
         settings, coordinator = self._settings, self._coordinator
-        told = coordinator.get_job() if self._told is None else self._told
-        job = job_told(told, settings.overrides)
+        reply = coordinator.get_job() if self._job is None else self._job
+        job = job_of(reply, settings.overrides)
         coordinator.retry_budget_s = job.cluster.retry_budget_s
         threads = limit_compute_threads(job, own_process=settings.own_process)
         task = load_task(
-            told,
+            reply,
             job,
             threads=threads,
             worker=settings.name,
@@ -169,29 +169,29 @@ class Worker:
         http = HttpPort(settings.host, settings.http_port, metrics, lambda: "" if joined else "not in the job yet")
         http.start()
         try:
-            join = partial(self._join, told, task, http.address)
+            join = partial(self._join, reply, task, http.address)
             member = join(settings.name)
             joined = True
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=task.device.name, threads=threads, http=http.address)
-                leasing, client = self._connected(told, job, task, member, partial(join, member.name), stop)
+                leasing, client = self._connected(reply, job, task, member, partial(join, member.name), stop)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth)
                 metrics.add(partial(_collector, loop, member.name))
                 with self._left_in_time(stop, leasing, job.cluster.grace_s):
-                    self._work(told, client, leasing, loop, stop)
+                    self._work(reply, client, leasing, loop, stop)
                 reason = stop.reason or leasing.hung or leasing.reason
                 log.info("left", steps=loop.steps, reason=reason)
         finally:
             http.stop()
         return WorkerEnd(loop.steps, leasing.state == pb.JOB_STATE_FAILED, reason)
 
-    def _join(self, told: pb.GetJobReply, task: Task, http_address: str, name: str) -> Joined:
+    def _join(self, reply: pb.GetJobReply, task: Task, http_address: str, name: str) -> Joined:
         """Join the job, for the first time or at a coordinator that was started anew."""
         member = self._coordinator.register_worker(
             pb.RegisterWorkerRequest(
-                run_id=told.run_id,
-                job_digest=told.job_digest,
+                run_id=reply.run_id,
+                job_digest=reply.job_digest,
                 name=name,
                 fingerprint=task.device.fingerprint(),
                 http_address=http_address,
@@ -199,17 +199,17 @@ class Worker:
                 token=self._token,
             )
         )
-        return Joined(told.run_id, member.name, member.incarnation, member.lease_ttl_s)
+        return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
 
     def _view(self, run_id: str) -> View:
         return view_from(self._coordinator.get_view(run_id))
 
     def _connected(
-        self, told: pb.GetJobReply, job: Job, task: Task, member: Joined, join: Callable[[], Joined], stop: Stop
+        self, reply: pb.GetJobReply, job: Job, task: Task, member: Joined, join: Callable[[], Joined], stop: Stop
     ) -> tuple[Leasing, ShardClient]:
         """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
         cluster = job.cluster
-        self._observer.joined(told.run_id, member.name)
+        self._observer.joined(reply.run_id, member.name)
         leasing = Leasing(
             self._coordinator,
             member,
@@ -222,23 +222,23 @@ class Worker:
             observer=self._observer,
         )
         client = ShardClient(
-            told.run_id,
-            told.job_digest,
+            reply.run_id,
+            reply.job_digest,
             task.plan,
             member.name,
             retry_budget_s=cluster.retry_budget_s,
             giving_up=stop.event,
             now_s=leasing.clock.now_s,
-            look=lambda: self._view(told.run_id),
+            look=lambda: self._view(reply.run_id),
             connect=connect_by(cluster.transport, self._credentials),
             observer=self._observer,
         )
         return leasing, client
 
-    def _work(self, told: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
+    def _work(self, reply: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
         leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
         try:
-            client.use(self._coordinator.patiently(lambda: self._view(told.run_id)))
+            client.use(self._coordinator.patiently(lambda: self._view(reply.run_id)))
             loop.run(lambda: stop.asked)
         finally:
             leasing.leave(LEAVE_S)

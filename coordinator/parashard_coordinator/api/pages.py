@@ -67,8 +67,8 @@ def _since(query: str) -> int | None:
     return 0
 
 
-def _json(told: dict[str, Any]) -> tuple[int, str, bytes]:
-    return 200, "application/json", json.dumps(told, allow_nan=False).encode()
+def _json(content: dict[str, Any]) -> tuple[int, str, bytes]:
+    return 200, "application/json", json.dumps(content, allow_nan=False).encode()
 
 
 def _file(kind: str, content: bytes) -> Page:

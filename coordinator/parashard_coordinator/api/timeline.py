@@ -74,8 +74,8 @@ class Timeline:
         for points in (self._recent, self._older):
             while points and points[-1].elapsed_s >= elapsed_s:
                 points.pop()
-        told = row.get("held_out")
-        held_out = {f"{HELD_OUT}{name}": told[name] for name in told} if isinstance(told, Mapping) else {}
+        metrics = row.get("held_out")
+        held_out = {f"{HELD_OUT}{name}": metrics[name] for name in metrics} if isinstance(metrics, Mapping) else {}
         given = {name: row.get(name) for name in FIGURES} | held_out
         figures = {name: value for name in given if (value := _finite(given[name])) is not None}
         self.last += 1

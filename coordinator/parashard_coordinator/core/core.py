@@ -56,33 +56,35 @@ class Core:
 
     # --- shards ---
 
-    def announced(self, shard: int, says: Announcement, now_s: float) -> None:
+    def announced(self, shard: int, announcement: Announcement, now_s: float) -> None:
         """Take in what a shard says of itself; a new incarnation replaces all that was believed of the shard."""
         job = self.job
-        held_stop = says.held.stop()
-        furthest = max(held_stop, says.applied.stop())
+        held_stop = announcement.held.stop()
+        furthest = max(held_stop, announcement.applied.stop())
         if furthest > job.options.steps_total:
             raise MalformedFrame(f"shard {shard} holds step {furthest - 1}; this job has {job.options.steps_total}")
         earlier = job.last_incarnation(shard)
-        is_new = job.shards.register(shard, says.registration)
+        registration, skipped = announcement.registration, announcement.skipped
+        is_new = job.shards.register(shard, registration)
         self._shard_seen_s[shard] = now_s
-        held = job.leases.trusted(says.applied, says.held, says.skipped)
-        standing = Standing(says.applied, held, says.returnable, says.registration.incarnation, says.skipped)
+        held = job.leases.trusted(announcement.applied, announcement.held, skipped)
+        standing = Standing(announcement.applied, held, announcement.returnable, registration.incarnation, skipped)
         job.rounds.stands(shard, standing)
         job.leases.reach(held_stop - 1)
         if is_new:
             self.shard_answered(shard)
             # A process that was told to return to a round has a new incarnation: that is no restart.
-            process = says.first_incarnation or says.registration.incarnation
+            process = announcement.first_incarnation or registration.incarnation
             job.shard_restarts += 0 < earlier < process
             begun = "started" if not earlier else "restarted" if earlier < process else "reconnected"
             lost = job.leases.shard_registered(shard, held)
-            what = f"shard-{shard} {begun} ({says.registration.address}): {says.restored or 'initial values'}"
+            restored = announcement.restored or "initial values"
+            what = f"shard-{shard} {begun} ({registration.address}): {restored}"
             job.add_event(what + _recomputed(lost))
         else:
             for step in job.leases.confirm(shard, held):
                 job.add_event(f"every shard has step {step:,} already; it is not tried again")
-        self._has_skipped(shard, says.applied, says.skipped, new_incarnation=is_new)
+        self._has_skipped(shard, announcement.applied, announcement.skipped, new_incarnation=is_new)
         begins = job.state is JobState.STARTING and job.shards.all_registered
         if begins:
             job.change_state(JobState.RUNNING, "every shard is up")
@@ -377,7 +379,7 @@ class Core:
                 job.fail(given_up, must_be_fixed=True)
         elif job.evaluations.finish(after_step, metrics):
             job.decisions += 1
-            for one in job.evaluations.untold():
+            for one in job.evaluations.unreported():
                 metrics_then = sorted((one.metrics or {}).items())
                 shown = ", ".join(f"{metric_name(name)} {metric(value)}" for name, value in metrics_then)
                 job.add_event(f"step {one.after_step:,}: {f'held-out {shown}' if shown else 'no metrics'}")

@@ -59,7 +59,7 @@ class Evaluations:
         self._held: dict[int, Evaluation] = {}
         self._done: dict[int, Evaluation] = {}  # the newest results, by the steps before them
         self._forgotten = IntervalSet()  # of steps; one that is due there has its result, whose metrics are not kept
-        self._untold: set[int] = set()  # of these, the ones whose result is not reported yet
+        self._unreported: set[int] = set()  # of these, the ones whose result is not reported yet
 
     @property
     def latest(self) -> Evaluation | None:
@@ -108,22 +108,22 @@ class Evaluations:
         if evaluation is None:
             return False
         self._end(evaluation, metrics)
-        self._untold.add(after_step)
+        self._unreported.add(after_step)
         return True
 
-    def untold(self) -> list[Evaluation]:
-        """Return, once, the results that people have not been told, in order.
+    def unreported(self) -> list[Evaluation]:
+        """Return, once, the results that are not reported yet, in order.
 
-        None is told before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
+        None is reported before an earlier one is in, unless more than `RESULTS_KEPT` would wait for that.
         """
         first_open = self._open[0].after_step if self._open else math.inf
-        ready = sorted(after_step for after_step in self._untold if after_step < first_open)
-        if len(self._untold) - len(ready) > RESULTS_KEPT:
-            ready = sorted(self._untold)
-        self._untold.difference_update(ready)
-        told = [self._done[after_step] for after_step in ready]
+        ready = sorted(after_step for after_step in self._unreported if after_step < first_open)
+        if len(self._unreported) - len(ready) > RESULTS_KEPT:
+            ready = sorted(self._unreported)
+        self._unreported.difference_update(ready)
+        reported = [self._done[after_step] for after_step in ready]
         self._forget_oldest()
-        return told
+        return reported
 
     def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
@@ -154,7 +154,7 @@ class Evaluations:
         gone = [after_step for after_step in later if self._has_result(after_step)]
         for after_step in gone:
             self._done.pop(after_step, None)
-            self._untold.discard(after_step)
+            self._unreported.discard(after_step)
         self._forgotten = self._forgotten.intersection(IntervalSet([(0, lowest_incomplete + 1)]))
         again = [self._add(after_step) for after_step in gone]
         self._open.sort(key=lambda e: e.after_step)
@@ -208,9 +208,9 @@ class Evaluations:
         return after_step in self._done or after_step in self._forgotten
 
     def _forget_oldest(self) -> None:
-        """Keep the metrics of the newest results only, and of those that people are still to be told."""
-        told = sorted(after_step for after_step in self._done if after_step not in self._untold)
-        for after_step in told[:-RESULTS_KEPT]:
+        """Keep the metrics of the newest results only, and of those that are still to be reported."""
+        reported = sorted(after_step for after_step in self._done if after_step not in self._unreported)
+        for after_step in reported[:-RESULTS_KEPT]:
             del self._done[after_step]
             self._forget(after_step)
 

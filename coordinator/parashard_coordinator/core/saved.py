@@ -53,7 +53,7 @@ class Saved(Record):
         """Return what still holds once all shards start from the first `steps` steps: what came later is given up."""
         return self.replaced(
             early_stop=self.early_stop if self.target <= steps else "",
-            evaluations={after: told for after, told in self.evaluations.items() if int(after) <= steps},
+            evaluations={after: metrics for after, metrics in self.evaluations.items() if int(after) <= steps},
             evaluated=tuple((start, min(stop, steps + 1)) for start, stop in self.evaluated if start <= steps),
             skips=tuple(step for step in self.skips if step < steps),
             final="",

@@ -35,8 +35,8 @@ class SkippedSteps:
         """
         if new_incarnation:
             self._applied[shard], self._skipped[shard] = IntervalSet(), IntervalSet()
-        for known, told in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):
-            for start, stop in told.intervals():
+        for known, reported in ((self._applied[shard], applied), (self._skipped[shard], skipped.intersection(applied))):
+            for start, stop in reported.intervals():
                 known.add_range(start, stop)
         return [
             step for start, stop in self.partly().intervals() for step in range(start, stop) if self._told.add(step)

@@ -80,7 +80,7 @@ def test_results_are_reported_in_order_of_steps() -> None:
     first.call(evaluated=judged(2, accuracy=0.25))
     told = ["step 2: held-out accuracy 0.2500", "step 4: held-out accuracy 0.5000"]
     assert [event for event in core.job.events if "held-out" in event] == told
-    assert core.job.evaluations.untold() == [], "once"
+    assert core.job.evaluations.unreported() == [], "once"
 
 
 def test_metrics_may_be_none_at_all() -> None:

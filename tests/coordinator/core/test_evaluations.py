@@ -190,10 +190,10 @@ def test_results_that_are_lost_or_known_from_before_are_not_reported() -> None:
     evaluations = evaluations_of(10, 20, 30)
     evaluations.known(10, {"loss": 1.0})
     evaluations.finish(20, {"loss": 2.0})
-    assert [e.after_step for e in evaluations.untold()] == [20]
+    assert [e.after_step for e in evaluations.unreported()] == [20]
     evaluations.finish(30, {"loss": 3.0})
     evaluations.shard_returned(15)
-    assert evaluations.untold() == [], "30 is judged again, and 20 is to come first"
+    assert evaluations.unreported() == [], "30 is judged again, and 20 is to come first"
 
 
 # --- how much is kept ---
@@ -205,7 +205,7 @@ def judged_all(evaluations: Evaluations, first: int = 1, last: int = MANY) -> Ev
     """Return them with a result after each tenth step, from ten times `first` to ten times `last`."""
     for number in range(first, last + 1):
         assert evaluations.finish(10 * number, {"loss": float(number)})
-        evaluations.untold()
+        evaluations.unreported()
     return evaluations
 
 
@@ -228,13 +228,13 @@ def test_results_that_wait_for_an_earlier_one_are_told_and_forgotten_in_the_end(
     told: list[int] = []
     for number in range(2, MANY + 1):
         evaluations.finish(10 * number, {"loss": float(number)})
-        told += [one.after_step for one in evaluations.untold()]
+        told += [one.after_step for one in evaluations.unreported()]
         assert len(evaluations.results()) <= 2 * RESULTS_KEPT + 1
     assert told == list(range(20, 10 * len(told) + 11, 10)), "each once, in order"
     assert len(told) >= MANY - RESULTS_KEPT - 1
     assert granted(evaluations, lowest=10) == [10]
     assert evaluations.finish(10, {"loss": 0.0})
-    assert evaluations.untold()[0].after_step == 10
+    assert evaluations.unreported()[0].after_step == 10
     assert evaluations.finished
 
 
@@ -242,7 +242,7 @@ def test_results_behind_an_open_one_wait_however_many_are_told_before_it() -> No
     evaluations, ready = many(), RESULTS_KEPT * 3 // 5
     for number in (*range(1, ready + 1), *range(ready + 2, 2 * ready + 2)):
         evaluations.finish(10 * number, {"loss": float(number)})
-    assert [one.after_step for one in evaluations.untold()] == list(range(10, 10 * ready + 1, 10))
+    assert [one.after_step for one in evaluations.unreported()] == list(range(10, 10 * ready + 1, 10))
 
 
 def test_forgotten_results_that_a_shard_lost_are_judged_again() -> None:  # P25
