@@ -11,7 +11,8 @@ import numpy as np
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Slice
 from parashard.transports.base import Pending, Transport
-from support.transport_peers import TARGET, FakePlane, Peer
+from support.fake_plane import TARGET, FakePlane
+from support.transport_peers import Peer
 from support.waiting import DEADLINE_S
 
 OFFSETS = [0, 1000, 1001, 3000]  # of the partitions, in elements

@@ -1,77 +1,142 @@
-"""A shard's data plane that is only a vector: pushes are added to it, and a test says what goes wrong."""
+"""A shard's data plane without a shard: adds pushes to its weights. A test replaces its hooks."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import ArrayLike
 
-from parashard.errors import ParashardError, ShapeMismatch, StaleIncarnation
+from parashard.errors import ParashardError, QueueFull, ShapeMismatch, StaleIncarnation
+from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
+from parashard.transports.base import Greeting
+from parashard.transports.shared_weights import SharedWeights
+from parashard.transports.weight_memory import PrivateWeights
 
 TARGET = Target("run", "digest", 1, 0, 7)
+GREETING = Greeting(TARGET, "worker-0")
 
 _Result = TypeVar("_Result")
 
 
 class FakePlane:
-    """See `parashard_server.serving.session.Plane`. Not locked: tests make one request at a time where it matters.
+    """See `parashard_server.serving.session.Plane`. Requests take turns, as they do at a shard's lock.
+
+    Parameters
+    ----------
+    offsets : sequence of int, length partitions + 1
+        Where each partition begins, in elements, and where the last one ends.
+    memory : callable
+        Makes the weights' memory, zero at first; `SharedWeights` where workers map it.
 
     Attributes
     ----------
-    weights : float32 array
-        Zero at first.
-    moved : list of (int, int)
-        What a pull that knows a version is answered with: bytes [begin, end) of the vector.
-    before_push, before_pull : callable
-        Called first, so that a test can raise or wait.
+    greeted : list of Target
+        What each HELLO named.
+    pushes : list of Push
+        Those whose turn came, with copies of their payloads, which are only borrowed.
+    pulls : list of PullRun
+        Those whose turn came.
+    before : callable
+        Called with each request before its turn; may raise or wait.
+    apply : callable
+        From a push, in its turn, to the version of its receipt.
+    answered : callable
+        From the true answer to a pull, in its turn, to the one that is given.
+    after_read : callable
+        Called with each pull after its turn, before its answer leaves.
     """
 
-    def __init__(self, elements: int) -> None:
-        self.weights = np.zeros(elements, "<f4")
+    def __init__(
+        self, offsets: Sequence[int], memory: Callable[[Sequence[int]], PrivateWeights | SharedWeights] = PrivateWeights
+    ) -> None:
+        self.offsets = offsets
+        self.memory = memory(offsets)
         self.version = 0
-        self.moved: list[tuple[int, int]] = []
+        self.greeted: list[Target] = []
         self.pushes: list[Push] = []
-        self.runs: list[PullRun] = []
-        self.before_push: Callable[[], object] = lambda: None
-        self.before_pull: Callable[[], object] = lambda: None
+        self.pulls: list[PullRun] = []
+        self.before: Callable[[Push | PullRun], None] = lambda request: None
+        self.apply: Callable[[Push], int] = self.add
+        self.answered: Callable[[Weights], Weights] = lambda weights: weights
+        self.after_read: Callable[[PullRun], None] = lambda run: None
+        self._turn = threading.RLock()
 
     @property
     def push_bytes_max(self) -> int:
-        return self.weights.nbytes
+        return self.memory.weights.nbytes
 
     def check(self, target: Target) -> None:
+        self.greeted.append(target)
+        self._check(target)
+
+    def push(self, push: Push, timeout_s: float) -> Receipt:
+        self._begin(push, timeout_s)
+        with self._turn:
+            self.pushes.append(push._replace(payload=Buffers([bytes(push.payload.whole())])))
+            return Receipt(PushResult.APPLIED, self.apply(push), push.pulled_version)
+
+    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
+        self._begin(run, timeout_s)
+        with self._turn:
+            self.pulls.append(run)
+            result = read(self.answered(Weights(self.version, self._moved(run))))
+        self.after_read(run)
+        return result
+
+    def add(self, push: Push) -> int:
+        """Add a gradient to the first of the weights; return the version that they move to."""
+        gradient = np.frombuffer(push.payload.whole(), "<f4")
+        with self._turn:
+            values = self.memory.weights.copy()
+            values[: gradient.size] += gradient
+            self.move(values)
+            return self.version
+
+    def move(self, values: ArrayLike, *partitions: int) -> None:
+        """Move these partitions, or all, to the next version, where the weights are these values."""
+        memory = self.memory
+        whole = np.broadcast_to(np.asarray(values, np.float32), memory.weights.shape)
+        with self._turn:
+            self.version += 1
+            for index in partitions or range(len(self.offsets) - 1):
+                run = slice(self.offsets[index], self.offsets[index + 1])
+                memory.begun[index] = self.version
+                memory.weights[run] = whole[run]
+                memory.done[index] = self.version
+
+    def _check(self, target: Target) -> None:
         if target != TARGET:
             raise StaleIncarnation(f"the request names incarnation {target.incarnation}; this is {TARGET.incarnation}")
 
-    def push(self, push: Push, timeout_s: float) -> Receipt:
-        self.before_push()
-        self.check(push.target)
-        self.pushes.append(push)
-        gradient = np.frombuffer(push.payload.whole(), "<f4")
-        self.weights[: gradient.size] += gradient
-        self.version += 1
-        return Receipt(PushResult.APPLIED, self.version, None)
+    def _begin(self, request: Push | PullRun, timeout_s: float) -> None:
+        self._check(request.target)
+        if timeout_s <= 0:
+            raise QueueFull("no time is left for a turn")
+        self.before(request)
 
-    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        self.before_pull()
-        self.check(run.target)
-        begin, end = run.offset_bytes, run.offset_bytes + run.length_bytes
-        if end > self.weights.nbytes:
-            raise ShapeMismatch(f"bytes [{begin}, {end}) are not within {self.weights.nbytes}")
-        self.runs.append(run)
-        moved = [(begin, end)] if run.known_version is None else self.moved
-        cut = [(max(begin, first), min(end, last)) for first, last in moved]
-        content = memoryview(self.weights).cast("B")
-        return read(Weights(self.version, tuple(Run(a, content[a:b]) for a, b in cut if a < b)))
+    def _moved(self, run: PullRun) -> tuple[Run, ...]:
+        content, end = self.memory.weights.view(np.uint8).data, run.offset_bytes + run.length_bytes
+        if end > content.nbytes:
+            raise ShapeMismatch(f"bytes [{run.offset_bytes}, {end}) are not within {content.nbytes}")
+        known = -1 if run.known_version is None else run.known_version
+        spans = [
+            (max(run.offset_bytes, 4 * start), min(end, 4 * stop))
+            for (start, stop), done in zip(pairwise(self.offsets), self.memory.done.tolist(), strict=True)
+            if done > known
+        ]
+        return tuple(Run(first, content[first:last]) for first, last in spans if first < last)
 
 
-def refusing(error: ParashardError) -> Callable[[], object]:
-    """Return what raises an error, once."""
+def refusing(error: ParashardError) -> Callable[[object], None]:
+    """Return a hook that raises an error, once."""
     errors = [error]
 
-    def refuse() -> None:
+    def refuse(request: object) -> None:
         if errors:
             raise errors.pop()
 

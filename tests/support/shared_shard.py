@@ -1,99 +1,31 @@
-"""A shard of shared memory in this process: a data plane that counts, behind the real service and a real socket."""
+"""A shard of shared memory in this process: a fake plane behind the real service and a real socket."""
 
 from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
 from pathlib import Path
-from typing import TypeVar
 
 import numpy as np
 
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Slice, Target, Weights
-from parashard.transports.base import Greeting, ShardAddress
+from parashard.protocol.messages import PullRun, Push, PushResult, Slice
+from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from parashard_server.serving.local_socket import LocalSocket
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
+from support.fake_plane import GREETING, TARGET, FakePlane
 from support.waiting import DEADLINE_S
 
-TARGET = Target("run-1", "d" * 64, 5, 0, 1)
 OFFSETS = (0, 6, 6, 1000, 3000)
 """Of partitions, one of them empty."""
 ELEMENTS = OFFSETS[-1]
-
-_Result = TypeVar("_Result")
-
-
-class CountingPlane:
-    """Adds every push to the weights, partition by partition; two hooks stand for what others do meanwhile.
-
-    Pushes and reads take turns, as they do at the shard's lock; the hooks are called outside of it.
-
-    Attributes
-    ----------
-    before_push : callable
-        Called with each request before it moves anything.
-    after_read : callable
-        Called after a pull was read, before its answer leaves.
-    """
-
-    def __init__(self, offsets: tuple[int, ...] = OFFSETS) -> None:
-        self.offsets = offsets
-        self.memory = SharedWeights(offsets)
-        self.version = 0
-        self._turn = threading.Lock()
-        self.greeted: list[Target] = []
-        self.pulled: list[PullRun] = []
-        self.check: Callable[[Target], None] = self.greeted.append
-        self.before_push: Callable[[Push], None] = lambda request: None
-        self.after_read: Callable[[PullRun], None] = lambda run: None
-
-    @property
-    def push_bytes_max(self) -> int:
-        return self.memory.weights.nbytes
-
-    def push(self, request: Push, timeout_s: float) -> Receipt:
-        self.before_push(request)
-        gradient = np.frombuffer(request.payload.whole(), np.float32)
-        if gradient.size:
-            self.move(gradient)
-        return Receipt(PushResult.APPLIED, self.version, None)
-
-    def move(self, gradient: object, *partitions: int) -> None:
-        """Move these partitions, or all, to the next version."""
-        change = np.broadcast_to(np.asarray(gradient, np.float32), self.memory.weights.shape)
-        with self._turn:
-            self.version += 1
-            for index in partitions or range(len(self.offsets) - 1):
-                run = slice(self.offsets[index], self.offsets[index + 1])
-                self.memory.begun[index] = self.version
-                self.memory.weights[run] += change[run]
-                self.memory.done[index] = self.version
-
-    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        self.pulled.append(run)
-        with self._turn:
-            result = read(Weights(self.version, self.moved(run)))
-        self.after_read(run)
-        return result
-
-    def moved(self, asked: PullRun) -> tuple[Run, ...]:
-        """Return what a pull is answered with."""
-        content = memoryview(self.memory.weights).cast("B")
-        moved = []
-        for (start, stop), version in zip(pairwise(self.offsets), self.memory.done.tolist(), strict=True):
-            begin, end = max(asked.offset_bytes, 4 * start), min(asked.offset_bytes + asked.length_bytes, 4 * stop)
-            if begin < end and (asked.known_version is None or version > asked.known_version):
-                moved.append(Run(begin, content[begin:end]))
-        return tuple(moved)
 
 
 class WatchedSlots(Slots):
@@ -116,7 +48,7 @@ class SharedShard:
     """A shard that serves this host."""
 
     def __init__(self, root: Path, *, slots_bytes: int = 1 << 20, direct: bool = True) -> None:
-        self.plane = CountingPlane()
+        self.plane = FakePlane(OFFSETS, SharedWeights)
         self.memory = PushMemory(slots_bytes)
         self.slots = WatchedSlots(self.memory)
         self.shared = True
@@ -130,14 +62,12 @@ class SharedShard:
         return ShmTransport(self.where, GREETING)
 
     def _memory(self) -> SharedWeights | None:
+        assert isinstance(self.plane.memory, SharedWeights)
         return self.plane.memory if self.shared else None
 
     def stop(self) -> None:
         self._server.stop()
         self.socket.close()
-
-
-GREETING = Greeting(TARGET, "worker-0")
 
 
 def push_of(content: np.ndarray, step: int = 0) -> Push:

@@ -13,14 +13,9 @@ from types import SimpleNamespace
 import pytest
 
 from parashard._proto import stream_pb2
-from parashard.protocol.messages import Target
 from parashard.transports import socket_io
-from parashard.transports.base import Greeting
 from parashard.transports.stream import Kind, Stream
 from support.waiting import DEADLINE_S
-
-TARGET = Target("run", "digest", 1, 0, 7)
-GREETING = Greeting(TARGET, "worker-0")
 
 
 def soon() -> float:

@@ -10,18 +10,17 @@ import numpy as np
 from parashard.plan.partition import Partition
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Receipt, Slice, Target
-from parashard.transports.base import Greeting, ShardAddress
+from parashard.transports.base import ShardAddress
 from parashard.transports.stream import Stream, greet
 from parashard.transports.tcp import TcpTransport
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
-from support.fake_plane import TARGET, FakePlane
+from support.fake_plane import GREETING, TARGET, FakePlane
 from support.stream_cases import DEADLINE_S, serving, soon
 
 ELEMENTS = 1000
-GREETING = Greeting(TARGET, "worker-0")
 
 
 def push_of(values: np.ndarray, target: Target = TARGET) -> Push:
@@ -70,8 +69,9 @@ class Served:
 
 
 @contextmanager
-def shard(elements: int = ELEMENTS, budget_bytes: int = 1 << 20) -> Iterator[Served]:
-    plane, memory = FakePlane(elements), PushMemory(budget_bytes)
+def shard(*ends: int, budget_bytes: int = 1 << 20) -> Iterator[Served]:
+    """Yield a shard whose partitions end at these elements; by default one of all ELEMENTS."""
+    plane, memory = FakePlane([0, *(ends or [ELEMENTS])]), PushMemory(budget_bytes)
     buffers = ReceiveBuffers(memory)
     with serving(TcpService(plane, buffers).serve) as (server, connect):
         served = Served(server, plane, buffers, memory, connect)

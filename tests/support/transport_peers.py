@@ -9,27 +9,25 @@ import json
 import socket
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import numpy as np
 
-from parashard.errors import StaleIncarnation
 from parashard.protocol import rpc
-from parashard.protocol.messages import PullRun, Push, PushResult, Receipt, Run, Target, Weights
+from parashard.protocol.messages import PullRun, Push
 from parashard.protocol.rpc import Server
 from parashard.security.certs import issue, make_authority
 from parashard.security.credentials import Credentials
 from parashard.security.identity import Identity, Role
 from parashard.security.roles import PULL, PUSH
-from parashard.transports.base import Connect, Greeting, ShardAddress
+from parashard.transports.base import Connect, ShardAddress
 from parashard.transports.grpc import GrpcTransport
 from parashard.transports.shared_weights import SharedWeights
 from parashard.transports.shm import ShmTransport
 from parashard.transports.tcp import TcpTransport
-from parashard.transports.weight_memory import PrivateWeights
 from parashard_server.serving.grpc_service import ShardService
 from parashard_server.serving.local_socket import LocalSocket
 from parashard_server.serving.push_memory import PushMemory
@@ -37,80 +35,9 @@ from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.shm_service import ShmService, Slots
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
+from support.fake_plane import TARGET, FakePlane
 
-TARGET = Target("run", "digest", 1, 0, 7)
-GREETING = Greeting(TARGET, "worker-0")
 BUDGET_BYTES = 1 << 30
-
-_Result = TypeVar("_Result")
-
-
-class FakePlane:
-    """A `RequestHandler` that moves nothing by itself.
-
-    Attributes
-    ----------
-    before : callable
-        Called with each request, by whichever thread brings it; may raise or wait.
-    taken : callable
-        Called with each whole push and its content, which is only borrowed.
-    answered : callable
-        From the true answer to a pull to the one that is given.
-    pushes : list of (Push, bytes)
-        What `taken` was called with, unless a test replaces it.
-    """
-
-    def __init__(self, offsets: Sequence[int], *, shared: bool) -> None:
-        self.memory = SharedWeights(offsets) if shared else PrivateWeights(offsets)
-        self.offsets = offsets
-        self.version = 0
-        self.before: Callable[[Push | PullRun], None] = lambda request: None
-        self.taken: Callable[[Push, memoryview], None] = lambda push, content: self.pushes.append(
-            (push, bytes(content))
-        )
-        self.answered: Callable[[Weights], Weights] = lambda weights: weights
-        self.pushes: list[tuple[Push, bytes]] = []
-        self._turn = threading.Lock()
-
-    @property
-    def push_bytes_max(self) -> int:
-        return self.memory.weights.nbytes
-
-    def check(self, target: Target) -> None:
-        if target != TARGET:
-            raise StaleIncarnation(f"for {target}, this is {TARGET}")
-
-    def push(self, push: Push, timeout_s: float) -> Receipt:
-        assert timeout_s > 0
-        self.check(push.target)
-        self.before(push)
-        with self._turn:
-            self.taken(push, push.payload.whole())
-            return Receipt(PushResult.APPLIED, self.version + push.step, push.pulled_version)
-
-    def pull(self, run: PullRun, timeout_s: float, read: Callable[[Weights], _Result]) -> _Result:
-        assert timeout_s > 0
-        self.check(run.target)
-        self.before(run)
-        with self._turn:
-            return read(self.answered(Weights(self.version, self._moved(run))))
-
-    def move(self, partition: int, values: Any) -> None:
-        """Move a partition, as a shard does: to a version of its own."""
-        with self._turn:
-            memory, self.version = self.memory, self.version + 1
-            memory.begun[partition] = self.version
-            memory.weights[self.offsets[partition] : self.offsets[partition + 1]] = values
-            memory.done[partition] = self.version
-
-    def _moved(self, run: PullRun) -> tuple[Run, ...]:
-        content, runs = self.memory.weights.data.cast("B"), []
-        for index, done in enumerate(self.memory.done.tolist()):
-            begin = max(run.offset_bytes, 4 * self.offsets[index])
-            end = min(run.offset_bytes + run.length_bytes, 4 * self.offsets[index + 1])
-            if begin < end and (run.known_version is None or done > run.known_version):
-                runs.append(Run(begin, content[begin:end]))
-        return tuple(runs)
 
 
 class Peer(Protocol):
@@ -133,7 +60,7 @@ class GrpcPeer:
 
     def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
         self.connect = self.connecting(folder)
-        self.plane = FakePlane(offsets, shared=False)
+        self.plane = FakePlane(offsets)
         self._server = Server("127.0.0.1:0", credentials)
         unused: Any = None  # services of commands
         ShardService(self.plane, unused, unused, unused, ReceiveBuffers(PushMemory(BUDGET_BYTES))).add_to(self._server)  # type: ignore[arg-type]
@@ -154,7 +81,7 @@ class TcpPeer:
 
     def __init__(self, offsets: Sequence[int], folder: Path, credentials: Credentials | None = None) -> None:
         self.connect = self.connecting(folder)
-        self.plane = FakePlane(offsets, shared=False)
+        self.plane = FakePlane(offsets)
         listening = socket.create_server(("127.0.0.1", 0))
         self.address = f"127.0.0.1:{listening.getsockname()[1]}"
         self.where = ShardAddress("unused:1", TARGET.incarnation, data_address=self.address)
@@ -217,7 +144,7 @@ class ShmPeer:
 
     def __init__(self, offsets: Sequence[int], folder: Path) -> None:
         self.connect = self.connecting(folder)
-        self.plane = FakePlane(offsets, shared=True)
+        self.plane = FakePlane(offsets, SharedWeights)
         self._socket = LocalSocket("r", 0, TARGET.incarnation, root=folder)
         self.address = self._socket.path
         self.where = ShardAddress("unused:1", TARGET.incarnation, local_path=self.address)

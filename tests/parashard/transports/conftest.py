@@ -17,8 +17,9 @@ from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
 from support import transport_peers
 from support.conformance_cases import ELEMENTS, OFFSETS, Talk
+from support.fake_plane import GREETING, TARGET
 from support.shared_shard import SharedShard
-from support.transport_peers import GREETING, PEERS, TARGET
+from support.transport_peers import PEERS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -38,6 +39,7 @@ def start(kind: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Calla
 
     def start(offsets: list[int]) -> Talk:
         peer = PEERS[kind](offsets, tmp_path_factory.mktemp("s"))  # a socket's path has little room
+        peer.plane.apply = lambda push: push.step  # weights stay as they are; each receipt says whose it is
         started.append(Talk(peer, peer.connect(peer.where, GREETING)))
         return started[-1]
 

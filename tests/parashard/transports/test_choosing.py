@@ -25,8 +25,9 @@ from parashard.protocol.messages import PushResult, Receipt
 from parashard.transports import choosing
 from parashard.transports.base import ShardAddress
 from parashard.transports.choosing import SHM, TCP, ChosenTransport, Way, connect_by
+from support.fake_plane import GREETING
 from support.logs import capture_logs
-from support.shared_shard import DEADLINE_S, GREETING, pull_of, push_of
+from support.shared_shard import DEADLINE_S, pull_of, push_of
 
 WHERE = ShardAddress("127.0.0.1:1", 1, "127.0.0.1:2", "/nowhere/shard.sock")
 

@@ -23,7 +23,7 @@ from parashard.errors import (
 from parashard.protocol.buffers import Buffers
 from parashard.protocol.messages import PullRun, Push, Run, Weights
 from support.conformance_cases import DEADLINE_S, METHODS, Talk, pull_of, push_of
-from support.transport_peers import GREETING, TARGET
+from support.fake_plane import GREETING, TARGET
 
 # --- errors ---
 

@@ -18,12 +18,8 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.shm import ShmTransport
 from parashard.transports.stream import Kind, Stream
-from support.shared_shard import (
-    DEADLINE_S,
-    GRADIENT,
-    GREETING,
-    push,
-)
+from support.fake_plane import GREETING, TARGET
+from support.shared_shard import DEADLINE_S, GRADIENT, push
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
@@ -46,7 +42,7 @@ def welcomed_with(root: Path) -> Iterator[Callable[..., ShmTransport]]:
 
         thread = threading.Thread(target=answer)
         thread.start()
-        transport = ShmTransport(ShardAddress("", 1, local_path=path), GREETING)
+        transport = ShmTransport(ShardAddress("", TARGET.incarnation, local_path=path), GREETING)
         ends[:0] = [transport.close, thread.join]
         return transport
 
@@ -124,7 +120,7 @@ def test_another_users_socket_is_unreachable(shard, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_shard_that_is_not_there_is_unreachable(root: Path) -> None:
-    transport = ShmTransport(ShardAddress("", 1, local_path=str(root / "none.sock")), GREETING)
+    transport = ShmTransport(ShardAddress("", TARGET.incarnation, local_path=str(root / "none.sock")), GREETING)
     with pytest.raises(Unreachable, match=r"none\.sock") as caught:
         transport.greet(DEADLINE_S)
     assert caught.value.peer == str(root / "none.sock")

@@ -19,15 +19,8 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.shared_weights import can_share
 from parashard.transports.shm import ShmTransport
 from parashard_server.serving.local_socket import LocalSocket, sweep
-from support.shared_shard import (
-    DEADLINE_S,
-    ELEMENTS,
-    GRADIENT,
-    GREETING,
-    mapped_bytes,
-    pull,
-    push_of,
-)
+from support.fake_plane import GREETING, TARGET
+from support.shared_shard import DEADLINE_S, ELEMENTS, GRADIENT, mapped_bytes, pull, push_of
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
@@ -35,22 +28,25 @@ pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot sha
 WORKER = """
 import sys
 import numpy as np
-from support.shared_shard import DEADLINE_S, GREETING, push_of
+from support.fake_plane import GREETING, TARGET
+from support.shared_shard import DEADLINE_S, push_of
 from parashard.transports.base import ShardAddress
 from parashard.transports.shm import ShmTransport
-transport = ShmTransport(ShardAddress("", 1, local_path=sys.argv[1]), GREETING)
+transport = ShmTransport(ShardAddress("", TARGET.incarnation, local_path=sys.argv[1]), GREETING)
 transport.push(push_of(np.ones(3000, np.float32)), DEADLINE_S)
 sys.stdin.read()
 """
 SHARD = """
 import sys
 from pathlib import Path
+from parashard.protocol.messages import Push
 from support.shared_shard import SharedShard
 shard = SharedShard(Path(sys.argv[1]))
 def hang(request):
-    print("received", flush=True)
-    sys.stdin.read()
-shard.plane.before_push = hang
+    if isinstance(request, Push):
+        print("received", flush=True)
+        sys.stdin.read()
+shard.plane.before = hang
 print(shard.socket.path, flush=True)
 sys.stdin.read()
 """
@@ -79,7 +75,7 @@ def test_a_worker_killed_in_a_push_leaves_nothing(shard, started) -> None:
         begun.set()
         let_go.wait(DEADLINE_S)
 
-    shard.plane.before_push = hold
+    shard.plane.before = hold
     before = mapped_bytes("parashard-slot")
     worker = started(WORKER, shard.socket.path)
     try:
@@ -100,7 +96,7 @@ def test_a_shard_killed_in_a_push_is_unreachable_at_once_and_its_socket_is_swept
     process = started(SHARD, str(root))
     assert process.stdout is not None
     path = process.stdout.readline().strip()
-    transport = ShmTransport(ShardAddress("", 1, local_path=path), GREETING)
+    transport = ShmTransport(ShardAddress("", TARGET.incarnation, local_path=path), GREETING)
     try:
         into = np.empty(ELEMENTS, np.float32)
         pull(transport, into)
@@ -113,11 +109,11 @@ def test_a_shard_killed_in_a_push_is_unreachable_at_once_and_its_socket_is_swept
             pull(transport, into)
     finally:
         transport.close()
-    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.1.sock"], "all that is left in the file system"
+    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.7.sock"], "all that is left in the file system"
     process.wait()
-    successor = LocalSocket("r", 0, 2, root=root)
+    successor = LocalSocket("r", 0, TARGET.incarnation + 1, root=root)
     successor.listening.close()
-    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.2.sock"]
+    assert [p.name for p in root.rglob("*.sock")] == ["shard-0.8.sock"]
     successor.close()
     sweep(root)
     assert list(root.iterdir()) == []

@@ -32,7 +32,8 @@ from parashard.transports.stream import (
     refusal,
     refused,
 )
-from support.stream_peer import DEADLINE_S, GREETING, raw, soon, stream_pair
+from support.fake_plane import GREETING
+from support.stream_peer import DEADLINE_S, raw, soon, stream_pair
 from support.tiers import fewer
 
 HELLO = stream_pb2.Hello(worker="worker-0")

@@ -19,7 +19,8 @@ from parashard.transports.base import ShardAddress
 from parashard.transports.dialling import dial
 from parashard.transports.stream import Kind, Stream, parsed, refusal
 from parashard.transports.tcp import TcpTransport
-from support.stream_peer import DEADLINE_S, GREETING, TARGET, deadlines_passed, peer, raw, soon
+from support.fake_plane import GREETING, TARGET
+from support.stream_peer import DEADLINE_S, deadlines_passed, peer, raw, soon
 
 RECEIPT = tensor_pb2.PushReply(result=tensor_pb2.PUSH_RESULT_APPLIED, version=3)
 SLICES = (Slice(Partition("w", 0, 4), 1),)

@@ -16,9 +16,8 @@ from parashard.protocol import rpc
 from parashard.protocol.rpc import our_errors
 from parashard.security.credentials import LOOK_S, Credentials
 from parashard.security.roles import PULL, PUSH
-from parashard.transports.base import Greeting
 from parashard.transports.stream import Stream, greet
-from support.fake_plane import TARGET
+from support.fake_plane import GREETING
 from support.stream_cases import DEADLINE_S, echo, serving, soon
 from support.unary_handlers import raw_handlers
 
@@ -67,7 +66,7 @@ class Running:
         context, plain = credentials.client_context(), self._stream()._connection
         tls = context.wrap_socket(plain, server_hostname="127.0.0.1", do_handshake_on_connect=False)
         with closing(Stream(tls, "shard:1")) as stream:
-            assert greet(stream, Greeting(TARGET, "worker-0"), deadline_s=soon())
+            assert greet(stream, GREETING, deadline_s=soon())
 
     def close(self) -> None:
         self._lasting.close()

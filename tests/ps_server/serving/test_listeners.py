@@ -20,11 +20,11 @@ from parashard_server.serving.listeners import Listeners
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shard_host import ShardHost
 from support.certificates import Certificates
-from support.fake_plane import FakePlane
+from support.fake_plane import GREETING, FakePlane
 from support.in_process import WEIGHT_AND_BIAS, plan_of, shard_of
 from support.ipv6 import needs_ipv6
 from support.stream_cases import DEADLINE_S
-from support.tcp_cases import GREETING, pull_of, push_of, ramp
+from support.tcp_cases import pull_of, push_of, ramp
 
 
 def ports_of(
@@ -92,10 +92,10 @@ class TestWhoMayUseTheTcpPort:
 
     @pytest.mark.parametrize("role", Role)
     def test_are_the_roles_of_the_table(self, certificates, role):
-        plane = FakePlane(ELEMENTS)
+        plane = FakePlane([0, ELEMENTS])
         if role in ALLOWED[PUSH] & ALLOWED[PULL]:
             push_and_pull(plane, certificates, role)
-            assert np.array_equal(plane.weights, ramp(ELEMENTS))
+            assert np.array_equal(plane.memory.weights, ramp(ELEMENTS))
         else:
             with pytest.raises(NotAllowed, match=f"certificate's roles are {role}/{role}-0; allowed: worker"):
                 push_and_pull(plane, certificates, role)
@@ -105,7 +105,7 @@ class TestWhoMayUseTheTcpPort:
     def test_is_no_role_with_only_one_of_these_rights(self, certificates, call, monkeypatch):
         monkeypatch.setattr(roles, "ALLOWED", MappingProxyType({**ALLOWED, call: frozenset()}))
         with pytest.raises(NotAllowed, match=f"{call[1:]}: .*; allowed: none"):
-            push_and_pull(FakePlane(ELEMENTS), certificates, Role.WORKER)
+            push_and_pull(FakePlane([0, ELEMENTS]), certificates, Role.WORKER)
 
 
 def push_and_pull(plane: FakePlane, certificates: Certificates, role: Role) -> None:

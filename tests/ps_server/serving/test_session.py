@@ -45,7 +45,7 @@ def push_header() -> tensor_pb2.PushHeader:
 
 def test_hello_names_the_worker():
     stream = Said(hello())
-    assert greeted(stream, FakePlane(2), deadline_s=7.0).worker == "worker-0"
+    assert greeted(stream, FakePlane([0, 2]), deadline_s=7.0).worker == "worker-0"
     assert stream.deadlines_s == [7.0]
     assert stream.header_bytes_max == 4096, "the peer is not authenticated yet"
 
@@ -53,17 +53,17 @@ def test_hello_names_the_worker():
 def test_hello_to_another_incarnation_is_refused():  # P3
     another = Target(TARGET.run_id, TARGET.job_digest, 1, 0, TARGET.incarnation + 1)
     with pytest.raises(StaleIncarnation):
-        greeted(Said(hello(another)), FakePlane(2), deadline_s=7.0)
+        greeted(Said(hello(another)), FakePlane([0, 2]), deadline_s=7.0)
 
 
 def test_nothing_comes_before_hello():
     with pytest.raises(MalformedFrame, match="begins with HELLO, found PULL"):
-        greeted(Said(Head(Kind.PULL, b"", 0)), FakePlane(2), deadline_s=7.0)
+        greeted(Said(Head(Kind.PULL, b"", 0)), FakePlane([0, 2]), deadline_s=7.0)
 
 
 def test_pushes_and_pulls_are_requests_and_nothing_else_is():
     stream = Said(Head(Kind.PUSH, b"", 8), Head(Kind.PULL, b"", 0), hello())
-    asked = requests(stream, FakePlane(2))
+    asked = requests(stream, FakePlane([0, 2]))
     assert [next(asked)[0].kind for _ in range(2)] == [Kind.PUSH, Kind.PULL]
     with pytest.raises(MalformedFrame, match="requests are PUSH and PULL, found HELLO"):
         next(asked)
@@ -71,7 +71,7 @@ def test_pushes_and_pulls_are_requests_and_nothing_else_is():
 
 
 def test_a_request_has_the_time_that_the_shards_size_needs():
-    stream, plane = Said(Head(Kind.PUSH, b"", 8)), FakePlane(32 * MIB)
+    stream, plane = Said(Head(Kind.PUSH, b"", 8)), FakePlane([0, 32 * MIB])
     before_s = time.monotonic()
     _, deadline_s = next(requests(stream, plane))
     after_s, needed_s = time.monotonic(), data_deadline_s(128 * MIB)
@@ -80,14 +80,14 @@ def test_a_request_has_the_time_that_the_shards_size_needs():
 
 
 def test_a_push_is_answered_with_its_receipt_or_with_the_shards_error():
-    plane = FakePlane(2)
+    plane = FakePlane([0, 2])
     kind, receipt = answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() + 10.0)
     assert (kind, receipt.version) == (Kind.RECEIPT, 1)
 
-    def refuse() -> None:
+    def refuse(request: object) -> None:
         raise NonFiniteGradient("inf")
 
-    plane.before_push = refuse
+    plane.before = refuse
     kind, refusal = answer_to_push(plane, push_header(), memoryview(bytes(8)), time.monotonic() + 10.0)
     assert (kind, refusal.code, refusal.message) == (Kind.REFUSAL, NonFiniteGradient.code, "inf")
 

@@ -29,17 +29,8 @@ from parashard.transports.shared_weights import SharedWeights, can_share
 from parashard.transports.stream import Head, Kind, Stream, answer, greet, parsed, refused
 from parashard_server.serving.push_memory import PushMemory
 from parashard_server.serving.shm_service import Slots
-from support.shared_shard import (
-    DEADLINE_S,
-    ELEMENTS,
-    GREETING,
-    OFFSETS,
-    TARGET,
-    SharedShard,
-    mapped_bytes,
-    pull_of,
-    push_of,
-)
+from support.fake_plane import GREETING, TARGET
+from support.shared_shard import DEADLINE_S, ELEMENTS, OFFSETS, SharedShard, mapped_bytes, pull_of, push_of
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="this machine cannot share weights")
 
@@ -151,7 +142,7 @@ class TestRequests:
         def refuse(request: object) -> None:
             raise QueueFull("later")
 
-        shard.plane.before_push = refuse
+        shard.plane.before = refuse
         for _ in range(2):
             assert isinstance(error_of(ask(stream, Kind.PUSH, HEADER)), QueueFull)
 
@@ -163,7 +154,7 @@ class TestRequests:
 
     def test_or_for_the_runs_in_the_slot(self, shard, stream) -> None:
         shard.plane.move(1)
-        shard.plane.move(1, 2)
+        shard.plane.move(2, 2)
         stream.send(Kind.PULL, wire.pull_header(pull_of(known=1), in_slot=True), deadline_s=soon())
         reply = parsed(answer(stream, Kind.WEIGHTS, deadline_s=soon()).header, tensor_pb2.PullReply)
         assert (list(reply.run_offsets), list(reply.run_lengths)) == ([4 * 6], [4 * 994])
@@ -194,7 +185,7 @@ class TestRequests:
         def break_down(request: object) -> None:
             raise ZeroDivisionError
 
-        shard.plane.before_push = break_down
+        shard.plane.before = break_down
         assert isinstance(error_of(ask(stream, Kind.PUSH, HEADER)), PeerFailed)
         assert is_closed(stream)
         assert shard.slots.ended.acquire(timeout=DEADLINE_S)

@@ -74,7 +74,7 @@ class TestLies:
         assert type(error) is kind
         with pytest.raises(type(error), match=text):
             raise error
-        assert (served.memory.held_bytes_max, served.plane.pushes, served.plane.runs) == (0, [], [])
+        assert (served.memory.held_bytes_max, served.plane.pushes, served.plane.pulls) == (0, [], [])
 
     @pytest.mark.parametrize(
         ("content", "text"),
@@ -118,8 +118,8 @@ class TestPeersThatStop:
         with shard(elements) as served:
             served.greeted().send(Kind.PULL, wire.pull_header(pull_of(4 * elements)), deadline_s=soon())
             all_left()
-            assert served.plane.runs
-            assert len(served.plane.runs) < 4 * elements // tcp_service.PIECE_BYTES
+            assert served.plane.pulls
+            assert len(served.plane.pulls) < 4 * elements // tcp_service.PIECE_BYTES
             assert served.server.connections == 0
 
     def test_between_requests_is_no_fault(self, served, monkeypatch):

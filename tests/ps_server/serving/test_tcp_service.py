@@ -21,9 +21,9 @@ from parashard.protocol.messages import Push, PushResult, Receipt, Slice, Target
 from parashard.transports.base import Greeting
 from parashard.transports.stream import greet
 from parashard_server.serving import session, tcp_service
-from support.fake_plane import TARGET, refusing
+from support.fake_plane import GREETING, TARGET, refusing
 from support.stream_cases import DEADLINE_S, soon
-from support.tcp_cases import ELEMENTS, GREETING, Served, pull_of, push_of, ramp, shard
+from support.tcp_cases import ELEMENTS, Served, pull_of, push_of, ramp, shard
 
 
 @pytest.fixture
@@ -65,29 +65,30 @@ class TestPushAndPull:
         served.push(push_of(ramp()))
         _, values = served.pull(pull_of())
         assert values.tolist() == ramp().tolist()
-        assert [(run.offset_bytes, run.length_bytes) for run in served.plane.runs] == [
+        assert [(run.offset_bytes, run.length_bytes) for run in served.plane.pulls] == [
             (0, 1024),
             (1024, 1024),
             (2048, 1024),
             (3072, 928),
         ]
 
-    def test_a_pull_of_what_has_moved(self, served, monkeypatch):
+    def test_a_pull_of_what_has_moved(self, monkeypatch):
         monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
-        served.push(push_of(ramp()))
-        served.plane.moved = [(0, 8), (16, 24), (1020, 1028), (3996, 4000)]
-        _, values = served.pull(pull_of(known_version=0))
+        with shard(2, 4, 6, 255, 257, 999, ELEMENTS) as served:
+            served.push(push_of(ramp()))
+            served.plane.move(ramp(), 0, 2, 4, 6)
+            _, values = served.pull(pull_of(known_version=1))
         came = {0, 1, 4, 5, 255, 256, 999}
         assert values.tolist() == [i if i in came else -1 for i in range(ELEMENTS)]
-        assert {run.known_version for run in served.plane.runs} == {0}
+        assert {run.known_version for run in served.plane.pulls} == {1}
 
     def test_the_version_of_a_pull_is_the_lowest_of_its_pieces(self, served, monkeypatch):
         monkeypatch.setattr(tcp_service, "PIECE_BYTES", 1024)
 
-        def move() -> None:
+        def move(request: object) -> None:
             served.plane.version += 1
 
-        served.plane.before_pull = move
+        served.plane.before = move
         assert served.pull(pull_of())[0] == 1
         assert served.pull(pull_of(known_version=4))[0] == 5  # nothing moved, and nothing came
 
@@ -107,7 +108,7 @@ class TestErrorsOfTheShard:
     @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
     def test_of_a_push(self, served, error):
         served.transport.greet(DEADLINE_S)
-        served.plane.before_push = refusing(error)
+        served.plane.before = refusing(error)
         with pytest.raises(type(error), match=error.message):
             served.push(push_of(ramp()))
         self.goes_on(served)
@@ -115,7 +116,7 @@ class TestErrorsOfTheShard:
     @pytest.mark.parametrize("error", ERRORS, ids=lambda error: error.code)
     def test_of_a_pull(self, served, error):
         served.transport.greet(DEADLINE_S)
-        served.plane.before_pull = refusing(error)
+        served.plane.before = refusing(error)
         with pytest.raises(type(error), match=error.message):
             served.pull(pull_of())
         self.goes_on(served)
@@ -135,17 +136,17 @@ class TestErrorsOfTheShard:
         self.goes_on(served)
 
     def test_a_push_that_finds_no_room_is_skipped(self):  # P19
-        with shard(ELEMENTS, budget_bytes=1) as served, served.buffers.take(1):
+        with shard(budget_bytes=1) as served, served.buffers.take(1):
             with pytest.raises(QueueFull, match="another 65536 would pass 1"):
                 served.push(push_of(ramp()))
             assert served.plane.pushes == []
             assert served.pull(pull_of())[0] == 0
 
     def test_a_bug_is_reported_and_ends_the_connection(self, served):
-        served.plane.before_push = lambda: 1 // 0
+        served.plane.before = lambda request: 1 // 0
         with pytest.raises(PeerFailed, match="ZeroDivisionError"):
             served.push(push_of(ramp()))
-        served.plane.before_push = lambda: None
+        served.plane.before = lambda request: None
         assert served.buffers.held_bytes == 0
 
     @staticmethod

@@ -25,9 +25,9 @@ from parashard_server.serving.receive_buffers import ReceiveBuffers
 from parashard_server.serving.stream_server import StreamServer
 from parashard_server.serving.tcp_service import TcpService
 from support.certificates import Certificates
-from support.fake_plane import TARGET, FakePlane
+from support.fake_plane import GREETING, TARGET, FakePlane
 from support.stream_cases import DEADLINE_S, echo, serving, soon
-from support.tcp_cases import GREETING, push_of
+from support.tcp_cases import push_of
 from support.unary_handlers import raw_handlers
 from support.waiting import eventually
 
@@ -75,7 +75,7 @@ class TestStreams:
         monkeypatch.setattr(
             "parashard_server.serving.stream_server.HELLO_DEADLINE_S", DEADLINE_S
         )  # all are there at once
-        plane, tls = FakePlane(1000), certificates.of(Role.SHARD).server_context
+        plane, tls = FakePlane([0, 1000]), certificates.of(Role.SHARD).server_context
         service = TcpService(plane, ReceiveBuffers(PushMemory(1 << 20)))
         with serving(service.serve, connections_max=IDLE, tls=tls, calls=(PUSH, PULL)) as (server, _):
             early, late = worker_at(server.address, certificates), worker_at(server.address, certificates)
@@ -134,7 +134,7 @@ class TestHosts:
         return stream
 
     def test_one_host_leaves_room_for_others(self):
-        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
+        with serving(TcpService(FakePlane([0, 10]), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
             server,
             _,
         ):
@@ -147,7 +147,7 @@ class TestHosts:
                 stream.close()
 
     def test_a_silent_connection_is_evicted_for_the_next_of_its_host(self):
-        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
+        with serving(TcpService(FakePlane([0, 10]), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=8) as (
             server,
             _,
         ):
@@ -160,7 +160,7 @@ class TestHosts:
                 stream.close()
 
     def test_when_full_the_host_with_the_most_unauthenticated_connections_loses_one(self):
-        with serving(TcpService(FakePlane(10), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=4) as (
+        with serving(TcpService(FakePlane([0, 10]), ReceiveBuffers(PushMemory(1 << 20))).serve, connections_max=4) as (
             server,
             _,
         ):
