@@ -20,7 +20,6 @@ from hypothesis import settings
 
 from parashard.client import fan_out
 from parashard.protocol import coordinator_client
-from parashard.store.base import Store
 from support import tiers
 from support.certificates import Certificates
 from support.store_fakes import MemoryStore
@@ -58,7 +57,7 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 @pytest.fixture
-def store() -> Store:
+def store() -> MemoryStore:
     """Return an empty store in memory, which fails as a test asks it to; tests of other stores have their own."""
     return MemoryStore()
 

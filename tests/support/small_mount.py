@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-DEADLINE_S = 30.0
+from support.waiting import DEADLINE_S
 
 
 class NotPermitted(Exception):

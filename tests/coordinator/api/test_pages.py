@@ -19,8 +19,8 @@ from parashard.telemetry.http import HEADERS
 from parashard_coordinator.api.pages import STATIC
 from support.status_cases import status_of
 from support.status_port import StatusPort, status_port
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 10.0
 FOLDER = Path(str(files("parashard_coordinator").joinpath("static")))
 KEYS = {
     "run_id",

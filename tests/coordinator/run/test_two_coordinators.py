@@ -48,7 +48,7 @@ class RacedStore(MemoryStore):
 
 
 @pytest.fixture
-def store() -> RacedStore:
+def raced_store() -> RacedStore:
     return RacedStore()
 
 
@@ -78,54 +78,54 @@ def added(run_store: RunStore, *, final: bool = True) -> str:
 # --- a successor claims in the middle of a decision ---
 
 
-def test_a_decision_that_a_successor_has_not_seen_does_not_act(store: RacedStore) -> None:
-    older, _ = taken_over(store)
+def test_a_decision_that_a_successor_has_not_seen_does_not_act(raced_store: RacedStore) -> None:
+    older, _ = taken_over(raced_store)
     found: list[Saved | None] = []
-    store.race("coordinator/", lambda: found.append(taken_over(store)[1]))
+    raced_store.race("coordinator/", lambda: found.append(taken_over(raced_store)[1]))
     with pytest.raises(Superseded):
         older.save(STOPPED)
     assert [saved and saved.early_stop for saved in found] == [""]
 
 
-def test_a_job_does_not_end_with_a_checkpoint_that_a_successor_has_not_seen(store: RacedStore) -> None:
-    older, _ = taken_over(store)
-    store.race("jobs/", lambda: RunStore(store, 2).save(UNDECIDED))
+def test_a_job_does_not_end_with_a_checkpoint_that_a_successor_has_not_seen(raced_store: RacedStore) -> None:
+    older, _ = taken_over(raced_store)
+    raced_store.race("jobs/", lambda: RunStore(raced_store, 2).save(UNDECIDED))
     with pytest.raises(Superseded):
         added(older)
-    assert Catalogue(store).job_manifest(1).final, "it exists, and has no effect"
-    _, saved = taken_over(store)
+    assert Catalogue(raced_store).job_manifest(1).final, "it exists, and has no effect"
+    _, saved = taken_over(raced_store)
     assert saved is not None
     assert saved.final == ""
 
 
-def test_a_plan_that_a_successor_has_not_seen_is_passed_over(store: RacedStore) -> None:
-    write_drained(store)
-    older = claimed(store)
-    store.race("plans/", lambda: RunStore(store, 2).open_plan(plan_on(2)), lambda: taken_over(store))
+def test_a_plan_that_a_successor_has_not_seen_is_passed_over(raced_store: RacedStore) -> None:
+    write_drained(raced_store)
+    older = claimed(raced_store)
+    raced_store.race("plans/", lambda: RunStore(raced_store, 2).open_plan(plan_on(2)), lambda: taken_over(raced_store))
     with pytest.raises(Superseded):
         older.open_plan(plan_on(3))
-    assert Catalogue(store).plans() == [PLAN.version, PLAN.version + 1]
-    plan, source = claimed(store).open_plan(plan_on(2))
+    assert Catalogue(raced_store).plans() == [PLAN.version, PLAN.version + 1]
+    plan, source = claimed(raced_store).open_plan(plan_on(2))
     assert (plan.version, source) == (PLAN.version, "")
-    later, source = claimed(store).open_plan(plan_on(3))
+    later, source = claimed(raced_store).open_plan(plan_on(3))
     assert (later.version, source) == (PLAN.version + 2, "j1"), "no version has two meanings"
 
 
-def test_without_a_successor_nothing_is_passed_over(store: RacedStore) -> None:
-    older, _ = taken_over(store)
+def test_without_a_successor_nothing_is_passed_over(raced_store: RacedStore) -> None:
+    older, _ = taken_over(raced_store)
     older.save(STOPPED.replaced(target=STEPS))
     assert added(older) == "j1"
-    _, saved = taken_over(store)
+    _, saved = taken_over(raced_store)
     assert saved is not None
     assert (saved.early_stop, saved.target, saved.final) == (STOPPED.early_stop, STEPS, "j1")
 
 
-def test_a_last_checkpoint_of_other_steps_than_the_record_says_does_not_end_the_job(store: RacedStore) -> None:
+def test_a_last_checkpoint_of_other_steps_than_the_record_says_does_not_end_the_job(raced_store: RacedStore) -> None:
     """P7: the record is stored first; a report of one's steps with the other's weights would lie."""
-    older, _ = taken_over(store)
+    older, _ = taken_over(raced_store)
     older.save(UNDECIDED.replaced(target=STEPS + 1))
     assert added(older) == "j1"
-    _, saved = taken_over(store)
+    _, saved = taken_over(raced_store)
     assert saved is not None
     assert (saved.target, saved.final) == (STEPS + 1, "")
 
@@ -133,68 +133,68 @@ def test_a_last_checkpoint_of_other_steps_than_the_record_says_does_not_end_the_
 # --- an older coordinator is only slow ---
 
 
-def test_what_it_saves_after_a_successor_took_over_is_not_read(store: RacedStore) -> None:
-    older, _ = taken_over(store)
-    taken_over(store)
+def test_what_it_saves_after_a_successor_took_over_is_not_read(raced_store: RacedStore) -> None:
+    older, _ = taken_over(raced_store)
+    taken_over(raced_store)
     with pytest.raises(Superseded):
         older.save(STOPPED)
-    _, saved = taken_over(store)
+    _, saved = taken_over(raced_store)
     assert saved is not None
     assert saved.early_stop == ""
 
 
-def test_the_results_that_it_copies_after_a_successor_took_over_end_it(store: RacedStore, tmp_path: Path) -> None:
+def test_the_results_that_it_copies_after_a_successor_took_over_end_it(raced_store: RacedStore, tmp_path: Path) -> None:
     """Before it tells that the job is done: the successor's copies are still to come."""
-    older, _ = taken_over(store)
+    older, _ = taken_over(raced_store)
     for name in (WEIGHTS_FILE, REPORT_FILE, HISTORY_FILE):
         (tmp_path / name).write_bytes(b"older")
     older.keep_results(tmp_path)
-    taken_over(store)
+    taken_over(raced_store)
     with pytest.raises(Superseded):
         older.keep_results(tmp_path)
 
 
-def test_the_newest_drained_checkpoint_is_the_newest_coordinator_s(store: RacedStore) -> None:
-    older, newer = RunStore(store, 1), RunStore(store, 2)
+def test_the_newest_drained_checkpoint_is_the_newest_coordinator_s(raced_store: RacedStore) -> None:
+    older, newer = RunStore(raced_store, 1), RunStore(raced_store, 2)
     assert (added(newer), added(older)) == ("j1", "j2"), "there is no later claim"
-    newest = Catalogue(store).newest_job_manifest()
+    newest = Catalogue(raced_store).newest_job_manifest()
     assert newest is not None
     assert (newest.number, newest.coordinator_incarnation) == (1, 2)
 
 
-def test_it_makes_no_drained_checkpoint_of_parts_that_may_be_gone(store: RacedStore) -> None:
-    older, _ = taken_over(store)
-    taken_over(store)
+def test_it_makes_no_drained_checkpoint_of_parts_that_may_be_gone(raced_store: RacedStore) -> None:
+    older, _ = taken_over(raced_store)
+    taken_over(raced_store)
     with pytest.raises(Superseded):
         added(older)
-    assert Catalogue(store).job_checkpoints() == []
+    assert Catalogue(raced_store).job_checkpoints() == []
 
 
 # --- what a return to a drained checkpoint gives up ---
 
 
-def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(store: RacedStore) -> None:
-    write_drained(store)
+def test_a_stop_that_was_decided_beyond_the_checkpoint_is_given_up_with_it(raced_store: RacedStore) -> None:
+    write_drained(raced_store)
     beyond = {"early_stop": STOPPED.early_stop, "target": STEPS + 3, "skips": (1, STEPS), "final": "j2"}
     evaluations = {str(STEPS): {"accuracy": 0.5}, str(STEPS + 3): {"accuracy": 0.93}}
-    older, _ = taken_over(store)
+    older, _ = taken_over(raced_store)
     older.save(UNDECIDED.replaced(**beyond, evaluations=evaluations))
-    returned = claimed(store)
+    returned = claimed(raced_store)
     assert returned.open_plan(plan_on(2), "j1")[1] == "j1"
     saved = returned.load_saved()
     assert saved is not None
     assert (saved.early_stop, saved.skips, saved.final) == ("", (1,), "")
     assert saved.evaluations == {str(STEPS): {"accuracy": 0.5}}
-    again = claimed(store)  # which was not asked to return: the one before it died before it took over
+    again = claimed(raced_store)  # which was not asked to return: the one before it died before it took over
     again.open_plan(plan_on(2))
     assert again.load_saved() == saved
 
 
-def test_a_stop_that_the_checkpoint_has_come_to_stays_decided(store: RacedStore) -> None:
-    write_drained(store)
-    older, _ = taken_over(store)
+def test_a_stop_that_the_checkpoint_has_come_to_stays_decided(raced_store: RacedStore) -> None:
+    write_drained(raced_store)
+    older, _ = taken_over(raced_store)
     older.save(STOPPED.replaced(target=STEPS))
-    later = claimed(store)
+    later = claimed(raced_store)
     later.open_plan(plan_on(3))
     saved = later.load_saved()
     assert saved is not None

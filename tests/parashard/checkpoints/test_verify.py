@@ -14,9 +14,8 @@ FIRST, LATER = CheckpointId(1, 0, 1, 1), CheckpointId(1, 1, 2, 5)
 
 
 @pytest.fixture
-def store() -> MemoryStore:
+def sound_store(store: MemoryStore) -> MemoryStore:
     """Return a store with a drained checkpoint and a newer one of a shard."""
-    store = MemoryStore()
     write_drained(store)
     write_shard(store, LATER)
     return store
@@ -27,12 +26,12 @@ def damage(store: MemoryStore, name: str) -> str:
     return name
 
 
-def test_a_sound_store_has_no_damage_and_every_byte_of_it_was_read(store):
-    assert list(damage_in_store(Catalogue(store))) == []
-    assert {name for operation, name in store.calls if operation == "read"} == {*store.contents, RUN_NAME}
+def test_a_sound_store_has_no_damage_and_every_byte_of_it_was_read(sound_store):
+    assert list(damage_in_store(Catalogue(sound_store))) == []
+    assert {name for operation, name in sound_store.calls if operation == "read"} == {*sound_store.contents, RUN_NAME}
 
 
-def test_each_damaged_file_is_named(store):
+def test_each_damaged_file_is_named(sound_store):
     names = [
         plan_name(1),
         job_name(1),
@@ -41,24 +40,25 @@ def test_each_damaged_file_is_named(store):
         f"{LATER.folder}/manifest.json",
     ]
     for name in names:
-        damage(store, name)
-    texts = list(damage_in_store(Catalogue(store)))
+        damage(sound_store, name)
+    texts = list(damage_in_store(Catalogue(sound_store)))
     assert len(texts) == len(names)
-    assert all(f"{store.url}/{name}: " in text for name, text in zip(names, texts, strict=True))
+    assert all(f"{sound_store.url}/{name}: " in text for name, text in zip(names, texts, strict=True))
 
 
-def test_a_damaged_run_record_is_named(store):
-    store.contents[RUN_NAME] = b"?"
-    assert [text.split(": ")[0] for text in damage_in_store(Catalogue(store))] == [f"{store.url}/{RUN_NAME}"]
+def test_a_damaged_run_record_is_named(sound_store):
+    sound_store.contents[RUN_NAME] = b"?"
+    [text] = damage_in_store(Catalogue(sound_store))
+    assert text.split(": ")[0] == f"{sound_store.url}/{RUN_NAME}"
 
 
-def test_a_drained_checkpoint_is_verified_with_its_plan_and_its_parts(store):
-    catalogue = Catalogue(store)
-    damage(store, f"{LATER.folder}/variables-0.safetensors")  # no part of it
+def test_a_drained_checkpoint_is_verified_with_its_plan_and_its_parts(sound_store):
+    catalogue = Catalogue(sound_store)
+    damage(sound_store, f"{LATER.folder}/variables-0.safetensors")  # no part of it
     assert list(damage_in_job(catalogue, 1)) == []
-    del store.contents[plan_name(1)]
-    damage(store, f"{FIRST.folder}/variables-0.safetensors")
-    del store.contents[CheckpointId(1, 1, 1, 1).manifest_name]
+    del sound_store.contents[plan_name(1)]
+    damage(sound_store, f"{FIRST.folder}/variables-0.safetensors")
+    del sound_store.contents[CheckpointId(1, 1, 1, 1).manifest_name]
     texts = list(damage_in_job(catalogue, 1))
     assert [name for name in ("plans/0001", "variables-0", "s0001/") for text in texts if name in text] == [
         "plans/0001",
@@ -68,55 +68,55 @@ def test_a_drained_checkpoint_is_verified_with_its_plan_and_its_parts(store):
     assert len(texts) == 3
 
 
-def test_a_part_that_is_gone_is_damage_of_the_drained_checkpoint(store):
-    del store.contents[FIRST.manifest_name]
-    assert [f"{FIRST.manifest_name}: is not there" in text for text in damage_in_store(Catalogue(store))] == [True]
+def test_a_part_that_is_gone_is_damage_of_the_drained_checkpoint(sound_store):
+    del sound_store.contents[FIRST.manifest_name]
+    [text] = damage_in_store(Catalogue(sound_store))
+    assert f"{FIRST.manifest_name}: is not there" in text
 
 
-def test_bytes_that_are_right_with_tensors_that_are_not_are_damage():
-    store = MemoryStore()
+def test_bytes_that_are_right_with_tensors_that_are_not_are_damage(store):
     write_shard(store, FIRST, slots=("m", "other"))
     texts = list(damage_in_shard(Catalogue(store), FIRST))
     assert len(texts) == 1
     assert "is not one that the manifest says" in texts[0]
 
 
-def test_a_checkpoint_that_its_shard_deletes_meanwhile_is_not_damaged(store):
+def test_a_checkpoint_that_its_shard_deletes_meanwhile_is_not_damaged(sound_store):
     class Collecting(MemoryStore):
         def size(self, name: str) -> int:
             for gone in [n for n in self.contents if n.startswith(LATER.folder)]:
                 del self.contents[gone]
             return super().size(name)
 
-    assert list(damage_in_store(Catalogue(Collecting(contents=dict(store.contents))))) == []
+    assert list(damage_in_store(Catalogue(Collecting(contents=dict(sound_store.contents))))) == []
 
 
-def test_one_that_is_not_there_is_reported(store):
-    assert "there is nothing" in next(damage_in_shard(Catalogue(store), CheckpointId(1, 0, 9, 9)))
+def test_one_that_is_not_there_is_reported(sound_store):
+    assert "there is nothing" in next(damage_in_shard(Catalogue(sound_store), CheckpointId(1, 0, 9, 9)))
     with pytest.raises(NotStored):
-        list(damage_in_job(Catalogue(store), 2))
+        list(damage_in_job(Catalogue(sound_store), 2))
 
 
-def test_a_store_that_does_not_answer_is_not_damage(store):
-    fault = store.fail("read", "slots-0")
+def test_a_store_that_does_not_answer_is_not_damage(sound_store):
+    fault = sound_store.fail("read", "slots-0")
     with pytest.raises(StoreFailed, match="no space left"):
-        list(damage_in_store(Catalogue(store)))
+        list(damage_in_store(Catalogue(sound_store)))
     assert fault.fired == 1
 
 
-def test_what_coordinators_saved_is_verified_too(store):  # P7
+def test_what_coordinators_saved_is_verified_too(sound_store):  # P7
     name = "coordinator/i00000002.json"
-    store.create(name, encode(Catalogue(store).plan(1)))  # a record of any kind
-    assert list(damage_in_store(Catalogue(store))) == []
-    damage(store, name)
-    [text] = damage_in_store(Catalogue(store))
-    assert f"{store.url}/{name}: " in text
+    sound_store.create(name, encode(Catalogue(sound_store).plan(1)))  # a record of any kind
+    assert list(damage_in_store(Catalogue(sound_store))) == []
+    damage(sound_store, name)
+    [text] = damage_in_store(Catalogue(sound_store))
+    assert f"{sound_store.url}/{name}: " in text
 
 
 @pytest.mark.parametrize("name", ["manifest.json", "i00000002/variables-0.safetensors"])
-def test_so_are_a_run_s_first_values(store, name):
-    RunStore(store, 2).keep_initial(DIGEST, model_of(1))
-    assert list(damage_in_store(Catalogue(store))) == []
-    damage(store, f"initial/{DIGEST}/{name}")
-    [text] = damage_in_store(Catalogue(store))
-    assert f"{store.url}/initial/{DIGEST}/{name}: " in text
+def test_so_are_a_run_s_first_values(sound_store, name):
+    RunStore(sound_store, 2).keep_initial(DIGEST, model_of(1))
+    assert list(damage_in_store(Catalogue(sound_store))) == []
+    damage(sound_store, f"initial/{DIGEST}/{name}")
+    [text] = damage_in_store(Catalogue(sound_store))
+    assert f"{sound_store.url}/initial/{DIGEST}/{name}: " in text

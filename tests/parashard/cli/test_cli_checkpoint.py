@@ -38,7 +38,7 @@ def parashard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Store:
+def run_store(tmp_path: Path) -> Store:
     """Return the store of the run directory `run`, with a drained checkpoint and a newer one of shard 0."""
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "job.toml").write_text(SMALL_JOB)
@@ -61,7 +61,7 @@ def refused(ran: Ran, part: str) -> bool:
 # --- ls ---
 
 
-def test_ls_lists_shards_and_drained_checkpoints(parashard, store):
+def test_ls_lists_shards_and_drained_checkpoints(parashard, run_store):
     ran = parashard("ls", "run")
     assert ran.exit_code == 0
     lines = [line.split() for line in ran.out.splitlines()]
@@ -71,7 +71,7 @@ def test_ls_lists_shards_and_drained_checkpoints(parashard, store):
     assert lines[4][-1] == "drained"
 
 
-def test_ls_as_json(parashard, store):
+def test_ls_as_json(parashard, run_store):
     rows = {row["id"]: row for row in json.loads(parashard("ls", "run", "--json").out)}
     assert (rows["p1/s0/i1/c1"]["pinned"], rows[str(NEWER)]["pinned"]) == (True, False)
     assert (rows[str(NEWER)]["steps"], rows[str(NEWER)]["round"], rows[str(NEWER)]["written_at"]) == (STEPS, 4, 1.5)
@@ -80,15 +80,15 @@ def test_ls_as_json(parashard, store):
     assert rows["j1"]["size_bytes"] == sum(rows[f"p1/s{s}/i1/c1"]["size_bytes"] for s in (0, 1))
 
 
-def test_ls_shows_what_is_damaged_and_goes_on(parashard, store):
-    damage(store, NEWER.manifest_name)
-    damage(store, CheckpointId(1, 1, 1, 1).manifest_name)
+def test_ls_shows_what_is_damaged_and_goes_on(parashard, run_store):
+    damage(run_store, NEWER.manifest_name)
+    damage(run_store, CheckpointId(1, 1, 1, 1).manifest_name)
     rows = json.loads(parashard("ls", "run", "--json").out)
     assert [row["id"] for row in rows if "damage" in row] == [str(NEWER), "p1/s1/i1/c1", "j1"]
     assert "damaged: " in parashard("ls", "run").out
 
 
-def test_ls_of_an_empty_store_is_empty(parashard, store, tmp_path):
+def test_ls_of_an_empty_store_is_empty(parashard, run_store, tmp_path):
     (tmp_path / "new").mkdir()
     (tmp_path / "new" / "job.toml").write_text(SMALL_JOB)
     assert json.loads(parashard("ls", "new", "--json").out) == []
@@ -97,21 +97,21 @@ def test_ls_of_an_empty_store_is_empty(parashard, store, tmp_path):
 # --- which store ---
 
 
-def test_the_store_is_the_newest_runs_unless_given(parashard, store, tmp_path):
+def test_the_store_is_the_newest_runs_unless_given(parashard, run_store, tmp_path):
     (tmp_path / "runs").mkdir()
     (tmp_path / "run").rename(tmp_path / "runs" / "small-1")
     (tmp_path / "runs" / "small-1" / ADDRESS_FILE).write_text("{}")
     assert "j1" in parashard("ls").out
 
 
-def test_a_store_is_named_by_path_or_url(parashard, store, tmp_path):
+def test_a_store_is_named_by_path_or_url(parashard, run_store, tmp_path):
     folder = tmp_path / "run" / "checkpoints"
     (folder / RUN_NAME).write_bytes(b"")
     assert "j1" in parashard("ls", "run/checkpoints").out
     assert "j1" in parashard("ls", f"file://{folder}").out
 
 
-def test_a_run_says_where_its_store_is(parashard, store, tmp_path):
+def test_a_run_says_where_its_store_is(parashard, run_store, tmp_path):
     (tmp_path / "elsewhere").mkdir()
     url = f"file://{tmp_path / 'run' / 'checkpoints'}"
     (tmp_path / "elsewhere" / "job.toml").write_text(f'{SMALL_JOB}[checkpoint]\nurl = "{url}"\n')
@@ -126,16 +126,16 @@ def test_a_place_that_is_neither_is_the_users_to_fix(parashard):
 # --- verify ---
 
 
-def test_verify_says_that_every_byte_was_read(parashard, store):
+def test_verify_says_that_every_byte_was_read(parashard, run_store):
     ran = parashard("verify", "run")
     assert ran.exit_code == 0
     assert "3 of shards, 1 drained: every byte verified" in ran.out
 
 
-def test_verify_names_each_damaged_file_and_exits_with_1(parashard, store):
+def test_verify_names_each_damaged_file_and_exits_with_1(parashard, run_store):
     names = [f"{NEWER.folder}/{name}-0.safetensors" for name in ("variables", "slots")]
     for name in names:
-        damage(store, name)
+        damage(run_store, name)
     ran = parashard("verify", "run")
     assert ran.exit_code == 1
     lines = ran.out.splitlines()
@@ -143,8 +143,8 @@ def test_verify_names_each_damaged_file_and_exits_with_1(parashard, store):
     assert lines[-1].endswith("2 damaged")
 
 
-def test_verify_of_one_checkpoint(parashard, store):
-    damage(store, f"{NEWER.folder}/variables-0.safetensors")
+def test_verify_of_one_checkpoint(parashard, run_store):
+    damage(run_store, f"{NEWER.folder}/variables-0.safetensors")
     assert parashard("verify", "run", "--id", "j1").exit_code == 0
     assert parashard("verify", "run", "--id", "p1/s0/i1/c1").exit_code == 0
     assert parashard("verify", "run", "--id", str(NEWER)).exit_code == 1
@@ -156,7 +156,7 @@ def test_verify_of_one_checkpoint(parashard, store):
 
 
 @pytest.mark.parametrize("suffix", [".safetensors", ".npz"])
-def test_export_writes_the_whole_model(parashard, store, suffix):
+def test_export_writes_the_whole_model(parashard, run_store, suffix):
     ran = parashard("export", "run", "--output", f"out/model{suffix}")
     assert ran.exit_code == 0, ran.err
     assert f"model{suffix}: 2 variables of j1, after {STEPS} steps" in ran.out
@@ -168,29 +168,29 @@ def test_export_writes_the_whole_model(parashard, store, suffix):
     assert [entry.name for entry in path.parent.iterdir()] == [path.name]
 
 
-def test_export_says_beside_the_model_how_inputs_are_made(parashard, store):
-    store.create("preprocessing.json", b"{}")
+def test_export_says_beside_the_model_how_inputs_are_made(parashard, run_store):
+    run_store.create("preprocessing.json", b"{}")
     assert parashard("export", "run", "--output", "out/model.safetensors").exit_code == 0
     assert Path("out/model.preprocessing.json").read_bytes() == b"{}"
 
 
-def test_export_takes_the_newest_or_the_one_that_is_named(parashard, store):
-    write_drained(store, number=2, seed=7)
+def test_export_takes_the_newest_or_the_one_that_is_named(parashard, run_store):
+    write_drained(run_store, number=2, seed=7)
     parashard("export", "run", "--output", "newest.npz")
     parashard("export", "run", "--output", "first.npz", "--id", "j1")
     for file, seed in (("newest.npz", 7), ("first.npz", 0)):
         assert np.load(file)["dense/bias"].tobytes() == model_of(seed)["dense/bias"].tobytes()
 
 
-def test_a_damaged_checkpoint_is_not_exported(parashard, store):
-    damage(store, f"{CheckpointId(1, 0, 1, 1).folder}/variables-0.safetensors")
+def test_a_damaged_checkpoint_is_not_exported(parashard, run_store):
+    damage(run_store, f"{CheckpointId(1, 0, 1, 1).folder}/variables-0.safetensors")
     ran = parashard("export", "run", "--output", "model.npz")
     assert ran.exit_code == 1
     assert "variables-0.safetensors: SHA-256" in ran.err
     assert not Path("model.npz").exists()
 
 
-def test_what_cannot_be_exported_is_the_users_to_fix(parashard, store, tmp_path):
+def test_what_cannot_be_exported_is_the_users_to_fix(parashard, run_store, tmp_path):
     assert refused(parashard("export", "run", "--output", "model.pt"), "allowed: .safetensors, .npz")
     assert refused(parashard("export", "run", "--output", "m.npz", "--id", str(NEWER)), "only drained checkpoints")
     (tmp_path / "file").touch()

@@ -15,8 +15,7 @@ from parashard.process.shell import ExitCode
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from support.command_line import Ran, run_command
-
-DEADLINE_S = 10.0
+from support.waiting import DEADLINE_S
 
 
 class Service:

@@ -16,9 +16,9 @@ from parashard.protocol import rpc, wire
 from parashard.protocol.rpc import ERROR_BY_FOREIGN_STATUS, Server, connect, our_errors, status_of
 from support.ipv6 import needs_ipv6
 from support.unary_handlers import raw_handlers
+from support.waiting import DEADLINE_S
 
 SERVICE = "parashard.test.Echo"
-DEADLINE_S = 10.0
 
 Method = Callable[[bytes, grpc.ServicerContext], bytes]
 

@@ -18,8 +18,8 @@ from parashard.security.roles import ALLOWED
 from parashard.transports.grpc import SERVICE
 from support.certificates import BAD, NONE, RIGHT, Certificates
 from support.unary_handlers import raw_handlers
+from support.waiting import DEADLINE_S
 
-DEADLINE_S = 10.0
 S, W, C, O = Role.SHARD, Role.WORKER, Role.COORDINATOR, Role.OPERATOR  # noqa: E741
 
 # Written down a second time on purpose: to change who may call what is to change it here too.

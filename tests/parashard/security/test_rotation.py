@@ -21,8 +21,7 @@ from parashard.security.identity import Role
 from parashard.security.roles import PULL, PUSH
 from support.certificates import Certificates
 from support.unary_handlers import raw_handlers
-
-DEADLINE_S = 10.0
+from support.waiting import DEADLINE_S
 
 
 class Folder:

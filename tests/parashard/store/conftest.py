@@ -9,6 +9,7 @@ import fsspec
 import pytest
 
 from parashard.store import Store, open_store
+from parashard.store.local import LocalStore
 
 
 @pytest.fixture
@@ -18,6 +19,12 @@ def memory_url() -> Iterator[str]:
     files = fsspec.filesystem("memory")
     if files.exists("test"):
         files.rm("test", recursive=True)
+
+
+@pytest.fixture
+def local_store(tmp_path: Path) -> LocalStore:
+    """Return an empty store in a folder that is not there yet."""
+    return LocalStore(tmp_path / "store")
 
 
 @pytest.fixture(params=["local", "memory", "s3"])

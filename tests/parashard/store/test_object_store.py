@@ -52,7 +52,7 @@ def files(monkeypatch: pytest.MonkeyPatch) -> FakeFiles:
 
 
 @pytest.fixture
-def store(files: FakeFiles) -> ObjectStore:
+def object_store(files: FakeFiles) -> ObjectStore:
     return ObjectStore("s3://bucket/run/")
 
 
@@ -76,15 +76,15 @@ def refused(code: str) -> OSError:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_whatever_the_libraries_raise_is_reported_with_the_place_and_the_cause(store, files, error, cause):
+def test_whatever_the_libraries_raise_is_reported_with_the_place_and_the_cause(object_store, files, error, cause):
     for doing, call in (
-        ("create a/b", lambda: store.create("a/b", b"1")),
-        ("replace a/b", lambda: store.replace("a/b", b"1")),
-        ("look up a/b", lambda: store.read("a/b", 1)),
-        ("look up a/b", lambda: store.size("a/b")),
-        ("list a", lambda: store.names("a")),
-        ("list the store", lambda: store.folders("")),
-        ("delete a/b", lambda: store.delete("a/b")),
+        ("create a/b", lambda: object_store.create("a/b", b"1")),
+        ("replace a/b", lambda: object_store.replace("a/b", b"1")),
+        ("look up a/b", lambda: object_store.read("a/b", 1)),
+        ("look up a/b", lambda: object_store.size("a/b")),
+        ("list a", lambda: object_store.names("a")),
+        ("list the store", lambda: object_store.folders("")),
+        ("delete a/b", lambda: object_store.delete("a/b")),
     ):
         files.answers = [error]
         with pytest.raises(StoreFailed, match=f"^s3://bucket/run: cannot {doing}: .*{cause}") as raised:
@@ -94,50 +94,50 @@ def test_whatever_the_libraries_raise_is_reported_with_the_place_and_the_cause(s
 
 
 @pytest.mark.parametrize("error", [FileExistsError(), refused("PreconditionFailed"), refused("412")], ids=repr)
-def test_servers_say_in_several_ways_that_a_name_is_taken(store, files, error):  # P3
+def test_servers_say_in_several_ways_that_a_name_is_taken(object_store, files, error):  # P3
     files.answers = [error]
     with pytest.raises(AlreadyStored, match="a/b is stored already"):
-        store.create("a/b", b"1")
+        object_store.create("a/b", b"1")
 
 
-def test_a_create_that_met_another_is_sent_again(store, files, virtual_time):  # P3
+def test_a_create_that_met_another_is_sent_again(object_store, files, virtual_time):  # P3
     files.answers = [refused("ConditionalRequestConflict"), refused("409"), FileExistsError()]
     with pytest.raises(AlreadyStored):
-        store.create("a/b", b"1")
+        object_store.create("a/b", b"1")
     assert len(virtual_time.pauses_s) == 2
     assert {(call, options["mode"]) for call, _, options in files.calls} == {("pipe_file", "create")}
 
 
-def test_but_not_for_ever(store, files, virtual_time):
+def test_but_not_for_ever(object_store, files, virtual_time):
     files.answers = [refused("409")] * CREATE_ATTEMPTS_MAX
     with pytest.raises(StoreFailed, match=r"cannot create a/b: .*the server's words"):
-        store.create("a/b", b"1")
+        object_store.create("a/b", b"1")
     assert files.answers == []
 
 
-def test_a_content_that_grows_after_its_size_was_asked_is_not_read_over_the_limit(store, files):
+def test_a_content_that_grows_after_its_size_was_asked_is_not_read_over_the_limit(object_store, files):
     files.answers = [{"type": "file", "size": 3}, b"12345"]
     with pytest.raises(StoreFailed, match="more than 4 bytes"):
-        store.read("a/b", 4)
+        object_store.read("a/b", 4)
     assert files.calls[-1][2]["end"] == 5
 
 
-def test_a_content_that_goes_after_its_size_was_asked_is_not_stored(store, files):
+def test_a_content_that_goes_after_its_size_was_asked_is_not_stored(object_store, files):
     files.answers = [{"type": "file", "size": 3}, FileNotFoundError()]
     with pytest.raises(NotStored):
-        store.read("a/b", 4)
+        object_store.read("a/b", 4)
 
 
 # --- deadlines and settings ---
 
 
-def test_every_call_has_a_deadline(store, files):
+def test_every_call_has_a_deadline(object_store, files):
     files.answers = [None, None, {"type": "file", "size": 1}, b"1", [], None]
-    store.create("a", b"1")
-    store.replace("a", b"1")
-    store.read("a", 1)
-    store.names("")
-    store.delete("a")
+    object_store.create("a", b"1")
+    object_store.replace("a", b"1")
+    object_store.read("a", 1)
+    object_store.names("")
+    object_store.delete("a")
     assert [options["timeout"] for _, _, options in files.calls] == [CALL_DEADLINE_S] * 6
 
 

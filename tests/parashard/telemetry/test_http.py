@@ -25,8 +25,7 @@ from parashard.telemetry.registry import new_registry
 from support.certificates import Certificates
 from support.ipv6 import needs_ipv6
 from support.logs import capture_logs
-
-DEADLINE_S = 10.0
+from support.waiting import DEADLINE_S
 
 
 class Served:

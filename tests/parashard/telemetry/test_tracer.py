@@ -20,8 +20,7 @@ from parashard.telemetry import tracer as tracer_module
 from parashard.telemetry.tracer import Tracer, from_environment, sender, trace_id, traceparent
 from support.logs import capture_logs
 from support.traced_cases import CONTEXT, MALFORMED, Traced, ids
-
-DEADLINE_S = 10.0
+from support.waiting import DEADLINE_S
 
 
 def step(traced: Traced, number: int = 7, run: str = "run-1", parent: str = "") -> Span:
