@@ -52,7 +52,7 @@ WORKER = {
 }
 COORDINATOR = {
     "importlib.resources": "templates of manifests; the status page's files lie beside the code",
-    "parashard_coordinator.api.page": "whoever looks at the status page",
+    "parashard_coordinator.api.page": "only for requests to the status page",
     "parashard_coordinator.kubernetes.cluster": 'only with cluster.launcher = "kubernetes"',
     "parashard_coordinator.kubernetes.watching": 'only with cluster.launcher = "kubernetes"',
     "statistics": "loads fractions and decimals",

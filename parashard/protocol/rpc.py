@@ -142,7 +142,7 @@ class _ErrorInterceptor(grpc.ServerInterceptor):  # type: ignore[misc, unused-ig
         def guarded(request: Any, context: grpc.ServicerContext) -> Any:
             try:
                 return behavior(request, context)
-            except Exception as error:  # noqa: BLE001  # the seam: whatever broke, the caller must hear of it
+            except Exception as error:  # noqa: BLE001  # whatever broke, the caller gets an error
                 _answer_with(error, method, context)
 
         def guarded_stream(request: Any, context: grpc.ServicerContext) -> Iterator[Any]:

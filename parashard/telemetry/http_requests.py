@@ -32,6 +32,7 @@ class RequestServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    timeout = 0  # of `handle_request`: a connection that is gone again must not hold its caller, which has to stop
 
     def __init__(self, listening: socket.socket, pages: dict[str, Page]) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
@@ -73,7 +74,7 @@ class _Handler(BaseHTTPRequestHandler):
         page = self.server.pages.get(path)
         try:
             status, kind, body = page(query) if page else (404, "text/plain", b"not found\n")
-        except Exception as error:  # the seam: who looks hears that a page broke, and the port goes on
+        except Exception as error:  # the client learns that a page broke, and the port goes on
             log.exception("page-broke", path=self.path)
             status, kind, body = 500, "text/plain", f"{type(error).__name__}\n".encode()
         self.send_response(status)
@@ -95,7 +96,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 class _BoundedReader(io.BufferedIOBase):
-    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: nobody can have more of it kept."""
+    """A request as it comes, which ends after `REQUEST_BYTES_MAX`: no more of it is kept."""
 
     def __init__(self, source: io.BufferedIOBase) -> None:
         self._source = source

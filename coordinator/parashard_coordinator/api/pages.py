@@ -33,7 +33,7 @@ def status_pages(status: Status, history: History) -> dict[str, Page]:
     """Return what answers at each path; the files are read now."""
 
     def page(query: str) -> tuple[int, str, bytes]:
-        from parashard_coordinator.api.page import status_page  # where somebody looks
+        from parashard_coordinator.api.page import status_page  # with the first request for it
 
         return 200, "text/html; charset=utf-8", status_page(status())
 

@@ -198,7 +198,7 @@ class Coordination:
         coordinator = self._run_store.incarnation
 
         def history(since: int) -> dict[str, Any]:
-            from parashard_coordinator.api.page import history_json  # where somebody looks
+            from parashard_coordinator.api.page import history_json  # with the first request for it
 
             return self._history.look(lambda timeline: history_json(timeline, since, self._run_id, coordinator))
 

@@ -156,7 +156,7 @@ class StreamServer:
             pass  # the peer is gone
         except ParashardError as error:
             self._refuse(stream, error)
-        except Exception as error:  # the seam: whatever broke, the peer must hear of it
+        except Exception as error:  # whatever broke, the peer gets an error
             log.exception("call-broke", server=self._name, peer=stream.peer)
             self._refuse(stream, PeerFailed(f"{type(error).__name__}: {error}"))
         finally:

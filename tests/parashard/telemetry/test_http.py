@@ -231,3 +231,8 @@ def test_metrics_tell_when_the_certificate_expires_and_see_a_new_one(
 
 def test_metrics_tell_of_no_certificate_where_there_is_none() -> None:
     assert "certificate" not in str(list(new_registry("shard").collect()))
+
+
+def test_a_connection_that_is_gone_when_it_is_taken_holds_nothing_up():
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        http_requests.RequestServer(listening, {}).handle_request()  # returns at once: there is none
