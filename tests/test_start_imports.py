@@ -51,6 +51,8 @@ WORKER = {
     "safetensors": "a worker has neither weights on a disk nor checkpoints",
 }
 COORDINATOR = {
+    "parashard.encodings.codec": "workers encode, shards decode",
+    "safetensors": "given weights, and those of the job's end",
     "importlib.resources": "templates of manifests; the status page's files lie beside the code",
     "parashard_coordinator.api.page": "only for requests to the status page",
     "parashard_coordinator.kubernetes.cluster": 'only with cluster.launcher = "kubernetes"',

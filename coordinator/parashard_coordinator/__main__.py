@@ -13,7 +13,6 @@ from parashard.process.imports import imported
 import argparse
 import math
 import os
-import secrets
 import time
 from collections.abc import Callable
 from functools import partial
@@ -169,7 +168,7 @@ def take_up(arguments: argparse.Namespace, job: Job, store: Store, stop: Stop) -
 
     A run that has begun is waited for while the disk is full; one that has not does not begin on a full disk.
     """
-    drawn, resume = arguments.run_id or secrets.token_hex(8), arguments.resume
+    drawn, resume = arguments.run_id or os.urandom(8).hex(), arguments.resume
     kept, kept_file = None, arguments.run_dir / EARLIER_INITIAL_FILE
     unclaimed = RunStore(store, 0)
     begun = unclaimed.find_run(drawn, resume=resume)

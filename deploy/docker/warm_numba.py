@@ -5,7 +5,7 @@ The cache is per CPU model. On another one a process compiles what it needs at i
 
 from __future__ import annotations
 
-from parashard import encodings
+from parashard.encodings import codec
 from parashard.plan.optimizers import FTRL, LAMB, SGD, Adagrad, Adam, AdamW, Momentum, Nesterov, RMSProp
 from parashard.plan.variables import Variable
 from parashard_server.state.kernels import fused
@@ -16,4 +16,4 @@ ENCODINGS = ("float32", "bfloat16", "float16", "int8", "topk:0.1")
 fused.warm_up()
 for kind in (SGD, Momentum, Nesterov, Adagrad, RMSProp, Adam, AdamW, FTRL, LAMB):
     Optimizer(kind(learning_rate=0.1)).warm_up()
-encodings.warm_up(Variable(encoding, (8,), encoding=encoding) for encoding in ENCODINGS)
+codec.warm_up(Variable(encoding, (8,), encoding=encoding) for encoding in ENCODINGS)

@@ -20,8 +20,6 @@ import numpy as np
 import typer
 from rich.table import Table
 from rich.text import Text
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
@@ -39,6 +37,7 @@ from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
 from parashard.store import Store, open_store
+from parashard.store.arrays import write_arrays
 
 CREATE_POLL_S = 0.1
 PREPROCESSING_BYTES_MAX = 1 << 28
@@ -184,11 +183,11 @@ def write_model(path: Path, arrays: Mapping[str, Float32s]) -> None:
             if path.suffix == ".npz":
                 _write_npz(whole, arrays)
             else:
-                save_file(dict(arrays), whole)
+                write_arrays(whole, arrays)
             os.replace(whole, path)
         finally:
             whole.unlink(missing_ok=True)
-    except (OSError, SafetensorError) as error:  # safetensors has its own for a full disk
+    except OSError as error:
         raise ConfigurationError(f"--output {path}: cannot be written: {error}") from None
 
 

@@ -4,9 +4,3 @@
 residues; `reference` is the readable arithmetic and `compiled` the same by Numba. Called by
 `parashard.client.shard_client` (encodes) and `parashard_server.state.storage` (decodes).
 """
-
-from parashard.encodings.codec import decode, warm_up
-from parashard.encodings.encoding import Encoding
-from parashard.encodings.feedback import Encoded, GradientEncoder
-
-__all__ = ["Encoded", "Encoding", "GradientEncoder", "decode", "warm_up"]

@@ -14,8 +14,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
 
 from parashard.checkpoints.encoding import Record, decode, encode
 from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
@@ -29,6 +27,7 @@ from parashard.models.base import Audited, Model
 from parashard.models.blame import named_with_line
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
 from parashard.settings.table import key
+from parashard.store.arrays import read_arrays, write_arrays
 from parashard.store.durable import replace_durably, write_durably
 
 RECORD_FILE = "declaration.json"
@@ -176,7 +175,7 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
     )
     content = encode(record)
     if arrays:
-        replace_durably(folder / VALUES_FILE, lambda temporary: save_file(arrays, temporary))
+        replace_durably(folder / VALUES_FILE, lambda temporary: write_arrays(temporary, arrays))
     write_durably(folder / RECORD_FILE, content)
 
 
@@ -200,7 +199,7 @@ def read_declaration(folder: Path) -> DeclaredJob:
         raise BadData(f"{path}: {error.message}") from None
     arrays: dict[str, Float32s] = {}
     if record.values_sha256 is not None:
-        arrays = _values(values)
+        arrays = read_arrays(values)
         if values_sha256(arrays) != record.values_sha256:
             raise BadData(f"{values}: these are not the first values that {path.name} is of")
         for name, array in arrays.items():
@@ -218,10 +217,3 @@ def read_declaration(folder: Path) -> DeclaredJob:
         warnings=record.warnings,
     )
     return DeclaredJob(spec, variables, arrays, record.model_sha256)
-
-
-def _values(path: Path) -> dict[str, Float32s]:
-    try:
-        return load_file(path)
-    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
-        raise BadData(f"{path}: cannot be read as safetensors: {error}") from None

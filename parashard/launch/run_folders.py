@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-import secrets
 import shutil
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +38,7 @@ def new_run_dir(asked: Path | None, name: str) -> Path:
     ConfigurationError
         If the requested directory is not empty, or cannot be created.
     """
-    path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    path = asked or RUNS / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{os.urandom(2).hex()}"
     try:
         path.mkdir(parents=True, exist_ok=True)
         if any(path.iterdir()):

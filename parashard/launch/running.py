@@ -6,7 +6,7 @@ does. Knows no signals and no cleanup: `parashard.launch.run`, which calls it, d
 
 from __future__ import annotations
 
-import secrets
+import os
 import time
 from pathlib import Path
 
@@ -88,7 +88,7 @@ class Running:
         if init is not None:
             self._arguments += ["--init", str(init.absolute())]
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
-        first += ["--resume"] if resume else ["--run-id", secrets.token_hex(8)]
+        first += ["--resume"] if resume else ["--run-id", os.urandom(8).hex()]
         first += ["--from-checkpoint", from_checkpoint] if from_checkpoint else []
         self._start_coordinator(first)
         while (where := coordinator_in(self._run_dir)).get("pid") != self._coordinator_pid():

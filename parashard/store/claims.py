@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 from typing import NamedTuple
 
@@ -145,7 +144,7 @@ class Claims:
 
 def claim_incarnation(store: Store, name: str) -> int:
     """Claim the next incarnation for a process that claims once; see `Claims.next`."""
-    return Claims(store, name, secrets.token_hex(8)).next()
+    return Claims(store, name, os.urandom(8).hex()).next()
 
 
 def newest_claim(store: Store, name: str) -> int:

@@ -13,7 +13,6 @@ file system must have hard links (every common Linux one has).
 from __future__ import annotations
 
 import os
-import secrets
 import stat
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -131,7 +130,7 @@ class LocalStore:
 
     def _write_temporary(self, folder: Path, content: bytes | memoryview) -> Path:
         """Write and flush the content to a new file in the folder; remove the file after an error."""
-        temporary = folder / f".{secrets.token_hex(16)}"
+        temporary = folder / f".{os.urandom(16).hex()}"
         descriptor = self._open_in(folder, temporary)
         try:
             try:

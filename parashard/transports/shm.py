@@ -11,6 +11,7 @@ The memory is the shard's, in both senses: its descriptors come with WELCOME, an
 from __future__ import annotations
 
 import time
+from functools import partial
 
 from parashard._proto import stream_pb2, tensor_pb2
 from parashard.errors import MalformedFrame, StaleRound, Unreachable
@@ -48,7 +49,8 @@ class ShmTransport(StreamTransport["ShmConnection"]):
     def push(self, push: Push, deadline_s: float) -> Pending[Receipt]:
         """Copy a push into a slot and tell the shard."""
         until_s = time.monotonic() + deadline_s
-        return Exchange(self._connections, lambda c: c.ask_push(push, until_s), lambda c: c.receipt(until_s), until_s)
+        ask = partial(ShmConnection.ask_push, push=push, until_s=until_s)
+        return Exchange(self._connections, ask, partial(ShmConnection.receipt, until_s=until_s), until_s)
 
     def pull(self, run: PullRun, into: Buffers, deadline_s: float) -> Pending[int]:
         """Ask which version the weights are of; they are copied once that is known."""

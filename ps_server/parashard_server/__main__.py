@@ -7,12 +7,13 @@ incarnation lacks, in sync mode the part of a round that was only held, is compu
 
 from __future__ import annotations
 
+import os
+
 from parashard.process.imports import imported
 
 # isort: split
 
 import math
-import secrets
 import threading
 import time
 from argparse import Namespace
@@ -113,7 +114,7 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         builder.optimizer.slots,
         rounds=builder.round_steps is not None,
     )
-    claims = Claims(store, f"shard-{arguments.index}", secrets.token_hex(8))
+    claims = Claims(store, f"shard-{arguments.index}", os.urandom(8).hex())
     push_log = ShardLog(store, options, builder.plan.version, arguments.index)
     first = begin_first_incarnation(builder, restorer, claims, push_log, stop.event)
     host = first.host

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-from parashard import encodings
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.state import ShardState, first_values
+from parashard.encodings import codec
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.job.load import job_from_toml
 from parashard.job.schema import Job
@@ -97,7 +97,7 @@ class ShardBuilder:
     def _load_kernels(self) -> None:
         """Compile the kernels of this job, or load them, which takes longer than all the rest of a start."""
         fused.warm_up(rounds=self.round_steps is not None, compensated=self.job.optimizer.delay_compensation > 0)
-        encodings.warm_up(self.plan.variables.values())
+        codec.warm_up(self.plan.variables.values())
         if self._device is None:
             self.optimizer.warm_up()
 

@@ -74,7 +74,7 @@ def announce(
         both.add_range(start, stop)
     empty = IntervalSet((step, step + 1) for step in skipped)
     says = Announcement(
-        registration(shard, incarnation), in_weights, both, frozenset(returnable), restored, process, empty
+        registration(shard, incarnation), in_weights, both, empty, frozenset(returnable), restored, process
     )
     core.announced(shard, says, now_s)
 

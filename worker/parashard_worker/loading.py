@@ -10,10 +10,10 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from parashard import encodings
 from parashard._proto import coordinator_pb2 as pb
 from parashard.data import open_source
 from parashard.data.base import DataSource, DataSpec
+from parashard.encodings import codec
 from parashard.errors import WrongRun
 from parashard.job.differences import differences, in_words
 from parashard.job.digest import changed_keys, identity_digest, job_identity
@@ -96,7 +96,7 @@ def load_task(
     spec = opened.spec
     _check_data(job, spec, reply)
     plan = plan_from(reply.plan)
-    encodings.warm_up(plan.variables.values())
+    codec.warm_up(plan.variables.values())
     folder = model_folder or (Path(reply.model_folder) if reply.model_folder else None)
     _check_identity(job, spec, plan, reply, code_sha256(job.model, folder) if model is None else model_sha256)
     policy = job.consistency.policy

@@ -11,7 +11,6 @@ object in a user's. Knows no argument, no signal and no exit code but those with
 from __future__ import annotations
 
 import os
-import secrets
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -131,7 +130,7 @@ class Worker:
         self._settings = settings
         self._credentials = credentials
         self._observer = observer
-        self._token = secrets.randbits(64)
+        self._token = int.from_bytes(os.urandom(8))
 
     def run(self, stop: Stop) -> WorkerEnd:
         """Work until the job is over or a stop is asked for; what is held then is given back.

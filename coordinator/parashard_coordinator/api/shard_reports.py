@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
@@ -61,8 +60,7 @@ class ShardRecord(NamedTuple):
     staleness: Counter[int]
 
 
-@dataclass(frozen=True)
-class SavedShard:
+class SavedShard(NamedTuple):
     """What a shard says of a checkpoint that it took.
 
     Attributes
@@ -77,7 +75,7 @@ class SavedShard:
 
     part: Part
     applied: IntervalSet
-    skipped: IntervalSet = field(default_factory=IntervalSet)
+    skipped: IntervalSet
 
 
 def announcement(request: pb.RegisterShardRequest) -> Announcement:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -124,14 +123,13 @@ class LeaseAnswer(NamedTuple):
     retry_after_s: float = 0.02
 
 
-@dataclass(frozen=True)
-class Announcement:
+class Announcement(NamedTuple):
     """What a shard says of itself: at its start, and once a second."""
 
     registration: ShardRegistration
     applied: IntervalSet
     held: IntervalSet
+    skipped: IntervalSet  # of the held steps, those whose push was empty
     returnable: frozenset[int] = frozenset({0})
     restored: str = ""
     first_incarnation: int = 0  # of its process; 0: this incarnation's
-    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held steps, those whose push was empty

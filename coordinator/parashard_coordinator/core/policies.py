@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parashard.errors import ConfigurationError
 from parashard.job.policy import Policy
@@ -36,7 +35,6 @@ def guided_share(leasable: int, workers: int) -> int:
     return max(1, leasable // (2 * max(1, workers)))
 
 
-@dataclass(frozen=True)
 class Async:
     """Lease freely."""
 
@@ -65,8 +63,7 @@ class Async:
         return step
 
 
-@dataclass(frozen=True)
-class Ssp:
+class Ssp(NamedTuple):
     """Stale synchronous parallel (Ho et al., NIPS 2013): leases reach at most `bound` past the lowest incomplete step.
 
     The coordinator's lowest incomplete step is never above a shard's lowest missing one, and both only rise while no
@@ -100,8 +97,7 @@ class Ssp:
         return step
 
 
-@dataclass(frozen=True)
-class Sync:
+class Sync(NamedTuple):
     """Bulk synchronous rounds of `round_steps` steps: a round is leased when the one before is complete."""
 
     round_steps: int

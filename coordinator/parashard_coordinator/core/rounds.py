@@ -8,25 +8,21 @@ without rounds have a `NoRounds`. Implements rule P12 of docs/protocol.md.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from parashard.plan.intervals import IntervalSet
 
 ANY_STEP = 1 << 62
 
 
-@dataclass(frozen=True)
-class Standing:
+class Standing(NamedTuple):
     """Where a shard's present incarnation stands, as it said last."""
 
     applied: IntervalSet
     held: IntervalSet  # steps that it has acknowledged: applied or buffered ones
-    returnable: frozenset[int] = frozenset(
-        {0}
-    )  # rounds that it has a checkpoint of, and the one that its plan began at
+    skipped: IntervalSet  # of the held ones, those whose push was empty
+    returnable: frozenset[int] = frozenset({0})  # rounds with a checkpoint of it, and the one that its plan began at
     incarnation: int = 0
-    skipped: IntervalSet = field(default_factory=IntervalSet)  # of the held ones, those whose push was empty
 
     def precedes(self, later: Standing) -> bool:
         """Tell whether this is an announcement that a later one of the same incarnation has overtaken."""

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import save_file
 
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
@@ -18,6 +16,7 @@ from parashard.launch.run_files import PREPROCESSING_FILE, REPORT_FILE, WEIGHTS_
 from parashard.launch.run_folders import write_report
 from parashard.plan.variables import Float32s, values_sha256
 from parashard.process.side_effects import failed_writes, why_failed
+from parashard.store.arrays import write_arrays
 from parashard.store.durable import replace_durably, write_durably
 from parashard.telemetry.transfer import Bytes, Overlap
 from parashard_coordinator.api.status import StatusView
@@ -123,8 +122,8 @@ def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -
     path = folder / WEIGHTS_FILE
     arrays = {name: np.ascontiguousarray(value) for name, value in variables.items()}
     try:
-        replace_durably(path, lambda temporary: save_file(arrays, temporary, {"run_id": run_id}))
-    except (OSError, SafetensorError) as error:  # the library's own error for a full disk
+        replace_durably(path, lambda temporary: write_arrays(temporary, arrays, {"run_id": run_id}))
+    except OSError as error:
         raise StoreFailed(f"{path} cannot be written: {why_failed(error)}") from error
     return path
 

@@ -13,8 +13,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file
 
 from parashard.checkpoints.manifest import InitialManifest
 from parashard.data.base import DataSpec
@@ -31,6 +29,7 @@ from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable, values_sha256
+from parashard.store.arrays import read_arrays
 
 SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
 
@@ -115,10 +114,7 @@ def resolve(
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:
     """Return the values in a file; with `whole` it must have every variable's."""
-    try:
-        stored = load_file(path)
-    except (OSError, SafetensorError, TypeError, AttributeError) as error:  # the last two: dtypes that NumPy lacks
-        raise BadData(f"{path}: cannot be read as safetensors: {error}") from None
+    stored = read_arrays(path)
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
     if extra or (missing and whole):
         raise BadData(

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from parashard import encodings
+from parashard.encodings import codec
+from parashard.encodings.encoding import Encoding
 from parashard.errors import ShapeMismatch, UnknownVariable
 from parashard.plan.partition import ELEMENT_BYTES, Partition, Placed, Plan
 from parashard.plan.variables import Float32s, Variable, initial_rows
@@ -159,7 +160,7 @@ class Storage:
         for piece in slices:
             placed = self._placed[piece.partition]
             content = payload[position : position + piece.size_bytes]
-            encodings.decode(piece, content, gradient[placed.offset : placed.stop])
+            codec.decode(piece, content, gradient[placed.offset : placed.stop])
             position += piece.size_bytes
         return gradient
 
@@ -244,4 +245,4 @@ def offsets_of(layout: Sequence[Placed]) -> list[int]:
 
 
 def _slice_of(variable: Variable, partition: Partition) -> Slice:
-    return encodings.Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements)
+    return Encoding.parse(variable.encoding).slice_of(partition, variable.row_elements)

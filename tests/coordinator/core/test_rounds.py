@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,7 +26,7 @@ def standing(
     both, empty = steps_until(round_), IntervalSet((step, step + 1) for step in skipped)
     for step in held:
         both.add(step)
-    return Standing(steps_until(round_), both, frozenset({0, *returnable}), skipped=empty)
+    return Standing(steps_until(round_), both, empty, frozenset({0, *returnable}))
 
 
 class Book:
@@ -48,7 +47,7 @@ class Book:
 
     def says(self, shard: int, of_shard: Standing) -> None:
         """The present incarnation of a shard speaks again."""
-        self.rounds.stands(shard, replace(of_shard, incarnation=self.incarnations[shard]))
+        self.rounds.stands(shard, of_shard._replace(incarnation=self.incarnations[shard]))
 
     def look(self) -> bool:
         return self.rounds.look(lambda shard: self.acknowledged[shard])
@@ -118,8 +117,8 @@ def test_where_nothing_was_saved_all_begin_again_where_their_plan_began() -> Non
     book.look()
     assert book.rounds.returning_to == 0
     of_a_plan = Book(
-        Standing(steps_until(5), steps_until(5), frozenset({3})),
-        Standing(steps_until(4), steps_until(4), frozenset({3})),
+        Standing(steps_until(5), steps_until(5), IntervalSet(), frozenset({3})),
+        Standing(steps_until(4), steps_until(4), IntervalSet(), frozenset({3})),
     )
     of_a_plan.look()
     assert of_a_plan.rounds.returning_to == 3, "its shards were cut out of a drained checkpoint of round 3"
@@ -212,7 +211,9 @@ def test_wherever_shards_stand_they_find_a_common_round_and_go_on_from_it(all_: 
 def test_the_common_cut_is_the_newest_round_that_every_shard_has_saved() -> None:  # P12
     assert Book(standing(6, returnable=[2, 4, 5]), standing(6, returnable=[2, 4])).rounds.common_cut() == 4
     assert Book(standing(6, returnable=[2]), standing(6)).rounds.common_cut() == 0
-    of_a_plan = Book(standing(6, returnable=[2]), Standing(steps_until(6), steps_until(6), frozenset({1})))
+    of_a_plan = Book(
+        standing(6, returnable=[2]), Standing(steps_until(6), steps_until(6), IntervalSet(), frozenset({1}))
+    )
     assert of_a_plan.rounds.common_cut() is None
 
 

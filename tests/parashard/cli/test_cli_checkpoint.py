@@ -217,7 +217,7 @@ def test_a_full_disk_leaves_the_file_that_was_there(tmp_path, monkeypatch, suffi
         next(a for a in arguments if isinstance(a, Path)).write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save_file", full)
+    monkeypatch.setattr(checkpoint, "write_arrays", full)
     monkeypatch.setattr(checkpoint, "_write_npz", full)
     with pytest.raises(ConfigurationError, match="No space left"):
         write_model(path, {"a": np.float32([1])})

@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parashard.encodings import Encoding, codec, decode, warm_up
+from parashard.encodings import codec
+from parashard.encodings.codec import decode, warm_up
+from parashard.encodings.encoding import Encoding
 from parashard.errors import InvalidRequest, MalformedFrame, NonFiniteGradient
 from parashard.plan.partition import Partition
 from parashard.plan.variables import Float32s, Variable
