@@ -83,8 +83,9 @@ docs: $(READY)  ## write the reference of the job file and the dashboards again
 docs-site: $(DOCS_READY)  ## the pages of docs/ as a site, build/docs/index.html; a dead link or any other warning fails it
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --nitpicky --quiet -b html -d build/docs-trees docs build/docs
 
-pictures: $(DOCS_READY)  ## record the live view for docs/pictures again; about two minutes
+pictures: $(DOCS_READY)  ## record the live view and photograph the status page for docs/pictures again; five minutes
 	$(BIN)/python tools/live_picture.py
+	$(BIN)/python tools/status_pictures.py
 
 # Both take DATA=FOLDER, where MNIST's four files are.
 bench: $(READY)  ## the races that need no peer, and the kernels

@@ -31,7 +31,7 @@ class FanOut:
     ----------
     retry_budget_s : float
         How long a request to one shard may be sent again.
-    giving_up : Event
+    cancelled : Event
         Once set, nothing is retried any more.
     refresh : callable, optional
         Learns where the shards are now; called before a shard is asked again that is away or stopping, or whose answer
@@ -44,13 +44,13 @@ class FanOut:
     def __init__(
         self,
         retry_budget_s: float,
-        giving_up: threading.Event,
+        cancelled: threading.Event,
         refresh: Callable[[], None] | None = None,
         now_s: Callable[[], float] | None = None,
     ) -> None:
         self._retry_budget_s = retry_budget_s
         self._now_s = now_s or time.monotonic
-        self._giving_up = giving_up
+        self._cancelled = cancelled
         self._refresh = refresh
         self._retried: tuple[type[ParashardError], ...] = (
             (RetryLater,) if refresh is None else (RetryLater, StaleIncarnation, WrongRun)
@@ -131,7 +131,7 @@ class FanOut:
 
     def _retry(self, request: Callable[[], None], error: ParashardError) -> None:
         """Ask a shard again, after an error, until it answers or the budget is spent."""
-        if self._giving_up.is_set() or not self._retry_budget_s:
+        if self._cancelled.is_set() or not self._retry_budget_s:
             raise error
         import tenacity  # only where a shard has to be asked again
 
@@ -145,8 +145,8 @@ class FanOut:
         tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(self._retried),
             wait=tenacity.wait_random_exponential(RETRY_PAUSE_S, RETRY_PAUSE_MAX_S),
-            sleep=tenacity.sleep_using_event(self._giving_up),
-            stop=lambda _: self._giving_up.is_set() or self._now_s() >= until_s,
+            sleep=tenacity.sleep_using_event(self._cancelled),
+            stop=lambda _: self._cancelled.is_set() or self._now_s() >= until_s,
             before_sleep=refresh_view,
             reraise=True,
         )(request)

@@ -79,7 +79,7 @@ class ShardClient:
         The worker's name, for the shards' logs.
     retry_budget_s : float
         How long a request to one shard may be sent again, while it is busy, away, or begins another incarnation.
-    giving_up : Event, optional
+    cancelled : Event, optional
         Once set, nothing is retried any more.
     now_s : callable, optional
         The seconds that the retry budget is counted in, such as those of an `AwakeClock`; None: monotonic ones.
@@ -100,7 +100,7 @@ class ShardClient:
         worker: str,
         *,
         retry_budget_s: float = 30.0,
-        giving_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
         now_s: Callable[[], float] | None = None,
         look: Callable[[], View] | None = None,
         connect: Connect = GrpcTransport,
@@ -112,7 +112,7 @@ class ShardClient:
         self._worker = worker
         self._viewing = threading.Lock()
         self._look = look
-        self._fan_out = FanOut(retry_budget_s, giving_up or threading.Event(), self.refresh if look else None, now_s)
+        self._fan_out = FanOut(retry_budget_s, cancelled or threading.Event(), self.refresh if look else None, now_s)
         self._connect = connect
         self._observer = observer
         self._transports: dict[ShardAddress, Transport] = {}

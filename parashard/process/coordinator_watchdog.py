@@ -43,8 +43,8 @@ def client_of(arguments: Namespace, stop: Stop, credentials: Credentials | None)
         Shown to the coordinator.
     """
     client = CoordinatorClient(
-        find_coordinator(arguments.connect, giving_up=stop.event),
-        giving_up=stop.event,
+        find_coordinator(arguments.connect, cancelled=stop.event),
+        cancelled=stop.event,
         where=arguments.connect,
         credentials=credentials,
     )

@@ -39,7 +39,7 @@ class CoordinatorClient:
         host:port.
     retry_budget_s : float
         How long one call may be sent again.
-    giving_up : Event, optional
+    cancelled : Event, optional
         Once set, nothing is sent again any more.
     where : str
         A run directory, if the address is from there: a coordinator that was started again has another one.
@@ -52,7 +52,7 @@ class CoordinatorClient:
         address: str,
         *,
         retry_budget_s: float = 60.0,
-        giving_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
         where: str = "",
         credentials: Credentials | None = None,
     ) -> None:
@@ -63,7 +63,7 @@ class CoordinatorClient:
         self._channel = rpc.connect(address, self._credentials)
         self._stub = coordinator_pb2_grpc.CoordinatorStub(self._channel)  # type: ignore[no-untyped-call]
         self.retry_budget_s = retry_budget_s
-        self._giving_up = giving_up or threading.Event()
+        self._cancelled = cancelled or threading.Event()
         self.unanswered = False
         """The last call got no answer."""
 
@@ -142,7 +142,7 @@ class CoordinatorClient:
         try:
             return call()
         except RetryLater:
-            if not self.retry_budget_s or self._giving_up.is_set():
+            if not self.retry_budget_s or self._cancelled.is_set():
                 raise
         import tenacity  # only where a call has to be made again
 
@@ -151,8 +151,8 @@ class CoordinatorClient:
         retrying = tenacity.Retrying(
             retry=tenacity.retry_if_exception_type(RetryLater),
             wait=tenacity.wait_random_exponential(0.02, 0.5),
-            stop=lambda _: self._giving_up.is_set() or awake.now_s() - since_s >= self.retry_budget_s,
-            sleep=tenacity.sleep_using_event(self._giving_up),
+            stop=lambda _: self._cancelled.is_set() or awake.now_s() - since_s >= self.retry_budget_s,
+            sleep=tenacity.sleep_using_event(self._cancelled),
             before_sleep=self._tell_once,
             reraise=True,
         )
@@ -190,10 +190,10 @@ def http_port_in(folder: Path, run_id: str) -> int:
     return port if 0 < port < 65536 else 0
 
 
-def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Event | None = None) -> str:
+def find_coordinator(where: str, wait_s: float = 30.0, cancelled: threading.Event | None = None) -> str:
     """Return the address of a coordinator, given as host:port or as a run directory.
 
-    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `giving_up` is
+    A run directory may still be without a coordinator: it is looked into until `wait_s` have passed or `cancelled` is
     set.
 
     Raises
@@ -211,13 +211,13 @@ def find_coordinator(where: str, wait_s: float = 30.0, giving_up: threading.Even
                 f"{where!r} is neither a run directory nor host:port; `parashard runs` lists the runs"
             )
         return where
-    giving_up = giving_up or threading.Event()
+    cancelled = cancelled or threading.Event()
     path, deadline_s = folder / ADDRESS_FILE, time.monotonic() + wait_s
     while True:
         try:
             address = json.loads(path.read_text())["address"]
         except FileNotFoundError:
-            if time.monotonic() >= deadline_s or giving_up.wait(POLL_S):
+            if time.monotonic() >= deadline_s or cancelled.wait(POLL_S):
                 raise Unreachable(f"no coordinator has written {path} within {wait_s:.0f} s") from None
         except OSError as error:
             raise ConfigurationError(f"{path} cannot be read: {error.strerror}") from None

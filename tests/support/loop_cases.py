@@ -128,7 +128,7 @@ class Job:
         depth: int = 0,
         clip_norm: float | None = None,
         retry_budget_s: float = 60.0,
-        giving_up: threading.Event | None = None,
+        cancelled: threading.Event | None = None,
         **of_shard: Any,
     ) -> None:
         plan = plan_of(VARIABLES, shards=2, partitioner=fixed_shards(2))
@@ -147,7 +147,7 @@ class Job:
                 clip_norm=clip_norm,
                 round_steps=of_shard.get("round_steps"),
             ),
-            self.cluster.client(retry_budget_s=retry_budget_s, giving_up=giving_up, look=self.look),
+            self.cluster.client(retry_budget_s=retry_budget_s, cancelled=cancelled, look=self.look),
             self.leasing,  # type: ignore[arg-type]
             depth=depth,
         )

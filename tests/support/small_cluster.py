@@ -41,7 +41,7 @@ class SmallCluster:
 
 @contextmanager
 def small_cluster(
-    resolved: ResolvedJob, folder: Path, *, giving_up: threading.Event | None = None
+    resolved: ResolvedJob, folder: Path, *, cancelled: threading.Event | None = None
 ) -> Iterator[SmallCluster]:
     """Run the coordinator and the shard of a job, over gRPC; the job is done when every step is in."""
     told = pb.GetJobReply(
@@ -60,7 +60,7 @@ def small_cluster(
     shard.service.add_to(data)
     coordinator.start()
     data.start()
-    client = CoordinatorClient(coordinator.address, giving_up=giving_up)
+    client = CoordinatorClient(coordinator.address, cancelled=cancelled)
     ending = threading.Thread(target=_done_when_complete, args=(core,), daemon=True)
     ending.start()
     client.register_shard(

@@ -165,14 +165,14 @@ def test_retries_to_a_shard_are_bounded_and_then_the_step_is_given_back(error: E
 
 
 def test_a_worker_that_is_asked_to_stop_waits_for_no_shard() -> None:
-    giving_up = threading.Event()
+    cancelled = threading.Event()
 
     def before(address: str, request: Push | PullRun) -> None:
         if address == "shard-1" and pushes_step(1)(request):
-            giving_up.set()
+            cancelled.set()
             raise Unreachable("no answer")
 
-    job = Job(*range(2), giving_up=giving_up)
+    job = Job(*range(2), cancelled=cancelled)
     job.cluster.before = before
     job.run()
     assert (job.leasing.drops, job.completed, job.refreshed) == ([1], [0], 1)

@@ -226,7 +226,7 @@ class Worker:
             task.plan,
             member.name,
             retry_budget_s=cluster.retry_budget_s,
-            giving_up=stop.event,
+            cancelled=stop.event,
             now_s=leasing.clock.now_s,
             look=lambda: self._view(reply.run_id),
             connect=connect_by(cluster.transport, self._credentials),

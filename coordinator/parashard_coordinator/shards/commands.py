@@ -56,7 +56,7 @@ class ShardCommands:
             for shard, registration in enumerate(registrations)
         ]
         saved = []
-        for shard, (registration, call) in enumerate(self._begun(registrations, requests, SAVE_DEADLINE_S)):
+        for shard, (registration, call) in enumerate(self._started(registrations, requests, SAVE_DEADLINE_S)):
             with rpc.our_errors(registration.address):
                 reply = call.result()
             saved.append(saved_shard(self._plan_version, shard, reply))
@@ -68,7 +68,7 @@ class ShardCommands:
             self._save_request(shard, registration, round_, ahead=True)
             for shard, registration in enumerate(registrations)
         ]
-        return _errors(dict(enumerate(self._begun(registrations, requests, NAME_DEADLINE_S))))
+        return _errors(dict(enumerate(self._started(registrations, requests, NAME_DEADLINE_S))))
 
     def roll_back(self, registrations: Mapping[int, tuple[ShardRegistration, int]]) -> dict[int, ParashardError]:
         """Roll shards back to rounds; return the errors by shard."""
@@ -90,7 +90,7 @@ class ShardCommands:
         }
         return _errors(calls)
 
-    def _begun(
+    def _started(
         self,
         registrations: Sequence[ShardRegistration],
         requests: Sequence[shard_pb2.TakeCheckpointRequest],

@@ -48,7 +48,7 @@ class FirstIncarnation(NamedTuple):
 
 
 def begin_first_incarnation(
-    builder: ShardBuilder, restorer: Restorer, claims: Claims, log_: ShardLog, giving_up: threading.Event | None = None
+    builder: ShardBuilder, restorer: Restorer, claims: Claims, log_: ShardLog, cancelled: threading.Event | None = None
 ) -> FirstIncarnation:
     """Claim an incarnation, restore, replay the log, and return what is served from now on.
 
@@ -62,18 +62,18 @@ def begin_first_incarnation(
         Where this process claims its incarnations.
     log_ : ShardLog
         What is replayed, and goes on.
-    giving_up : Event, optional
+    cancelled : Event, optional
         Ends the wait for a disk that is full.
     """
-    giving_up = giving_up or threading.Event()
-    incarnation = retry_while_disk_fails(claims.next, "claims", giving_up)
+    cancelled = cancelled or threading.Event()
+    incarnation = retry_while_disk_fails(claims.next, "claims", cancelled)
     failpoints.hit("shard.boot.claimed")
     restored = restorer.newest(claims.returns)
     returns = list(restored.returns)
     if restored.passed_over and restorer.first_round is not None:
         # What was passed over may be readable again one day, when all have gone another way from here.
         round_ = restorer.first_round if restored.state is None else restored.state.round or 0
-        incarnation = retry_while_disk_fails(lambda: _claim_return(claims, returns, round_), "claims", giving_up)
+        incarnation = retry_while_disk_fails(lambda: _claim_return(claims, returns, round_), "claims", cancelled)
     shard = builder.build(incarnation, restored.state)
     position = 0 if restored.state is None else restored.state.log_position or 0
     text = restored.text + log_.begin(shard, position)

@@ -101,11 +101,11 @@ def test_after_the_budget_the_error_is_raised_as_it_is(kind, virtual_time):
 
 
 def test_a_client_that_gives_up_retries_nothing(virtual_time):
-    cluster, giving_up = cluster_of(), threading.Event()
+    cluster, cancelled = cluster_of(), threading.Event()
     cluster.before = Fault(Unreachable("gone"), set(range(10_000)))
-    giving_up.set()
+    cancelled.set()
     with pytest.raises(Unreachable):
-        cluster.client(giving_up=giving_up).push(0, {}, None)
+        cluster.client(cancelled=cancelled).push(0, {}, None)
     assert virtual_time.pauses_s == []
 
 

@@ -77,14 +77,14 @@ class Pauses(threading.Event):
 
 def test_a_run_directory_is_looked_into_until_the_coordinator_has_written(tmp_path):
     pauses = Pauses(lambda: (tmp_path / ADDRESS_FILE).write_text('{"address": "127.0.0.1:7"}'))
-    assert find_coordinator(str(tmp_path), giving_up=pauses) == "127.0.0.1:7"
+    assert find_coordinator(str(tmp_path), cancelled=pauses) == "127.0.0.1:7"
     assert pauses.seen == 3
 
 
 def test_a_client_that_gives_up_looks_no_longer(tmp_path):
     pauses = Pauses(lambda: pauses.set())  # noqa: PLW0108  # does not exist yet
     with pytest.raises(Unreachable):
-        find_coordinator(str(tmp_path), giving_up=pauses)
+        find_coordinator(str(tmp_path), cancelled=pauses)
     assert pauses.seen == 3
 
 
