@@ -1,3 +1,57 @@
-"""parashard: a parameter server for training on machines that come and go."""
+"""parashard: a parameter server for training on machines that come and go.
+
+    import parashard as ps
+
+    model = ps.torch.Model(Net, loss=torch.nn.functional.cross_entropy, metrics=["accuracy"])
+    trainer = ps.Trainer(model, ps.Adam(1e-3), strategy=ps.ParameterServerStrategy(shards=2, workers=4))
+    history = trainer.fit((x, y), epochs=5, batch_size=128, validation_data=(xv, yv))
+
+A name is imported when it is first used: the services, which import this package too, use none of them.
+"""
+
+import os as _os
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from parashard import torch as torch
+    from parashard.api.optimizers import FTRL as FTRL
+    from parashard.api.optimizers import LAMB as LAMB
+    from parashard.api.optimizers import SGD as SGD
+    from parashard.api.optimizers import Adagrad as Adagrad
+    from parashard.api.optimizers import Adam as Adam
+    from parashard.api.optimizers import AdamW as AdamW
+    from parashard.api.optimizers import RMSprop as RMSprop
+    from parashard.api.script import is_worker as is_worker
+    from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
+    from parashard.api.trainer import History as History
+    from parashard.api.trainer import Trainer as Trainer
 
 __version__ = "0.1.0"
+
+_PLACES = {
+    **dict.fromkeys(
+        ("FTRL", "LAMB", "SGD", "Adagrad", "Adam", "AdamW", "RMSprop"), "parashard.api.optimizers"
+    ),
+    "History": "parashard.api.trainer",
+    "ParameterServerStrategy": "parashard.api.strategies",
+    "Trainer": "parashard.api.trainer",
+    "is_worker": "parashard.api.script",
+}
+_MODULES = ("torch",)
+
+_worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
+"""What makes this process a worker; taken out of the environment, so that no process of the script's inherits it."""
+
+
+def __getattr__(name: str) -> Any:
+    import importlib
+
+    if name in _MODULES:
+        return importlib.import_module(f"parashard.{name}")
+    if name not in _PLACES:
+        raise AttributeError(f"module 'parashard' has no attribute {name!r}")
+    return getattr(importlib.import_module(_PLACES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES, *_MODULES})

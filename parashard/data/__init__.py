@@ -15,8 +15,10 @@ from parashard.data.options import (
     IdxOptions,
     NpzOptions,
     ParquetOptions,
+    ScriptDataOptions,
     SyntheticOptions,
 )
+from parashard.errors import ConfigurationError
 
 
 def open_source(options: DataOptions) -> DataSource:
@@ -52,6 +54,8 @@ def open_source(options: DataOptions) -> DataSource:
             from parashard.data.parquet import open_parquet
 
             return open_parquet(options)
+        case ScriptDataOptions():
+            raise ConfigurationError('data.source is "script": run the script, which has the data')
         case SyntheticOptions():
             from parashard.data.synthetic import SyntheticSource
 

@@ -7,7 +7,7 @@ the job loads none of them. Called by the job file's schema and the sources.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 
@@ -157,8 +157,16 @@ class SyntheticOptions(Table):
             )
 
 
+class ScriptDataOptions(Table):
+    """What a script gives to its trainer; only that script has it."""
+
+    of_scripts: ClassVar[bool] = True  # errors do not offer it
+
+    source: Literal["script"] = key(default="script", description="What a Python script gives to `Trainer.fit`.")
+
+
 DataOptions = Annotated[
-    CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions,
+    CsvOptions | DigitsOptions | IdxOptions | NpzOptions | ParquetOptions | SyntheticOptions | ScriptDataOptions,
     OneOf("source"),
 ]
 """The `[data]` table of a job file; its key `source` says which."""

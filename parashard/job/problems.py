@@ -86,7 +86,7 @@ def _phrase(kind: str, message: str, context: Mapping[str, Any]) -> str:
 def _unknown_member(schema: type[Table], parts: tuple[str, ...], layers: Layers) -> tuple[str, str]:
     forms = forms_at(schema, parts, layers.table)
     tag = next(tag for tag in TAGS if all(tag in form.keys for form in forms))
-    offered = [form for form in forms if not getattr(form, "for_tests", False)]
+    offered = [form for form in forms if not (getattr(form, "for_tests", False) or getattr(form, "of_scripts", False))]
     allowed = [value for form in offered for value in tag_values(form, tag)]
     node = at(layers.table, parts)
     key = (*parts, tag)

@@ -7,6 +7,7 @@ end.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -25,6 +26,8 @@ POLL_S = 0.02
 
 MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", "worker": "parashard_worker"}
 """Module of each role, for `python -m`."""
+WORKER_ARGUMENTS = "PARASHARD_WORKER_ARGUMENTS"
+"""The environment variable that makes a script a worker: a JSON list of the worker's arguments."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +52,9 @@ class LocalCluster:
     ----------
     variables : mapping of str to mapping
         Additional environment variables, by module.
+    worker_script : sequence of str
+        The command of a script that is a worker in place of the module, and finds its arguments in the environment
+        (`WORKER_ARGUMENTS`). Empty: the module.
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -59,6 +65,7 @@ class LocalCluster:
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
+        self.worker_script: Sequence[str] = ()
         self.tell: Callable[[str], None] = lambda text: None
         """Called with a message for the user."""
         self._log_files = SideEffect("log files", self._told)
@@ -128,8 +135,11 @@ class LocalCluster:
     def _spawn(
         self, name: str, module: str, arguments: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
+        arguments = [*arguments, "--lifeline", str(self._lifeline_read)]
         # -P: a file of the working directory with the name of one of our packages does not shadow it.
-        command = [sys.executable, "-P", "-m", module, *arguments, "--lifeline", str(self._lifeline_read)]
+        command = [sys.executable, "-P", "-m", module, *arguments]
+        if module == MODULES["worker"] and self.worker_script:
+            command, variables = [*self.worker_script], {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
             return subprocess.Popen(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -70,6 +71,7 @@ def run_job(
     cluster: LocalCluster | None = None,
     tls_dir: Path | None = None,
     trace: bool = False,
+    script: Sequence[str] = (),
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -93,7 +95,11 @@ def run_job(
         Credentials of all processes, with all four roles.
     trace : bool
         True: all processes send spans.
+    script : sequence of str
+        The command of a script, whose data and model are declared in `run_dir`: its workers are that script.
     """
+    if not script and loaded.job.model.kind == "script":
+        raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
             f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
@@ -107,8 +113,9 @@ def run_job(
         _check_output(output)
     lock, cluster = _prepared(run_dir, loaded, cluster)
     cluster.variables = _thread_variables(loaded.job)
+    cluster.worker_script = script
     cluster.tell = view.say
-    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace)
+    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=bool(script))
     # As Ctrl-C: the report is written, the terminal restored.
     before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
     try:

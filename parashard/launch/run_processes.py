@@ -5,13 +5,14 @@ Called by `parashard kill`.
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from contextlib import suppress
 from pathlib import Path
 
 from parashard.errors import ConfigurationError
-from parashard.launch.local_cluster import MODULES
+from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
 from parashard.launch.run_folders import launcher_of
 
 PROC = Path("/proc")
@@ -33,7 +34,7 @@ def processes_of(run_dir: Path) -> dict[str, int]:
         if entry.name.isdecimal():
             with suppress(OSError):  # it has ended meanwhile
                 if _parent_of(entry) == launcher:
-                    name = name_in((entry / "cmdline").read_bytes().decode(errors="replace").split("\0"))
+                    name = name_in(_words(entry / "cmdline")) or name_in_variables(_words(entry / "environ"))
                     found.update({name: int(entry.name)} if name else {})
     return dict(sorted(found.items()))
 
@@ -75,6 +76,16 @@ def name_in(words: list[str]) -> str:
         return ""
     label = words[words.index(flag) + 1]
     return f"shard-{label}" if role == "shard" else label
+
+
+def name_in_variables(variables: list[str]) -> str:
+    """Return the name of a worker in the environment that `LocalCluster` started its script with; "" for any other."""
+    given = next((text for text in variables if text.startswith(f"{WORKER_ARGUMENTS}=")), "")
+    return name_in(["-m", MODULES["worker"], *json.loads(given.partition("=")[2])]) if given else ""
+
+
+def _words(file: Path) -> list[str]:
+    return file.read_bytes().decode(errors="replace").split("\0")
 
 
 def _parent_of(entry: Path) -> int:

@@ -49,6 +49,8 @@ class Running:
         Of all processes.
     trace : bool
         True: all processes send spans.
+    declared : bool
+        True: the run directory has a declaration of data and model, which the coordinator does not open then.
     """
 
     def __init__(
@@ -60,9 +62,11 @@ class Running:
         credentials: Credentials | None,
         *,
         trace: bool,
+        declared: bool = False,
     ) -> None:
         self._credentials = credentials
         self._trace = trace
+        self._declared = declared
         self._cluster_options = loaded.job.cluster
         self._model_folder = loaded.path.parent
         self._run_dir = run_dir
@@ -85,6 +89,8 @@ class Running:
     def start_coordinator(self, init: Path | None, *, resume: bool, from_checkpoint: str) -> None:
         """Start the coordinator and wait until it serves."""
         self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
+        if self._declared:
+            self._arguments += ["--declaration", str(self._run_dir)]
         if init is not None:
             self._arguments += ["--init", str(init.absolute())]
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]

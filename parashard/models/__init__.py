@@ -9,12 +9,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from parashard.data.base import DataSpec
+from parashard.errors import ConfigurationError
 from parashard.models.base import Audited, Model
 from parashard.models.options import (
     CnnOptions,
     LedgerOptions,
     MlpOptions,
     ModelOptions,
+    ScriptModelOptions,
     SoftmaxOptions,
     TornOptions,
     UserOptions,
@@ -74,6 +76,8 @@ def build_model(options: ModelOptions, spec: DataSpec, seed: int, folder: Path |
             from parashard.models.torn import Torn
 
             return Torn(options)
+        case ScriptModelOptions():
+            raise ConfigurationError('model.kind is "script": run the script, which has the model')
         case UserOptions():
             from parashard.models.user import load_user_model
 

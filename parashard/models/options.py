@@ -100,7 +100,16 @@ class UserOptions(Table):
     )
 
 
+class ScriptModelOptions(Table):
+    """What a script gives to its trainer; only that script has it."""
+
+    of_scripts: ClassVar[bool] = True  # errors do not offer it
+
+    kind: Literal["script"] = key(default="script", description="The model of a Python script's `Trainer`.")
+
+
 ModelOptions = Annotated[
-    SoftmaxOptions | MlpOptions | CnnOptions | LedgerOptions | TornOptions | UserOptions, OneOf("kind")
+    SoftmaxOptions | MlpOptions | CnnOptions | LedgerOptions | TornOptions | ScriptModelOptions | UserOptions,
+    OneOf("kind"),
 ]
 """The `[model]` table of a job file; `kind` chooses the options' class."""

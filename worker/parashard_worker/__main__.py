@@ -7,12 +7,15 @@ from parashard.process.imports import imported
 # isort: split
 
 from argparse import Namespace
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from parashard.data.base import DataSource
 from parashard.errors import JobFailed
 from parashard.job.layers import parse_set
 from parashard.launch.run_folders import how_it_ended
+from parashard.models.base import Model
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.arguments import credentials_of, service_arguments
 from parashard.process.coordinator_watchdog import client_of, connecting_arguments
@@ -29,15 +32,31 @@ if TYPE_CHECKING:
 imported()
 
 
-def main() -> int:
-    """Run one worker and return its exit code."""
+class OwnTask(NamedTuple):
+    """What a program that is a worker computes, as it is declared; None: what the job names."""
+
+    model: Model | None = None
+    source: DataSource | None = None
+    model_sha256: str = ""
+
+
+def main(words: Sequence[str] | None = None, own: OwnTask | None = None) -> int:
+    """Run one worker and return its exit code.
+
+    Parameters
+    ----------
+    words : sequence of str, optional
+        Its arguments; None: the command line's.
+    own : OwnTask, optional
+        The model and the examples of the program that is this worker; None: the job names them.
+    """
     parser = service_arguments("One parashard worker: leases steps, computes gradients, pushes them.")
     connecting_arguments(parser)
     parser.add_argument("--name", default="", help="its name in the job, such as worker-0 (default: the next free one)")
     parser.add_argument("--device", default="", help="auto, cpu, cuda or cuda:N (default: what the job file says)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="such as data.path=/mnt/mnist")
     parser.add_argument("--model-folder", default="", help="where a model of your own is looked up on this machine")
-    arguments = parser.parse_args()
+    arguments = parser.parse_args(words)
     keep_freed_memory(EVERY_STEP)
     role = arguments.name or "worker"
     code = arguments.stopped_exit_code
@@ -46,12 +65,12 @@ def main() -> int:
         if _is_over(arguments.connect):
             return ExitCode.DONE
         with tracing(arguments.trace, "worker", arguments.name) as tracer:
-            return serve(arguments, stop, tracer)
+            return serve(arguments, stop, tracer, own)
 
     return run_service(role, arguments.lifeline, traced, code, arguments.log_format)
 
 
-def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
+def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None, own: OwnTask | None = None) -> ExitCode:
     """Work for one job until it is over or a stop is asked for."""
     credentials = credentials_of(arguments, Role.WORKER)
     settings = WorkerSettings(
@@ -64,7 +83,17 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None) -> ExitCode:
         own_process=True,
     )
     coordinator = client_of(arguments, stop, credentials)
-    end = Worker(coordinator, settings=settings, credentials=credentials, observer=_observer_of(tracer)).run(stop)
+    model, source, model_sha256 = own or OwnTask()
+    worker = Worker(
+        coordinator,
+        model,
+        source,
+        model_sha256=model_sha256,
+        settings=settings,
+        credentials=credentials,
+        observer=_observer_of(tracer),
+    )
+    end = worker.run(stop)
     return ExitCode.JOB_FAILED if end.job_failed else ExitCode.DONE
 
 
