@@ -14,24 +14,25 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parashard import torch as torch
-    from parashard.api.optimizers import FTRL as FTRL
-    from parashard.api.optimizers import LAMB as LAMB
-    from parashard.api.optimizers import SGD as SGD
-    from parashard.api.optimizers import Adagrad as Adagrad
-    from parashard.api.optimizers import Adam as Adam
-    from parashard.api.optimizers import AdamW as AdamW
-    from parashard.api.optimizers import RMSprop as RMSprop
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
+    from parashard.plan.optimizers import FTRL as FTRL
+    from parashard.plan.optimizers import LAMB as LAMB
+    from parashard.plan.optimizers import SGD as SGD
+    from parashard.plan.optimizers import Adagrad as Adagrad
+    from parashard.plan.optimizers import Adam as Adam
+    from parashard.plan.optimizers import AdamW as AdamW
+    from parashard.plan.optimizers import Momentum as Momentum
+    from parashard.plan.optimizers import Nesterov as Nesterov
+    from parashard.plan.optimizers import RMSProp as RMSProp
 
 __version__ = "0.1.0"
 
+_OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "FTRL", "LAMB")
 _PLACES = {
-    **dict.fromkeys(
-        ("FTRL", "LAMB", "SGD", "Adagrad", "Adam", "AdamW", "RMSprop"), "parashard.api.optimizers"
-    ),
+    **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",
@@ -39,6 +40,8 @@ _PLACES = {
 }
 _MODULES = ("torch",)
 
+_folder = _os.getcwd()
+"""Where the program was started: a script that is run again is started there, too."""
 _worker_arguments = _os.environ.pop("PARASHARD_WORKER_ARGUMENTS", None)
 """What makes this process a worker; taken out of the environment, so that no process of the script's inherits it."""
 

@@ -75,7 +75,7 @@ class ArraySource:
             held_out=len(held_out.targets),
             input_shape=training.inputs.shape[1:],
             classes=classes,
-            fingerprint=_fingerprint([*training, *held_out], f"{classes} {input_scale!r}"),
+            fingerprint=fingerprint([*training, *held_out], f"{classes} {input_scale!r}"),
             preprocessing=Preprocessing(
                 input_shape=training.inputs.shape[1:],
                 divide_by=input_scale,
@@ -128,7 +128,8 @@ def _numbered(classes: int) -> ClassTarget | None:
     return ClassTarget(classes=tuple(map(str, range(classes)))) if classes else None
 
 
-def _fingerprint(arrays: list[AnyArray], parameters: str) -> str:
+def fingerprint(arrays: list[AnyArray], parameters: str) -> str:
+    """Return SHA-256 (hex) of the content of arrays, and of what else decides what is handed out."""
     digest = hashlib.sha256(parameters.encode())
     for array in arrays:
         content = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))

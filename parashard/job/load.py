@@ -71,8 +71,21 @@ def load_job(
     """
     file = Path(path)
     environ = os.environ if environ is None else environ
-    layers = layered(file, _read(file), overrides, environ)
-    warnings = unread_variables(environ, Job)
+    return _loaded(file, layered(file, _read(file), overrides, environ), unread_variables(environ, Job))
+
+
+def job_from_table(table: Mapping[str, Any], file: Path) -> LoadedJob:
+    """Return the job that a program has put together as a job file would; `file` is the program.
+
+    Raises
+    ------
+    ConfigurationError
+        The job is not valid.
+    """
+    return _loaded(file, layered(file, table, (), {}), ())
+
+
+def _loaded(file: Path, layers: Layers, warnings: tuple[str, ...]) -> LoadedJob:
     job = _validated(layers, file.absolute().parent)
     origins = {dotted(*parts): layers.origin(parts) for parts, _ in leaves(_table(job))}
     return LoadedJob(job, origins, file.absolute(), warnings)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from parashard.process.side_effects import SideEffect, why_failed
 
@@ -28,6 +28,13 @@ MODULES = {"coordinator": "parashard_coordinator", "shard": "parashard_server", 
 """Module of each role, for `python -m`."""
 WORKER_ARGUMENTS = "PARASHARD_WORKER_ARGUMENTS"
 """The environment variable that makes a script a worker: a JSON list of the worker's arguments."""
+
+
+class ScriptCommand(NamedTuple):
+    """How a script is run again: its words, and the folder that it was started in."""
+
+    words: tuple[str, ...]
+    folder: str
 
 
 @dataclass(frozen=True)
@@ -52,9 +59,8 @@ class LocalCluster:
     ----------
     variables : mapping of str to mapping
         Additional environment variables, by module.
-    worker_script : sequence of str
-        The command of a script that is a worker in place of the module, and finds its arguments in the environment
-        (`WORKER_ARGUMENTS`). Empty: the module.
+    script : ScriptCommand, optional
+        What a worker is in place of the module; it finds its arguments in the environment (`WORKER_ARGUMENTS`).
     """
 
     def __init__(self, run_dir: Path) -> None:
@@ -65,7 +71,7 @@ class LocalCluster:
         self._ended = 0
         self._lifeline_read, self._lifeline_write = os.pipe()
         self.variables: Mapping[str, Mapping[str, str]] = {}
-        self.worker_script: Sequence[str] = ()
+        self.script: ScriptCommand | None = None
         self.tell: Callable[[str], None] = lambda text: None
         """Called with a message for the user."""
         self._log_files = SideEffect("log files", self._told)
@@ -137,13 +143,15 @@ class LocalCluster:
     ) -> subprocess.Popen[bytes]:
         arguments = [*arguments, "--lifeline", str(self._lifeline_read)]
         # -P: a file of the working directory with the name of one of our packages does not shadow it.
-        command = [sys.executable, "-P", "-m", module, *arguments]
-        if module == MODULES["worker"] and self.worker_script:
-            command, variables = [*self.worker_script], {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
+        command, folder = [sys.executable, "-P", "-m", module, *arguments], None
+        if module == MODULES["worker"] and self.script is not None:
+            command, folder = [*self.script.words], self.script.folder
+            variables = {**variables, WORKER_ARGUMENTS: json.dumps(arguments)}
         with self._opened_log(name) as log:
             self._log_starts[name] = log.tell()
             return subprocess.Popen(
                 command,
+                cwd=folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.job.schema import Job
-from parashard.launch.local_cluster import MODULES, LocalCluster
+from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
@@ -71,7 +70,7 @@ def run_job(
     cluster: LocalCluster | None = None,
     tls_dir: Path | None = None,
     trace: bool = False,
-    script: Sequence[str] = (),
+    script: ScriptCommand | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -95,10 +94,10 @@ def run_job(
         Credentials of all processes, with all four roles.
     trace : bool
         True: all processes send spans.
-    script : sequence of str
-        The command of a script, whose data and model are declared in `run_dir`: its workers are that script.
+    script : ScriptCommand, optional
+        What its workers are; data and model are declared in `run_dir` then.
     """
-    if not script and loaded.job.model.kind == "script":
+    if script is None and loaded.job.model.kind == "script":
         raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
@@ -113,9 +112,9 @@ def run_job(
         _check_output(output)
     lock, cluster = _prepared(run_dir, loaded, cluster)
     cluster.variables = _thread_variables(loaded.job)
-    cluster.worker_script = script
+    cluster.script = script
     cluster.tell = view.say
-    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=bool(script))
+    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=script is not None)
     # As Ctrl-C: the report is written, the terminal restored.
     before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
     try:

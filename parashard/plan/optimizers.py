@@ -10,10 +10,10 @@ zero, no rate that rounds to infinity.
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from parashard.plan.schedules import ConstantSchedule, ScheduleOptions
-from parashard.settings.table import After, OneOf, Table, key
+from parashard.settings.table import NEEDED, After, OneOf, Table, key
 
 SLOTS = {
     "sgd": 0,
@@ -91,7 +91,8 @@ class OptimizerSpec(Table):
     """
 
     kind: str = key(description="Names the update rule.")
-    learning_rate: _Rate
+    learning_rate: _Rate = key(kw_only=False)
+
     weight_decay: _Coupled = 0.0
     schedule: ScheduleOptions = key(
         default_factory=ConstantSchedule, description="Multiplies the learning rate over time."
@@ -109,6 +110,9 @@ class OptimizerSpec(Table):
     delay_compensation: NonNegative = key(
         default=0.0, description="lambda of DC-ASGD, g + lambda * g * g * (w - w_pulled); 0: off."
     )
+
+    def __init__(self, learning_rate: Any = NEEDED, **settings: Any) -> None:
+        super().__init__(**settings if learning_rate is NEEDED else {"learning_rate": learning_rate, **settings})
 
     @property
     def requires_unsplit_variables(self) -> bool:
@@ -130,7 +134,8 @@ class SGD(OptimizerSpec):
 
     kind: Literal["sgd"] = key(default="sgd", description="Names this rule.")
     learning_rate: NonZero = key(
-        description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`."
+        kw_only=False,
+        description="Step size of an update; the schedule multiplies it. Negative only with the model `ledger`.",
     )
 
 
@@ -160,7 +165,7 @@ class RMSProp(OptimizerSpec):
     """RMSProp, neither centred nor with momentum (Hinton's lecture 6e, 2012)."""
 
     kind: Literal["rmsprop"] = key(default="rmsprop", description="Names this rule.")
-    learning_rate: _Rate = 0.001
+    learning_rate: _Rate = key(default=0.001, kw_only=False)
     rho: Decay = key(default=0.9, description="Decay of the running mean of the squared gradient.")
     epsilon: _Epsilon = 1e-8
 
@@ -169,7 +174,7 @@ class Adam(OptimizerSpec):
     """Adam (Kingma and Ba, ICLR 2015); weight decay is L2."""
 
     kind: Literal["adam"] = key(default="adam", description="Names this rule.")
-    learning_rate: _Rate = 0.001
+    learning_rate: _Rate = key(default=0.001, kw_only=False)
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999
     epsilon: _Epsilon = 1e-8
@@ -179,7 +184,7 @@ class AdamW(OptimizerSpec):
     """Adam with decoupled weight decay (Loshchilov and Hutter, ICLR 2019)."""
 
     kind: Literal["adamw"] = key(default="adamw", description="Names this rule.")
-    learning_rate: _Rate = 0.001
+    learning_rate: _Rate = key(default=0.001, kw_only=False)
     weight_decay: _Decoupled = 0.01
     beta1: _Beta1 = 0.9
     beta2: _Beta2 = 0.999

@@ -57,6 +57,7 @@ def key(
     default_factory: Callable[[], Any] | None = None,
     in_file: str = "",
     description: str = "",
+    kw_only: bool = True,
     **bounds: Any,
 ) -> Any:
     """Declare a key of a table.
@@ -69,6 +70,8 @@ def key(
         Its name in files, where that is not the attribute's.
     description : str
         Its line in the reference, and of the error when it is missing.
+    kw_only : bool
+        False: for type checkers, it may be given without its name; its table's `__init__` has it.
     **bounds
         ge, gt, le, lt, min_length, max_length; pattern, which the whole text matches.
     """

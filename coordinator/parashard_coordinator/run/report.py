@@ -76,6 +76,10 @@ def report(
         "wall_s": round(job.progress.elapsed_s(now_s), 3),
         "training_loss": _finite(job.progress.loss),
         "held_out": {name: _finite(value) for name, value in sorted(metrics.items())},
+        "evaluations": [
+            {"steps": after_step, **{name: _finite(value) for name, value in sorted(found.items())}}
+            for after_step, found in sorted(job.evaluations.results().items())
+        ],
         "data": resolved.spec.figures(),
         "parameters": resolved.parameters,
         "staleness": {

@@ -1,0 +1,174 @@
+"""The running script: whether it is a worker, which of its calls are answered already, how it is started again.
+
+A worker is the same script run again, with the same command in the same folder. Calls of trainers are numbered in the
+order in which the script makes them. In a worker for call k the earlier calls are answered from the run folder, where
+the parent wrote what they returned, and call k is the worker's work, after which its process ends.
+
+Knows no model. Called by `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import multiprocessing
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import parashard
+from parashard.errors import ConfigurationError
+from parashard.launch.local_cluster import ScriptCommand
+from parashard.models.blame import named_with_line
+from parashard.process.shell import ExitCode, end_process
+from parashard.store.durable import write_durably
+
+if TYPE_CHECKING:
+    from parashard.data.base import DataSource
+    from parashard.models.base import Model
+
+CALLS_FILE = "calls.json"
+"""In a run folder: what the script's calls before this run returned."""
+
+
+class Script:
+    """This process's script.
+
+    Parameters
+    ----------
+    arguments : sequence of str or None
+        Of the worker that this process is; None: it is the script's parent.
+    """
+
+    def __init__(self, arguments: list[str] | None) -> None:
+        self.is_worker = arguments is not None
+        self._arguments = arguments or []
+        self._answers: list[dict[str, Any]] = []
+        self._calls = 0
+        if self.is_worker:
+            self._answers = json.loads((self._run_dir / CALLS_FILE).read_text())
+            sys.excepthook = self._fail
+            atexit.register(self._miss)
+
+    @property
+    def _run_dir(self) -> Path:
+        return Path(self._arguments[self._arguments.index("--connect") + 1])
+
+    def begin(self, kind: str) -> dict[str, Any] | None:
+        """Begin a call; return what it returned in the parent, or None if it is to be made here.
+
+        Raises
+        ------
+        ConfigurationError
+            In a worker, if the script makes another call than its parent did.
+        """
+        self._calls += 1
+        if not self.is_worker:
+            return None
+        if self._calls > len(self._answers):
+            if kind != "fit":
+                raise ConfigurationError(
+                    f"call {self._calls} of {self.path.name} is {kind} in this worker and fit in the process that "
+                    "started it: a script makes the same calls wherever it runs"
+                )
+            return None
+        answer = self._answers[self._calls - 1]
+        if answer["call"] != kind:
+            raise ConfigurationError(
+                f"call {self._calls} of {self.path.name} is {kind} in this worker and {answer['call']} in the process "
+                "that started it: a script makes the same calls wherever it runs"
+            )
+        return answer
+
+    def end(self, kind: str, returned: dict[str, Any]) -> None:
+        """Keep what a call returned, in JSON, for workers of later calls."""
+        self._answers.append({"call": kind, **returned})
+
+    def write_answers(self, run_dir: Path) -> None:
+        """Write what the calls so far returned to where the workers of the next one find it."""
+        write_durably(run_dir / CALLS_FILE, json.dumps(self._answers).encode())
+
+    def work(self, model: Model, source: DataSource, check: Callable[[Path], None]) -> NoReturn:
+        """Be the worker that this process is for, and end.
+
+        Parameters
+        ----------
+        model, source
+            Of this call.
+        check : callable
+            Raises if this call is not the one of the run in this folder.
+        """
+        from parashard_worker.__main__ import OwnTask, main
+
+        atexit.unregister(self._miss)
+        check(self._run_dir)
+        end_process(main(self._arguments, OwnTask(model, source, self.sha256)))
+
+    @property
+    def path(self) -> Path:
+        """The script's file.
+
+        Raises
+        ------
+        ConfigurationError
+            If there is none that could be run again.
+        """
+        main = sys.modules.get("__main__")
+        if multiprocessing.parent_process() is not None:
+            raise ConfigurationError(
+                "this process is a child that multiprocessing started, and it runs the script once more: put what the "
+                'script does under `if __name__ == "__main__":`'
+            )
+        if "pytest" in sys.modules and Path(getattr(main, "__file__", None) or "").parent.name in ("pytest", "bin"):
+            raise ConfigurationError("a worker is the script run again, which pytest cannot be: run one from it")
+        file = getattr(main, "__file__", None)
+        if file is None:
+            how = "python -c" if "-c" in sys.orig_argv[1:2] else "an interactive session"
+            raise ConfigurationError(
+                f"a worker is the script run again, and {how} has none: write these lines into a file and run it"
+            )
+        return Path(file).absolute()
+
+    @property
+    def command(self) -> ScriptCommand:
+        """What runs the script again."""
+        return ScriptCommand((sys.executable, *sys.orig_argv[1:]), parashard._folder)
+
+    @property
+    def sha256(self) -> str:
+        """SHA-256 (hex) of the script's text: the code of its model, as far as it is known."""
+        return hashlib.sha256(self.path.read_bytes()).hexdigest()
+
+    def _fail(self, kind: type[BaseException], error: BaseException, where: TracebackType | None) -> None:
+        """End a worker whose script raised before its call: no attempt would go better."""
+        traceback.print_exception(kind, error, where)
+        says = str(error) if isinstance(error, ConfigurationError) else f"the script raised {named_with_line(error)}"
+        self._end(says)
+
+    def _miss(self) -> None:
+        self._end(
+            f"{self.path.name} ended before its call {len(self._answers) + 1}, fit, which this worker is for: a script "
+            "makes the same calls wherever it runs"
+        )
+
+    def _end(self, says: str) -> NoReturn:
+        name = self._arguments[self._arguments.index("--name") + 1]
+        print(f"parashard {name}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+        end_process(ExitCode.CONFIGURATION)
+
+
+def _given() -> list[str] | None:
+    text = parashard._worker_arguments
+    return None if text is None else [str(word) for word in json.loads(text)]
+
+
+SCRIPT = Script(_given())
+
+
+def is_worker() -> bool:
+    """Tell whether this process is a worker of the script: then what it prints goes to its log."""
+    return SCRIPT.is_worker

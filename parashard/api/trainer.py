@@ -1,0 +1,319 @@
+"""Trainer: a model, an optimizer and a strategy; `fit` trains it on a local cluster, from a script.
+
+Owns how a call of a script becomes a job, and what the calls return. `parashard.api.script` knows what process this is;
+`parashard.launch.run` runs the job.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
+from parashard.api.script import SCRIPT
+from parashard.api.strategies import ParameterServerStrategy
+from parashard.data.arrays import AnyArray
+from parashard.data.base import Batch
+from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.errors import ConfigurationError, JobFailed
+from parashard.job.declaration import declare, write_declaration
+from parashard.job.keys import leaves, shown
+from parashard.job.load import LoadedJob, job_from_table, load_job
+from parashard.launch.run import INTERRUPTED, Outcome, run_job
+from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
+from parashard.launch.run_folders import discard_unbegun, new_run_dir, resumed_run_dir
+from parashard.models.base import Model
+from parashard.plan.optimizers import SGD, OptimizerSpec
+from parashard.plan.variables import Float32s
+from parashard.process.shell import ExitCode
+from parashard.store.arrays import read_arrays
+
+DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
+"""The tables of a job that decide what its steps compute."""
+EXAMPLES_AT_ONCE = 1000
+
+
+@runtime_checkable
+class TrainableModel(Model, Protocol):
+    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`."""
+
+    def seed(self, seed: int) -> None:
+        """Begin with what this seed makes of all that is random."""
+
+    def frozen(self) -> Sequence[str]:
+        """Return the names of the variables that are not trained."""
+
+    def predict(self, values: Mapping[str, Float32s], inputs: AnyArray) -> AnyArray:
+        """Return the outputs for inputs, in their order."""
+
+    def own(self, values: Mapping[str, Float32s]) -> Any:
+        """Return the user's own object with these weights."""
+
+
+class History:
+    """What a `fit` did.
+
+    Attributes
+    ----------
+    history : dict of str to list of float
+        "loss", and what the validation data gave at the end of each epoch as "val_NAME".
+    report : dict
+        The run's report (`report.json`).
+    run_dir : Path
+        The run's folder: weights, checkpoints, logs.
+    """
+
+    def __init__(self, report: dict[str, Any], run_dir: Path) -> None:
+        self.report = report
+        self.run_dir = run_dir
+        self.history: dict[str, list[float]] = {"loss": [report["training_loss"]]}
+        for evaluation in report["evaluations"]:
+            for name, value in evaluation.items():
+                if name != "steps":
+                    self.history.setdefault(f"val_{name}", []).append(value)
+
+    def __repr__(self) -> str:
+        last = ", ".join(f"{name} {values[-1]:.4g}" for name, values in self.history.items() if values[-1] is not None)
+        return f"History({last}; {self.run_dir})"
+
+
+class Trainer:
+    """Trains a model.
+
+    Parameters
+    ----------
+    model : TrainableModel
+        Such as `parashard.torch.Model`.
+    optimizer : OptimizerSpec, optional
+        Such as `parashard.Adam(1e-3)`; the shards run it. Default: SGD with a rate of 0.01.
+    strategy : ParameterServerStrategy, optional
+        On which processes; default: two shards, two workers, asynchronous.
+    seed : int
+        Of first values, the order of examples and all that is random in a step.
+    name : str, optional
+        Of the job; default: the script's.
+    settings : mapping of str to object, optional
+        Further keys of a job file, such as {"checkpoint.every_s": 5}.
+    """
+
+    def __init__(
+        self,
+        model: TrainableModel,
+        optimizer: OptimizerSpec | None = None,
+        strategy: ParameterServerStrategy | None = None,
+        *,
+        seed: int = 0,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not isinstance(model, TrainableModel):
+            raise ConfigurationError(
+                f"a trainer's model is one of parashard's, such as ps.torch.Model(Net, loss=...), found "
+                f"{type(model).__name__}"
+            )
+        if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
+            raise ConfigurationError(
+                f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
+                f"{type(optimizer).__name__}"
+            )
+        self._model = model
+        self._optimizer = optimizer or SGD(0.01)
+        self._strategy = strategy or ParameterServerStrategy()
+        self._seed = seed
+        self._name = name
+        self._settings = dict(settings or {})
+        self._values: dict[str, Float32s] | None = None
+        self._weights: Path | None = None
+
+    def fit(
+        self,
+        data: Any,
+        *,
+        epochs: int = 1,
+        batch_size: int = 32,
+        validation_data: Any = None,
+        validation_split: float = 0.0,
+        resume: bool = False,
+        verbose: int = 1,
+    ) -> History:
+        """Train, and return how it went; a second call goes on from the weights, with the optimizer's state new.
+
+        Parameters
+        ----------
+        data : (inputs, targets)
+            Arrays or tensors with one example after the other.
+        epochs : int
+            How often every example is used.
+        batch_size : int
+            Examples of a step. A round of sync:N has N steps.
+        validation_data : (inputs, targets), optional
+            Judged after every epoch.
+        validation_split : float
+            Fraction of `data` to keep for that instead.
+        resume : bool
+            True: go on with this script's newest run, if it is not done; else begin one.
+        verbose : int
+            0: show nothing.
+
+        Raises
+        ------
+        ConfigurationError
+            If something that was given cannot be used.
+        JobFailed
+            If the job failed; the run folder has the logs.
+        KeyboardInterrupt
+            After Ctrl-C, once the state is saved: `resume=True` goes on with it.
+        """
+        answer = SCRIPT.begin("fit")
+        if answer is not None:
+            return self._trained(answer["report"], Path(answer["run_dir"]))
+        self._model.seed(self._seed)
+        source = source_of(data, validation_data, validation_split, self._seed)
+        loaded = self._job(epochs, batch_size, source)
+        if SCRIPT.is_worker:
+            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, run_dir))
+        outcome = self._run(loaded, source, resume=resume, view=_view(verbose))
+        if outcome.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt(outcome.reason)
+        if outcome.exit_code != ExitCode.DONE:
+            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+        SCRIPT.end("fit", {"report": outcome.report, "run_dir": str(outcome.run_dir)})
+        return self._trained(outcome.report, outcome.run_dir)
+
+    def evaluate(self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> dict[str, float]:
+        """Return the loss and the metrics of the weights on some data; computed in this process.
+
+        Parameters
+        ----------
+        data : (inputs, targets)
+        batch_size : int
+            Examples that are judged at once.
+        """
+        answer = SCRIPT.begin("evaluate")
+        if answer is not None:
+            return dict(answer["metrics"])
+        inputs, targets = pair_of(data, "data")
+        totals: dict[str, float] = {}
+        for start in range(0, len(targets), batch_size):
+            some = slice(start, start + batch_size)
+            batch = Batch(-1, -1, np.arange(len(targets[some])), inputs[some], targets[some])
+            for name, value in self._model.evaluate(self._current(), batch, np).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(targets[some])
+        metrics = {name: total / len(targets) for name, total in totals.items()}
+        SCRIPT.end("evaluate", {"metrics": metrics})
+        return metrics
+
+    def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> AnyArray:
+        """Return the model's outputs, in the order of the inputs; computed in this process."""
+        values, examples = self._current(), array_of(inputs, "inputs")
+        parts = [
+            self._model.predict(values, examples[start : start + batch_size])
+            for start in range(0, len(examples), batch_size)
+        ]
+        return np.concatenate(parts)
+
+    def model(self) -> Any:
+        """Return the user's own object with the present weights."""
+        return self._model.own(self._current())
+
+    def _trained(self, report: dict[str, Any], run_dir: Path) -> History:
+        self._weights, self._values = run_dir / WEIGHTS_FILE, None
+        return History(report, run_dir)
+
+    def _current(self) -> dict[str, Float32s]:
+        """Return the weights: those of the last `fit`, else those that the model begins with."""
+        if self._values is None and self._weights is not None:
+            self._values = read_arrays(self._weights)
+        if self._values is None:
+            self._model.seed(self._seed)
+            self._values = dict(self._first())
+        return self._values
+
+    def _first(self) -> Mapping[str, Float32s]:
+        return self._model.initial_variables()  # type: ignore[return-value]  # arrays, all of them
+
+    def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
+        """Return the job of a call, checked as a job file is."""
+        script = SCRIPT.path
+        table: dict[str, Any] = {
+            "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
+            "data": {"source": "script"},
+            "model": {"kind": "script"},
+            "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
+            "variables": {name: {"frozen": True} for name in self._model.frozen()},
+            "consistency": {"policy": self._strategy.consistency},
+            "cluster": dict(self._strategy.cluster),
+        }
+        for key, value in self._settings.items():
+            above, _, name = key.rpartition(".")
+            if above not in table and "." in above:
+                raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
+            table.setdefault(above, {})[name] = value
+        return job_from_table(table, script)
+
+    def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, view: JobView) -> Outcome:
+        name, command = loaded.job.job.name, SCRIPT.command
+        run_dir = _unfinished(name) if resume else None
+        is_new = run_dir is None
+        run_dir = run_dir or new_run_dir(None, name)
+        declared = declare(source.spec, self._declared(), SCRIPT.sha256)
+        write_declaration(run_dir, declared)
+        SCRIPT.write_answers(run_dir)
+        outcome = None
+        try:
+            outcome = run_job(loaded, run_dir, view, init=None, output=None, resume=not is_new, script=command)
+        finally:
+            view.close()
+            if is_new and (outcome is None or outcome.is_refused):
+                discard_unbegun(run_dir, keep=False)
+        return outcome
+
+    def _declared(self) -> Model:
+        """Return the model with the present weights as its first ones."""
+        if self._weights is None and self._values is None:
+            return self._model
+        return _Begun(self._model, self._current())
+
+
+class _Begun:
+    """A model that goes on from given weights."""
+
+    def __init__(self, model: Model, values: Mapping[str, Float32s]) -> None:
+        self._values = values
+        self.loss_and_gradients = model.loss_and_gradients
+        self.evaluate = model.evaluate
+
+    def initial_variables(self) -> Mapping[str, Float32s]:
+        return self._values
+
+
+def _unfinished(name: str) -> Path | None:
+    """Return the newest run of a script that is not done; None: there is none."""
+    from parashard.launch.run_folders import is_done
+
+    try:
+        run_dir = resumed_run_dir(None, name)
+    except ConfigurationError:
+        return None
+    return None if is_done(run_dir) else run_dir
+
+
+def _check_same(mine: LoadedJob, run_dir: Path) -> None:
+    """Refuse, in a worker, a call that is not the parent's."""
+    file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
+    theirs = dict(leaves(load_job(file, environ={}).job.plain()))
+    own = dict(leaves(mine.job.plain()))
+    for key in sorted(theirs.keys() | own.keys()):
+        if key[0] in DEFINING and theirs.get(key) != own.get(key):
+            raise ConfigurationError(
+                f"this call is another one in this worker: {'.'.join(key)} is {shown(own.get(key))} here and "
+                f"{shown(theirs.get(key))} in the process that started it"
+            )
+
+
+def _view(verbose: int) -> JobView:
+    return open_view(console_for(sys.stdout)) if verbose else NoView()

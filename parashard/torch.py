@@ -1,0 +1,218 @@
+"""PyTorch models: `parashard.torch.Model` makes one trainable by a `Trainer`.
+
+Owns what of a module is a variable, the way of weights into it and of gradients out of it. The module's own parameters
+are not used while it trains: each step computes with the pulled arrays in their place (`torch.func.functional_call`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array, Batch
+from parashard.errors import ConfigurationError
+from parashard.plan.variables import Float32s
+
+try:
+    import torch
+except ImportError:
+    raise ConfigurationError("ps.torch needs PyTorch: pip install 'parashard[torch]'") from None
+
+Loss = Callable[[Any, Any], Any]
+Metric = str | Callable[[Any, Any], Any]
+
+FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Return the fraction of examples whose greatest output is the target's; one output a class on the last axis."""
+    return (outputs.argmax(-1) == targets).float().mean()
+
+
+METRICS: Mapping[str, Callable[[Any, Any], Any]] = {"accuracy": accuracy}
+
+
+class Model:
+    """A PyTorch module with a loss.
+
+    Parameters
+    ----------
+    module : Module, class or callable
+        The module, or what makes it without arguments: a class or factory is called after PyTorch's generators were
+        seeded with the trainer's seed, an instance begins with the weights that it has.
+    loss : callable (outputs, targets) -> tensor of one number
+        The mean over a batch, such as `torch.nn.functional.cross_entropy`.
+    metrics : sequence of str or callable (outputs, targets) -> number
+        What evaluations tell besides the loss: "accuracy", or functions that are means over a batch.
+
+    Notes
+    -----
+    Variables are the parameters by their names in `named_parameters`, and the floating buffers, which are not trained;
+    they travel as float32 whatever the module computes in, a scalar as one row. A module that changes a buffer in
+    training, such as batch normalisation, is refused: its statistics have no gradient to push. A parameter that
+    a step does not use has a gradient of zeros, where PyTorch's optimizers would skip it. Before each step PyTorch's
+    generators are seeded with the job's seed and the step, so that dropout is the same wherever the step is computed.
+    """
+
+    def __init__(self, module: Any, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
+        if not callable(module):
+            raise ConfigurationError(
+                f"module is a torch.nn.Module, its class or a function, found {type(module).__name__}"
+            )
+        if not callable(loss):
+            raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
+        self._given = module
+        self._loss = loss
+        self._metrics = {_metric_name(metric): _metric(metric) for metric in metrics}
+        self._seed = 0
+        self._module: torch.nn.Module | None = None
+
+    def seed(self, seed: int) -> None:
+        """Begin with what this seed makes of the module; an instance keeps its weights."""
+        self._seed = seed
+        if self._module is None:
+            self._module = self._built()
+
+    def frozen(self) -> list[str]:
+        """Return the names of parameters that need no gradient, and of buffers."""
+        return [name for name, tensor in self._tensors().items() if not tensor.requires_grad]
+
+    def initial_variables(self) -> Mapping[str, Float32s]:
+        """Return parameters and floating buffers as float32."""
+        return {name: _rows(_array(tensor)) for name, tensor in self._tensors().items()}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float | Array, Mapping[str, Array | None]]:
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        module = self._ready()
+        module.train()
+        torch.manual_seed(_step_seed(self._seed, batch.step))
+        state = self._state(variables)
+        trained = {
+            name: tensor.requires_grad_() for name, tensor in state.items() if self._tensors()[name].requires_grad
+        }
+        versions = {name: tensor._version for name, tensor in state.items()}
+        outputs = torch.func.functional_call(module, state, (_tensor(batch.inputs),))
+        loss = self._loss(outputs, _tensor(batch.targets))
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ConfigurationError(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
+        for name, tensor in state.items():
+            if tensor._version != versions[name]:
+                raise ConfigurationError(
+                    f"{name!r} is written in place while a step is computed: such state has no gradient to push, and "
+                    "is not supported yet; normalisation without it is LayerNorm or GroupNorm"
+                )
+        found = torch.autograd.grad(loss.reshape(()), list(trained.values()), allow_unused=True)
+        gradients = {
+            name: None if g is None else _rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
+        }
+        return float(loss.detach()), gradients
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return the loss and the metrics, means over the batch."""
+        with torch.no_grad():
+            outputs = self._outputs(variables, batch.inputs)
+            targets = _tensor(batch.targets)
+            values = {"loss": self._loss(outputs, targets)}
+            values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
+        return {name: float(value) for name, value in values.items()}
+
+    def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
+        """Return the outputs as a NumPy array."""
+        with torch.no_grad():
+            return _array(self._outputs(values, inputs))
+
+    def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
+        """Return the module with these weights copied into it."""
+        with torch.no_grad():
+            for name, tensor in self._tensors().items():
+                tensor.copy_(_tensor(values[name]).reshape(tensor.shape))
+        return self._ready().eval()
+
+    def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
+        module = self._ready()
+        module.eval()
+        return torch.func.functional_call(module, self._state(variables), (_tensor(inputs),))
+
+    def _state(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+        """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
+        return {
+            name: _tensor(variables[name]).reshape(tensor.shape).to(tensor.dtype).detach()
+            for name, tensor in self._tensors().items()
+        }
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        module = self._ready()
+        buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+        return {**dict(module.named_parameters()), **buffers}
+
+    def _ready(self) -> torch.nn.Module:
+        if self._module is None:
+            self._module = self._built()
+        return self._module
+
+    def _built(self) -> torch.nn.Module:
+        module = self._given
+        if not isinstance(module, torch.nn.Module):
+            torch.manual_seed(self._seed)
+            module = module()
+        if not isinstance(module, torch.nn.Module):
+            raise ConfigurationError(f"module() returned {type(module).__name__}; due is a torch.nn.Module")
+        for name, parameter in module.named_parameters():
+            if parameter.dtype not in FLOATING:
+                raise ConfigurationError(f"parameter {name!r} is {parameter.dtype}; allowed: real floating point")
+        if not any(parameter.requires_grad for parameter in module.parameters()):
+            raise ConfigurationError(f"{type(module).__name__} has no parameter that needs a gradient")
+        return module
+
+
+def _metric_name(metric: Metric) -> str:
+    return metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
+
+
+def _metric(metric: Metric) -> Callable[[Any, Any], Any]:
+    if callable(metric):
+        return metric
+    if metric not in METRICS:
+        raise ConfigurationError(f"metric {metric!r} is unknown; allowed: {', '.join(METRICS)}, or a function")
+    return METRICS[metric]
+
+
+def _step_seed(seed: int, step: int) -> int:
+    digest = hashlib.sha256(f"parashard torch\0{seed}\0{step}".encode()).digest()
+    return int.from_bytes(digest[:8], "little")
+
+
+def _tensor(array: Any) -> torch.Tensor:
+    """Return a tensor that shares an array's memory; the array may be read-only, and is not written."""
+    if isinstance(array, np.ndarray):
+        return torch.from_numpy(array if array.flags.writeable else _unlocked(array))
+    return torch.as_tensor(array)  # CuPy's, by __cuda_array_interface__
+
+
+def _unlocked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return array.copy()
+
+
+def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of a tensor's values, floating ones as float32."""
+    values = tensor.detach().cpu()
+    return np.array((values.float() if values.is_floating_point() else values).numpy())
+
+
+def _gradient(gradient: torch.Tensor, xp: Any) -> Array:
+    if gradient.is_sparse:
+        gradient = gradient.to_dense()
+    gradient = gradient.detach().float()
+    return gradient.numpy() if xp is np else xp.from_dlpack(gradient)
+
+
+def _rows(array: Array) -> Array:
+    """Return an array with at least one axis."""
+    return array if math.prod(array.shape[:1]) and array.ndim else array.reshape(1)
