@@ -46,6 +46,7 @@ class Script:
 
     def __init__(self, arguments: list[str] | None) -> None:
         self.is_worker = arguments is not None
+        self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
         self._arguments = arguments or []
         self._answers: list[dict[str, Any]] = []
         self._calls = 0
@@ -117,21 +118,21 @@ class Script:
         ConfigurationError
             If there is none that could be run again.
         """
-        main = sys.modules.get("__main__")
         if multiprocessing.parent_process() is not None:
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
                 'script does under `if __name__ == "__main__":`'
             )
-        if "pytest" in sys.modules and Path(getattr(main, "__file__", None) or "").parent.name in ("pytest", "bin"):
-            raise ConfigurationError("a worker is the script run again, which pytest cannot be: run one from it")
-        file = getattr(main, "__file__", None)
-        if file is None:
+        if self._file is None:
             how = "python -c" if "-c" in sys.orig_argv[1:2] else "an interactive session"
             raise ConfigurationError(
                 f"a worker is the script run again, and {how} has none: write these lines into a file and run it"
             )
-        return Path(file).absolute()
+        if Path(self._file).parent.name == "pytest" or Path(self._file).name in ("pytest", "py.test"):
+            raise ConfigurationError(
+                "a worker is the script run again, which pytest is not: run a script from the test"
+            )
+        return Path(parashard._folder, self._file)
 
     @property
     def command(self) -> ScriptCommand:

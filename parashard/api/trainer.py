@@ -25,21 +25,26 @@ from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
-from parashard.launch.run_folders import discard_unbegun, new_run_dir, resumed_run_dir
+from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Model
 from parashard.plan.optimizers import SGD, OptimizerSpec
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, Variable, initial_rows
 from parashard.process.shell import ExitCode
 from parashard.store.arrays import read_arrays
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
 EXAMPLES_AT_ONCE = 1000
+METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
 @runtime_checkable
-class TrainableModel(Model, Protocol):
-    """A model that a trainer can also predict with and give back, such as `parashard.torch.Model`."""
+class FrameworkModel(Model, Protocol):
+    """A model that a trainer can also seed, predict with and give back, such as `parashard.torch.Model`.
+
+    Any object with the three methods of `parashard.models.base.Model` can be trained and evaluated; what lacks these
+    has nothing to seed and nothing frozen, and neither predicts nor is given back.
+    """
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of all that is random."""
@@ -86,8 +91,8 @@ class Trainer:
 
     Parameters
     ----------
-    model : TrainableModel
-        Such as `parashard.torch.Model`.
+    model : Model
+        Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
     optimizer : OptimizerSpec, optional
         Such as `parashard.Adam(1e-3)`; the shards run it. Default: SGD with a rate of 0.01.
     strategy : ParameterServerStrategy, optional
@@ -102,7 +107,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: TrainableModel,
+        model: Model,
         optimizer: OptimizerSpec | None = None,
         strategy: ParameterServerStrategy | None = None,
         *,
@@ -110,10 +115,11 @@ class Trainer:
         name: str | None = None,
         settings: Mapping[str, Any] | None = None,
     ) -> None:
-        if not isinstance(model, TrainableModel):
+        lacking = [name for name in METHODS if not callable(getattr(model, name, None))]
+        if lacking or isinstance(model, type):
             raise ConfigurationError(
-                f"a trainer's model is one of parashard's, such as ps.torch.Model(Net, loss=...), found "
-                f"{type(model).__name__}"
+                f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
+                f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
         if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
             raise ConfigurationError(
@@ -171,7 +177,7 @@ class Trainer:
         answer = SCRIPT.begin("fit")
         if answer is not None:
             return self._trained(answer["report"], Path(answer["run_dir"]))
-        self._model.seed(self._seed)
+        self._begin()
         source = source_of(data, validation_data, validation_split, self._seed)
         loaded = self._job(epochs, batch_size, source)
         if SCRIPT.is_worker:
@@ -209,16 +215,16 @@ class Trainer:
 
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> AnyArray:
         """Return the model's outputs, in the order of the inputs; computed in this process."""
+        model = self._framework("predict")
         values, examples = self._current(), array_of(inputs, "inputs")
         parts = [
-            self._model.predict(values, examples[start : start + batch_size])
-            for start in range(0, len(examples), batch_size)
+            model.predict(values, examples[start : start + batch_size]) for start in range(0, len(examples), batch_size)
         ]
         return np.concatenate(parts)
 
     def model(self) -> Any:
         """Return the user's own object with the present weights."""
-        return self._model.own(self._current())
+        return self._framework("own").own(self._current())
 
     def _trained(self, report: dict[str, Any], run_dir: Path) -> History:
         self._weights, self._values = run_dir / WEIGHTS_FILE, None
@@ -229,12 +235,24 @@ class Trainer:
         if self._values is None and self._weights is not None:
             self._values = read_arrays(self._weights)
         if self._values is None:
-            self._model.seed(self._seed)
-            self._values = dict(self._first())
+            self._begin()
+            self._values = {name: self._first(value) for name, value in self._model.initial_variables().items()}
         return self._values
 
-    def _first(self) -> Mapping[str, Float32s]:
-        return self._model.initial_variables()  # type: ignore[return-value]  # arrays, all of them
+    def _first(self, value: Variable | Float32s) -> Float32s:
+        return initial_rows(value, self._seed, 0, value.rows) if isinstance(value, Variable) else value
+
+    def _begin(self) -> None:
+        if isinstance(self._model, FrameworkModel):
+            self._model.seed(self._seed)
+
+    def _frozen(self) -> Sequence[str]:
+        return self._model.frozen() if isinstance(self._model, FrameworkModel) else ()
+
+    def _framework(self, what: str) -> FrameworkModel:
+        if not isinstance(self._model, FrameworkModel):
+            raise ConfigurationError(f"{type(self._model).__name__} has no method {what!r}: only its weights are known")
+        return self._model
 
     def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
@@ -244,7 +262,7 @@ class Trainer:
             "data": {"source": "script"},
             "model": {"kind": "script"},
             "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
-            "variables": {name: {"frozen": True} for name in self._model.frozen()},
+            "variables": {name: {"frozen": True} for name in self._frozen()},
             "consistency": {"policy": self._strategy.consistency},
             "cluster": dict(self._strategy.cluster),
         }
@@ -293,8 +311,6 @@ class _Begun:
 
 def _unfinished(name: str) -> Path | None:
     """Return the newest run of a script that is not done; None: there is none."""
-    from parashard.launch.run_folders import is_done
-
     try:
         run_dir = resumed_run_dir(None, name)
     except ConfigurationError:

@@ -165,6 +165,14 @@ def keep_origin(run_dir: Path, loaded: LoadedJob) -> None:
     (run_dir / ORIGIN_FILE).write_text(json.dumps({"job_file": str(loaded.path), "began_at": began_at}))
 
 
+def script_of(run_dir: Path) -> Path | None:
+    """Return the script that a run is of; None: it has a job file."""
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        path = Path(json.loads((run_dir / ORIGIN_FILE).read_text())["job_file"])
+        return path if path.suffix == ".py" else None
+    return None
+
+
 def run_began_at(run_dir: Path) -> float:
     """Return when a run was first started, in seconds since 1970; 0 if it has not been.
 

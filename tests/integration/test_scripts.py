@@ -1,0 +1,143 @@
+"""Scripts that train: each worker is the script run again, and what is killed changes nothing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from support.cluster_run import eventually
+from support.report_oracle import store_of, unsaved
+from support.script_run import LEDGER, ScriptRun
+
+FIT = 'history = trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, resume="resume" in sys.argv)\n'
+TELL = 'print(json.dumps([trainer.evaluate(data)["least"], history.report["weights_sha256"]]))\n'
+QUICK = 30  # steps before the first that waits until it may be quick
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
+    runs: list[ScriptRun] = []
+
+    def begin(text: str, *words: str) -> ScriptRun:
+        runs.append(ScriptRun(tmp_path, text, *words))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.clean_up()
+
+
+def reached(run: ScriptRun, steps: int) -> bool:
+    if "coordinator" not in run.processes():
+        return False
+    client = CoordinatorClient(find_coordinator(str(run.runs()[-1])), where=str(run.runs()[-1]))
+    try:
+        return client.get_status().steps_complete >= steps
+    finally:
+        client.close()
+
+
+def done(run: ScriptRun) -> Any:
+    """Return what the script printed last, of a run with every step in the last manifest of every shard (P1)."""
+    assert run.wait() == 0, run.complaint()
+    folder = run.runs()[-1]
+    assert unsaved(store_of(folder), json.loads((folder / "report.json").read_text())) == []
+    return json.loads(run.output().splitlines()[-1])
+
+
+@pytest.mark.smoke
+def test_calls_in_a_row_share_their_weights(start: Callable[..., ScriptRun]) -> None:
+    again = "first = trainer.evaluate(data)\nother = ps.Trainer(Ledger(), ps.SGD(1.0), strategy)\n" + FIT
+    told = """
+other.fit(data, epochs=1, batch_size=4, verbose=0)
+print(json.dumps([first["least"], trainer.evaluate(data)["least"], other.evaluate(data)["least"]]))
+"""
+    run = start(LEDGER + FIT + again + told, "3", "async")
+    assert done(run) == [3.0, 6.0, 1.0]
+    assert len(run.runs()) == 3
+    assert run.processes() == {}
+
+
+@pytest.mark.parametrize("consistency", ["async", "sync:4"])
+def test_every_example_counts_once_whatever_is_killed(start: Callable[..., ScriptRun], consistency: str) -> None:
+    quiet = start(LEDGER + FIT + TELL, "20", consistency)
+    expected = done(quiet)
+    assert expected[0] == 20.0
+    slow = quiet.folder / "slow"
+    slow.touch()
+    run = start(LEDGER + FIT + TELL, "20", consistency)
+    eventually(lambda: len(run.runs()) == 2 and reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    for name in ("worker-0", "shard-1", "coordinator", "worker-1"):
+        run.kill(name)
+    slow.unlink()
+    assert done(run) == expected
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    assert (report["coordinator_restarts"], report["shard_restarts"] > 0) == (1, True)
+
+
+def test_after_ctrl_c_it_goes_on(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    run = start(LEDGER + FIT + TELL, "20", "async")
+    eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    run.interrupt()
+    assert run.wait() != 0
+    last = run.complaint().splitlines()[-1]
+    assert "KeyboardInterrupt: stopped at step" in last
+    assert last.endswith("train.py again, with fit(..., resume=True)")
+    (tmp_path / "slow").unlink()
+    again = start(LEDGER + FIT + TELL, "20", "async", "resume")
+    assert done(again)[0] == 20.0
+    assert len(again.runs()) == 1
+
+
+MISTAKES = {
+    "raises in a worker": (
+        "if ps.is_worker(): raise ValueError('no such file')\n" + FIT,
+        "the script raised ValueError: no such file (train.py:27)",
+    ),
+    "other calls in a worker": (
+        "if ps.is_worker(): trainer.evaluate(data)\n" + FIT,
+        "call 1 of train.py is evaluate in this worker and fit in the process that started it",
+    ),
+    "no call in a worker": (
+        "if not ps.is_worker(): " + FIT,
+        "train.py ended before its call 1, fit, which this worker is for",
+    ),
+    "another call in a worker": (
+        "if ps.is_worker(): EPOCHS = 7\n" + FIT,
+        "job.epochs is 7 here and 20 in the process that started it",
+    ),
+    "other data in a worker": (
+        "if ps.is_worker(): data = (data[0][::-1], data[1])\n" + FIT,
+        "this machine's data differ from the job's",
+    ),
+    "a gradient of another shape": (
+        "Ledger.loss_and_gradients = lambda self, v, b, xp: (0.5, {'counts': np.zeros(3, np.float32)})\n" + FIT,
+        "returned a gradient for 'counts' of shape (3,); the variable has (60,)",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_sentence_and_ends_the_run(start: Callable[..., ScriptRun], mistake: str) -> None:
+    text, sentence = MISTAKES[mistake]
+    run = start(LEDGER + text, "20", "async")
+    assert run.wait() == 1
+    assert sentence in run.complaint().splitlines()[-1]
+    assert run.complaint().count("Traceback") == 1, "of the script's own call"
+
+
+def test_an_edited_script_is_a_changed_job(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    run = start(LEDGER + FIT + TELL, "20", "async")
+    eventually(lambda: reached(run, QUICK - 8), "steps are done", told=run.complaint)
+    run.interrupt()
+    run.wait()
+    again = start(LEDGER + FIT + TELL + "# edited\n", "20", "async", "resume")
+    assert again.wait() == 1
+    assert "the code of the model" in again.complaint().splitlines()[-1]
