@@ -79,10 +79,11 @@ def test_a_push_alone_is_admitted_however_large():  # P19
 
 
 def test_a_machine_without_memory_is_a_full_queue():
-    buffers = ReceiveBuffers(PushMemory(1 << 62))
+    memory = PushMemory(1 << 62)
+    buffers = ReceiveBuffers(memory)
     with pytest.raises(QueueFull, match="no memory for a push of 4611686018427387904 bytes"):
         buffers.take(1 << 62)
-    assert buffers.held_bytes == 0
+    assert (buffers.held_bytes, memory.held_bytes) == (0, 0), "its share is given back"
 
 
 def test_a_room_comes_back_after_an_error():
