@@ -355,7 +355,7 @@ class Core:
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
     ) -> None:
         job = self.job
-        for step in job.skipped.says(shard, applied, skipped, new_incarnation=new_incarnation):
+        for step in job.skipped.update(shard, applied, skipped, new_incarnation=new_incarnation):
             job.add_event(
                 f"warning: step {step:,} was given up when some shards had applied it: those keep its gradient, the "
                 "others have none (partly_skipped)"
