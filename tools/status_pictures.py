@@ -26,9 +26,9 @@ from playwright.sync_api import sync_playwright
 ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 PARASHARD = Path(sys.executable).parent / "parashard"
-SETTINGS = ("job.epochs=10000", "checkpoint.every_s=5", "evaluation.every_epochs=50")
-KILLS = ((50.0, "worker-1"), (90.0, "shard-0"))  # seconds after the page answers
-SHOWN_AFTER_S = 150.0
+SETTINGS = ("job.epochs=4000", "optimizer.learning_rate=0.00002", "checkpoint.every_s=5", "evaluation.every_epochs=100")
+KILLS = ((40.0, "worker-1"), (75.0, "shard-0"))  # seconds after the page answers
+SHOWN_AFTER_S = 90.0
 DEADLINE_S = 60.0
 COLOURS = 96  # of a picture: a third of the bytes, and nothing that one sees
 

@@ -53,9 +53,7 @@ Sets = Annotated[
 ]
 TlsDir = Annotated[
     Path | None,
-    typer.Option(
-        envvar=TLS_VARIABLE, help="Folder with ca.pem, cert.pem, key.pem: everything is said inside mutual TLS."
-    ),
+    typer.Option(envvar=TLS_VARIABLE, help="Folder with ca.pem, cert.pem, key.pem: all traffic is inside mutual TLS."),
 ]
 Trace = Annotated[
     bool,

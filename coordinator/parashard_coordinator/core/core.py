@@ -103,14 +103,16 @@ class Core:
             if begins and list(job.shards.incarnations()) != job.earlier_incarnations:
                 # What the final weights were may not be known: the record may be from before a shard's return.
                 complete = min(complete, job.leases.target - 1)
-            for again in job.evaluations.shard_returned(complete):
-                job.decisions += 1  # or a successor would take the result for one of the weights that there are
-                job.add_event(f"the evaluation after step {again.after_step:,} is done again: its weights were lost")
+            again = [evaluation.after_step for evaluation in job.evaluations.shard_returned(complete)]
+            job.decisions += len(again)  # or a successor would take a result for one of the weights that there are
+            if again:
+                job.add_event(_judged_again(again))
         self._drop_passed_evaluations()
 
     def shard_answered(self, shard: int) -> None:
         """Take note of a shard that answers; an announcement of its own says nothing about whether it does."""
         self.job.silent_shards.discard(shard)
+        self.job.ended_shards.discard(shard)
         self.job.resolved(_silence_of(shard), f"shard-{shard} answers again")
 
     def shard_silent(self, shard: int, silent_s: float, error: str) -> None:
@@ -353,7 +355,7 @@ class Core:
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
     ) -> None:
         job = self.job
-        for step in job.skipped.says(shard, applied, skipped, new_incarnation=new_incarnation):
+        for step in job.skipped.update(shard, applied, skipped, new_incarnation=new_incarnation):
             job.add_event(
                 f"warning: step {step:,} was given up when some shards had applied it: those keep its gradient, the "
                 "others have none (partly_skipped)"
@@ -440,6 +442,8 @@ class Core:
         if worker is not None and worker.live:
             accounted = self._died(worker, exit_.reason, now_s)
             self._left(worker, "ended")
+        if exit_.process.role == "shard":
+            job.ended_shards.add(exit_.process.index)
         was_up = worker is not None or (exit_.process.role == "shard" and job.last_incarnation(exit_.process.index) > 0)
         fatal = job.supervision.ended(exit_, job.workers_wanted, now_s, was_up=was_up, accounted=accounted)
         if fatal:
@@ -490,6 +494,14 @@ class Core:
 
 def _silence_of(shard: int) -> str:
     return f"shard-{shard} is silent"
+
+
+def _judged_again(steps: list[int]) -> str:
+    """Return the event of evaluations, by the steps before them, whose weights a shard lost."""
+    if len(steps) == 1:
+        return f"the evaluation after step {steps[0]:,} is done again: its weights were lost"
+    between = f"steps {min(steps):,} to {max(steps):,}"
+    return f"{len(steps):,} evaluations, after {between}, are done again: their weights were lost"
 
 
 def _recomputed(steps: int) -> str:

@@ -118,6 +118,7 @@ class JobRecord:
         self.problems = Problems()
         self.staleness_p95 = 0  # as the shards last told
         self.silent_shards: set[int] = set()
+        self.ended_shards: set[int] = set()  # whose process ended, as their launcher says, until they answer again
 
     # --- how it stands ---
 
@@ -182,12 +183,13 @@ class JobRecord:
 
     @property
     def shards_live(self) -> int:
-        """How many shards have registered and are not known to be silent."""
+        """How many shards have registered and are not known to have ended or to be silent."""
         return sum(map(self.shard_live, range(self.options.shards)))
 
     def shard_live(self, shard: int) -> bool:
-        """Tell whether a shard has registered and is not known to be silent."""
-        return self.shards.registration(shard) is not None and shard not in self.silent_shards
+        """Tell whether a shard has registered and is not known to have ended or to be silent."""
+        gone = shard in self.silent_shards or shard in self.ended_shards
+        return self.shards.registration(shard) is not None and not gone
 
     def ends_with(self, last: DueCheckpoint) -> None:
         """Record that the job ends with a checkpoint that is stored: nothing is leased or judged any more.

@@ -26,7 +26,7 @@ class SkippedSteps:
         self._skipped = [IntervalSet() for _ in range(shards)]
         self._told = IntervalSet()  # partly skipped ones
 
-    def says(
+    def update(
         self, shard: int, applied: IntervalSet, skipped: IntervalSet, *, new_incarnation: bool = False
     ) -> list[int]:
         """Take what a shard says; return the steps that are now seen to be skipped on a part of the shards only.

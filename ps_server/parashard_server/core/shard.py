@@ -221,7 +221,7 @@ class Shard:
             logged = gradient if push.slices else None
             position = self.journal.append(push.step, logged, staleness=staleness, skipped=push.skipped)
             self._note(push.step, position)
-        # From here on the weights may have changed: an error is a broken invariant, and the owner ends the process.
+        # From here on the weights may have changed: an error is a broken invariant and ends the process.
         result = self.updates.take(push.step, gradient, staleness)
         if self._pulled is not None:
             self._pulled.forget(push.step)

@@ -86,7 +86,7 @@ class ShardService(shard_pb2_grpc.ShardServicer):
         return wire.encode_receipt(receipt)
 
     def pull(self, frame: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Answer with a run of the weights, each message read in a turn of its own."""
+        """Answer with a run of the weights, the lock is taken for each message."""
         until_s = self._until_s(context)
         run = wire.decode_pull(frame)
         for part in wire.parts_of(run, wire.message_bytes(run.length_bytes)):

@@ -74,7 +74,7 @@ class RequestHandler:
         Raises
         ------
         ParashardError
-            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come,
+            As `Shard.push`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time,
             `StaleIncarnation` where the round had to begin again.
         """
         arrived_s = self._clock()
@@ -107,7 +107,7 @@ class RequestHandler:
         Raises
         ------
         ParashardError
-            As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where its turn did not come.
+            As `Shard.pull`; `NotReady` while the shard is stopping, `QueueFull` where the lock was not free in time.
         """
         with self._observer.pull(run, self._clock()) as seen:
             self._check_open()

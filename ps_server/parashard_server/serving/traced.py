@@ -64,7 +64,7 @@ class RequestSpans(RequestObserver):
 
 
 class _RequestSpan(ObservedRequest):
-    """A request as a span; what happened in its turn is told after it, since others wait for theirs."""
+    """A request as a span; what happened under the lock is told after it, since others wait."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class _RequestSpan(ObservedRequest):
         self._step = step
         self._arrived_s = arrived_s
         self._clock = clock
-        self._began_s: float | None = None  # None: its turn has not come
+        self._began_s: float | None = None  # None: it has not got the lock
         self._applied: tuple[float, Attributes] | None = None
 
     def __enter__(self) -> Self:

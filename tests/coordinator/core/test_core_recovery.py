@@ -437,6 +437,20 @@ def test_a_result_of_weights_that_are_gone_neither_stops_the_job_nor_is_reported
     )
 
 
+def test_many_evaluations_that_are_done_again_are_one_event() -> None:  # events are bounded: each would push one out
+    core = core_of(evaluate_after=list(range(1, 41)))
+    caller = Caller(core, "worker-0")
+    for step in range(20):
+        caller.lease(1)
+        caller.complete_all()
+        caller.call(want=1)
+        caller.call(evaluated=judged(step + 1, loss=0.5))
+    assert len(core.job.evaluations.results()) == 20
+    announce(core, 0, 2, [(0, 5)])
+    again = [event for event in core.job.events if "done again" in event]
+    assert again == ["15 evaluations, after steps 6 to 20, are done again: their weights were lost"]
+
+
 def test_a_late_result_is_void_where_the_steps_have_come_again_too() -> None:  # P25
     core = core_of(evaluate_after=[4, 40], target_accuracy=0.9)
     late = at_its_evaluation(core, 4)

@@ -149,18 +149,18 @@ def test_the_shards_last_word_is_their_checkpoints() -> None:
 
 def test_a_step_is_skipped_where_all_say_so_and_partly_where_all_have_it_and_some_say_so() -> None:
     book = SkippedSteps(3)
-    assert book.says(0, steps(1, 2, 3, 4), steps(1, 2, 3)) == []
-    assert book.says(1, steps(1, 2, 3, 4), steps(1, 3)) == []
-    assert book.says(2, steps(1, 2, 4), steps(1)) == [2], "it has not got step 3 yet"
+    assert book.update(0, steps(1, 2, 3, 4), steps(1, 2, 3)) == []
+    assert book.update(1, steps(1, 2, 3, 4), steps(1, 3)) == []
+    assert book.update(2, steps(1, 2, 4), steps(1)) == [2], "it has not got step 3 yet"
     assert (book.everywhere(), book.partly()) == (steps(1), steps(2))
-    assert book.says(2, steps(1, 2, 3, 4), steps(1, 3, 9)) == [], "each is told once; 9 is only held"
+    assert book.update(2, steps(1, 2, 3, 4), steps(1, 3, 9)) == [], "each is told once; 9 is only held"
     assert (book.everywhere(), book.partly()) == (steps(1, 3), steps(2))
 
 
 def test_a_message_that_was_overtaken_takes_nothing_back_and_a_new_incarnation_does() -> None:
     book = SkippedSteps(1)
-    book.says(0, steps(1, 2), steps(2))
-    book.says(0, steps(1), steps())
+    book.update(0, steps(1, 2), steps(2))
+    book.update(0, steps(1), steps())
     assert book.everywhere() == steps(2)
-    book.says(0, steps(1), steps(), new_incarnation=True)
+    book.update(0, steps(1), steps(), new_incarnation=True)
     assert book.everywhere() == steps()

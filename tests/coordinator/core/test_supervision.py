@@ -95,3 +95,19 @@ def test_an_earlier_incarnation_s_signs_are_not_a_later_one_s() -> None:
     ticking(core, 92.0, 60.0)
     announce(core, 1, now_s=92.0)
     assert core.supervise([], [SHARD_1, WORKER_0], 92.0).kill == (WORKER_0,)
+
+
+def test_a_shard_is_not_live_from_its_end_until_it_registers_again() -> None:
+    core = local_core()
+    assert core.job.shards_live == 2
+    core.supervise([Exit(SHARD_1, -9, "killed by SIGKILL", 1)], [], 1.0)
+    assert (core.job.shards_live, core.job.shard_live(1)) == (1, False)
+    announce(core, 1, incarnation=2, now_s=2.0)
+    assert core.job.shards_live == 2
+
+
+def test_an_old_end_that_is_told_late_is_forgotten_when_the_shard_answers() -> None:
+    core = local_core()
+    core.supervise([Exit(SHARD_1, -9, "killed by SIGKILL", 1)], [], 1.0)
+    core.shard_answered(1)
+    assert core.job.shards_live == 2

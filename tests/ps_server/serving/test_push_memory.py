@@ -56,7 +56,7 @@ def test_a_kept_room_that_is_too_large_for_what_is_left_is_not_in_the_way() -> N
         assert memory.held_bytes == BUDGET_BYTES
 
 
-STEPS = st.tuples(st.sampled_from(["room", "slot", "payload", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
+STEPS = st.tuples(st.sampled_from(["buffer", "slot", "payload", "lent", "end"]), st.integers(0, BUDGET_BYTES // 2))
 
 
 @given(st.lists(STEPS, max_size=40))
@@ -66,7 +66,7 @@ def test_all_together_never_hold_more_than_the_budget(actions: list[tuple[str, i
     begun = []
     for what, size in actions:
         try:
-            if what == "room":
+            if what == "buffer":
                 begun.append(buffers.take(size))
             elif what == "payload":
                 begun.append(buffers.lent(memoryview(bytes(size)), "w"))

@@ -21,7 +21,7 @@ def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, np.uint8).ctypes.data)
 
 
-def test_a_room_is_as_long_as_asked_for_writable_and_aligned():
+def test_a_buffer_is_as_long_as_asked_for_writable_and_aligned():
     with ReceiveBuffers(PushMemory(MIB)).take(1001) as view:
         assert view.nbytes == 1001
         assert address_of(view) % mmap.PAGESIZE == 0
@@ -33,7 +33,7 @@ def test_a_push_without_content_has_room_too():
         assert view.nbytes == 0
 
 
-def test_a_room_is_used_again():
+def test_a_buffer_is_used_again():
     buffers = ReceiveBuffers(PushMemory(8 * MIB))
     with buffers.take(MIB) as first:
         before = address_of(first)
@@ -79,13 +79,14 @@ def test_a_push_alone_is_admitted_however_large():  # P19
 
 
 def test_a_machine_without_memory_is_a_full_queue():
-    buffers = ReceiveBuffers(PushMemory(1 << 62))
+    memory = PushMemory(1 << 62)
+    buffers = ReceiveBuffers(memory)
     with pytest.raises(QueueFull, match="no memory for a push of 4611686018427387904 bytes"):
         buffers.take(1 << 62)
-    assert buffers.held_bytes == 0
+    assert (buffers.held_bytes, memory.held_bytes) == (0, 0), "its share is given back"
 
 
-def test_a_room_comes_back_after_an_error():
+def test_a_buffer_comes_back_after_an_error():
     buffers = ReceiveBuffers(PushMemory(MIB))
     with pytest.raises(ZeroDivisionError), buffers.take(MIB):
         raise ZeroDivisionError
@@ -103,13 +104,13 @@ def test_the_budget_holds_whatever_comes_and_goes(actions):  # P19
             assert buffers.held_bytes + buffers.kept_bytes <= max(budget, buffers.held_bytes)
             continue
         try:
-            room = buffers.take(action)
+            lease = buffers.take(action)
         except QueueFull:
             assert lent
             continue
-        with_size = room.__enter__().nbytes
+        with_size = lease.__enter__().nbytes
         assert with_size == action
-        lent.append((room.__exit__, action))
+        lent.append((lease.__exit__, action))
         assert len(lent) == 1 or buffers.held_bytes <= budget
         assert sum(size for _, size in lent) <= buffers.held_bytes <= 2 * sum(s + QUEUE_GRAIN_BYTES for _, s in lent)
         assert buffers.held_bytes + buffers.kept_bytes <= max(budget, buffers.held_bytes)
@@ -128,7 +129,7 @@ def test_a_peer_that_holds_rooms_it_does_not_use_leaves_some_to_others() -> None
         assert memory.shares.of("worker/hog") == 12 * QUEUE_GRAIN_BYTES
     now_s[0] = ALONE_S
     held.append(buffers.take(1, "worker/hog"))  # no other peer has asked for long
-    for room in held:
-        with room:
+    for lease in held:
+        with lease:
             pass
     assert (buffers.held_bytes, memory.shares.of("worker/hog"), memory.shares.refused) == (0, 0, 1)
