@@ -4,6 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.installed
 DOCS_READY := $(VENV)/.docs-installed
+FRAMEWORKS := .frameworks
 
 unexport PYTHONDONTWRITEBYTECODE  # tests start hundreds of processes: each would compile every module again
 
@@ -13,7 +14,7 @@ MINUTES ?= 30
 JOBS ?= 2
 
 .PHONY: demo test test-all test-containers test-large test-gpu mutants check format protos docs docs-site pictures lock bench bench-peers
-.PHONY: clean soak test-lowest
+.PHONY: clean soak test-lowest test-frameworks
 .PHONY: chaos chaos-threads chaos-campaigns chaos-failpoints chaos-simulation chaos-damage
 
 demo: $(READY)  ## train the digits job: 2 shards, 2 workers, asynchronous
@@ -24,6 +25,9 @@ test: $(READY)  ## every promise once, in five minutes on two cores: all but the
 
 test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
+
+test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, in an environment of their own
+	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs tests/containers
@@ -136,10 +140,17 @@ $(READY): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 	touch $(READY)
 
+$(FRAMEWORKS)/.installed: requirements.lock pyproject.toml tests/frameworks/requirements.txt
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -r tests/frameworks/requirements.txt
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	touch $@
+
 # What only the site needs comes on top, with the versions of requirements.lock where both have a package.
 $(DOCS_READY): $(READY) docs/requirements.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r docs/requirements.lock
 	touch $(DOCS_READY)
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(FRAMEWORKS) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache

@@ -61,7 +61,7 @@ class Model:
     def __init__(self, module: Any, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
         if not callable(module):
             raise ConfigurationError(
-                f"module is a torch.nn.Module, its class or a function, found {type(module).__name__}"
+                f"module is a torch.nn.Module, its class or a factory, found {type(module).__name__}"
             )
         if not callable(loss):
             raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
@@ -91,23 +91,24 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         module = self._ready()
         module.train()
-        torch.manual_seed(_step_seed(self._seed, batch.step))
-        state = self._state(variables)
-        trained = {
-            name: tensor.requires_grad_() for name, tensor in state.items() if self._tensors()[name].requires_grad
-        }
-        versions = {name: tensor._version for name, tensor in state.items()}
-        outputs = torch.func.functional_call(module, state, (_tensor(batch.inputs),))
+        torch.manual_seed(step_seed(self._seed, batch.step))
+        state, own = self._state(variables), self._tensors()
+        trained = {name: tensor.requires_grad_() for name, tensor in state.items() if own[name].requires_grad}
+        # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
+        fixed = {name: tensor.clone() for name, tensor in state.items() if name not in trained}
+        versions = {name: tensor._version for name, tensor in trained.items()}
+        outputs = torch.func.functional_call(module, {**trained, **fixed}, (_tensor(batch.inputs),))
         loss = self._loss(outputs, _tensor(batch.targets))
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise ConfigurationError(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
-        for name, tensor in state.items():
-            if tensor._version != versions[name]:
-                raise ConfigurationError(
-                    f"{name!r} is written in place while a step is computed: such state has no gradient to push, and "
-                    "is not supported yet; normalisation without it is LayerNorm or GroupNorm"
-                )
+        written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
+        written += [name for name, tensor in fixed.items() if not torch.equal(tensor, state[name])]
+        if written:
+            raise ConfigurationError(
+                f"{written[0]!r} is written in place while a step is computed: such state has no gradient to push, and "
+                "is not supported yet; normalisation without it is LayerNorm or GroupNorm"
+            )
         found = torch.autograd.grad(loss.reshape(()), list(trained.values()), allow_unused=True)
         gradients = {
             name: None if g is None else _rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
@@ -184,7 +185,8 @@ def _metric(metric: Metric) -> Callable[[Any, Any], Any]:
     return METRICS[metric]
 
 
-def _step_seed(seed: int, step: int) -> int:
+def step_seed(seed: int, step: int) -> int:
+    """Return what PyTorch's generators are seeded with before a step."""
     digest = hashlib.sha256(f"parashard torch\0{seed}\0{step}".encode()).digest()
     return int.from_bytes(digest[:8], "little")
 

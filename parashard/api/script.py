@@ -73,14 +73,14 @@ class Script:
         if self._calls > len(self._answers):
             if kind != "fit":
                 raise ConfigurationError(
-                    f"call {self._calls} of {self.path.name} is {kind} in this worker and fit in the process that "
+                    f"call {self._calls} of {self._name} is {kind} in this worker and fit in the process that "
                     "started it: a script makes the same calls wherever it runs"
                 )
             return None
         answer = self._answers[self._calls - 1]
         if answer["call"] != kind:
             raise ConfigurationError(
-                f"call {self._calls} of {self.path.name} is {kind} in this worker and {answer['call']} in the process "
+                f"call {self._calls} of {self._name} is {kind} in this worker and {answer['call']} in the process "
                 "that started it: a script makes the same calls wherever it runs"
             )
         return answer
@@ -110,6 +110,10 @@ class Script:
         end_process(main(self._arguments, OwnTask(model, source, self.sha256)))
 
     @property
+    def _name(self) -> str:
+        return Path(self._file or "the script").name
+
+    @property
     def path(self) -> Path:
         """The script's file.
 
@@ -118,12 +122,12 @@ class Script:
         ConfigurationError
             If there is none that could be run again.
         """
-        if multiprocessing.parent_process() is not None:
+        if multiprocessing.parent_process() is not None or any("multiprocessing" in word for word in sys.orig_argv[1:]):
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
                 'script does under `if __name__ == "__main__":`'
             )
-        if self._file is None:
+        if self._file is None or not Path(parashard._folder, self._file).is_file():
             how = "python -c" if "-c" in sys.orig_argv[1:2] else "an interactive session"
             raise ConfigurationError(
                 f"a worker is the script run again, and {how} has none: write these lines into a file and run it"
@@ -152,7 +156,7 @@ class Script:
 
     def _miss(self) -> None:
         self._end(
-            f"{self.path.name} ended before its call {len(self._answers) + 1}, fit, which this worker is for: a script "
+            f"{self._name} ended before its call {len(self._answers) + 1}, fit, which this worker is for: a script "
             "makes the same calls wherever it runs"
         )
 

@@ -268,7 +268,7 @@ class Trainer:
         }
         for key, value in self._settings.items():
             above, _, name = key.rpartition(".")
-            if above not in table and "." in above:
+            if not above or "." in above:
                 raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
             table.setdefault(above, {})[name] = value
         return job_from_table(table, script)

@@ -31,7 +31,7 @@ full = pytest.mark.full("campaigns on real processes; the simulation has the sam
 @pytest.mark.parametrize(
     ("oracle", "policy", "transport", "seed", "kinds"),
     # Seeds that draw every kind of fault, and for each job deaths of the coordinator and, late enough to have saved
-    # something, of a shard. The digest sees a single element that was read while it was written; torn sees mixed buffers.
+    # something, of a shard. The digest sees a single element that was read while it was written; torn sees a mix.
     [
         (LEDGER, "async", "grpc", 24, (*BRIEF, *ON_LINKS)),
         (TORN, "ssp:8", "tcp", 66, (*BRIEF, *ON_LINKS)),

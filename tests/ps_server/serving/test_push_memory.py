@@ -33,7 +33,7 @@ def test_what_is_lent_comes_back_after_an_error() -> None:
     assert memory.held_bytes == 0
 
 
-def test_rooms_that_are_kept_go_when_another_needs_the_memory() -> None:
+def test_buffers_that_are_kept_go_when_another_needs_the_memory() -> None:
     memory = PushMemory(BUDGET_BYTES)
     buffers = ReceiveBuffers(memory)
     with buffers.take(4 * QUEUE_GRAIN_BYTES), buffers.take(2 * QUEUE_GRAIN_BYTES):
@@ -45,7 +45,7 @@ def test_rooms_that_are_kept_go_when_another_needs_the_memory() -> None:
     assert buffers.kept_bytes == 0
 
 
-def test_a_kept_room_that_is_too_large_for_what_is_left_is_not_in_the_way() -> None:
+def test_a_kept_buffer_that_is_too_large_for_what_is_left_is_not_in_the_way() -> None:
     memory = PushMemory(BUDGET_BYTES)
     buffers = ReceiveBuffers(memory)
     with buffers.take(4 * QUEUE_GRAIN_BYTES):

@@ -1,0 +1,194 @@
+"""PyTorch models: the gradients of PyTorch alone, in whatever types its parameters have, or a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parashard as ps
+from parashard.data.base import Batch
+from parashard.errors import ConfigurationError
+
+torch = pytest.importorskip(
+    "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"
+)
+functional = torch.nn.functional
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+Y = np.arange(8) % 3
+
+
+def batch(step: int = 0) -> Batch:
+    return Batch(step, 0, np.arange(8), X, Y)
+
+
+def net() -> Any:
+    layers = torch.nn.Linear(4, 5), torch.nn.ReLU(), torch.nn.Dropout(0.5), torch.nn.Linear(5, 3)
+    return torch.nn.Sequential(*layers)
+
+
+def model(module: Any = net, loss: Any = functional.cross_entropy, **arguments: Any) -> Any:
+    found = ps.torch.Model(module, loss, **arguments)
+    found.seed(3)
+    return found
+
+
+def locked(values: dict[str, Any]) -> dict[str, Any]:
+    for value in values.values():
+        value.flags.writeable = False
+    return values
+
+
+def test_gradients_are_those_of_pytorch_alone() -> None:
+    ours = model()
+    values = ours.initial_variables()
+    loss, gradients = ours.loss_and_gradients(values, batch(5), np)
+    torch.manual_seed(3)
+    alone = net()
+    assert {name: p.detach().numpy().tolist() for name, p in alone.named_parameters()} == {
+        name: value.tolist() for name, value in values.items()
+    }
+    torch.manual_seed(ps.torch.step_seed(3, 5))
+    due = functional.cross_entropy(alone(torch.from_numpy(X)), torch.from_numpy(Y))
+    due.backward()
+    assert loss == due.item()
+    for name, parameter in alone.named_parameters():
+        assert gradients[name].tobytes() == parameter.grad.numpy().tobytes(), name
+
+
+def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_another() -> None:
+    ours = model()
+    values = ours.initial_variables()
+    first, _, again = (ours.loss_and_gradients(values, batch(step), np)[1] for step in (1, 2, 1))
+    other = ours.loss_and_gradients(values, batch(2), np)[1]
+    assert all(np.array_equal(first[name], again[name]) for name in first)
+    assert any(not np.array_equal(first[name], other[name]) for name in first)
+
+
+def test_pulled_arrays_are_neither_written_nor_needed_writable() -> None:
+    ours = model()
+    values = locked({name: value.copy() for name, value in ours.initial_variables().items()})
+    before = {name: value.copy() for name, value in values.items()}
+    ours.loss_and_gradients(values, batch(), np)
+    ours.evaluate(values, batch(), np)
+    ours.own(values)
+    assert all(np.array_equal(before[name], values[name]) for name in values)
+
+
+def test_a_factory_is_called_under_the_seed_and_an_instance_keeps_its_weights() -> None:
+    first, same = model(), model()
+    assert first.initial_variables()["0.weight"].tobytes() == same.initial_variables()["0.weight"].tobytes()
+    instance = net()
+    assert model(instance).initial_variables()["0.weight"].tolist() == instance[0].weight.tolist()
+
+
+class Odd(torch.nn.Module):
+    """Tied, frozen, scalar, unused and half-precision parameters, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(4, 4)
+        self.tied = torch.nn.Linear(4, 4)
+        self.tied.weight = self.first.weight
+        self.scale = torch.nn.Parameter(torch.tensor(2.0))
+        self.rough = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+        self.unused = torch.nn.Parameter(torch.ones(2))
+        self.fixed = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+        self.register_buffer("shift", torch.full((4,), 0.5))
+        self.register_buffer("counter", torch.zeros(1, dtype=torch.int64))
+
+    def forward(self, x: Any) -> Any:
+        return self.tied(self.first(x)) * self.scale * self.rough.float() * self.fixed + self.shift
+
+
+def test_parameters_of_every_kind_are_variables() -> None:
+    ours = model(Odd)
+    values = ours.initial_variables()
+    assert {name: value.shape for name, value in values.items()} == {
+        "first.weight": (4, 4),
+        "first.bias": (4,),
+        "tied.bias": (4,),
+        "scale": (1,),
+        "rough": (4,),
+        "unused": (2,),
+        "fixed": (4,),
+        "shift": (4,),
+    }
+    assert {value.dtype for value in values.values()} == {np.dtype(np.float32)}
+    assert sorted(ours.frozen()) == ["fixed", "shift"]
+    _, gradients = ours.loss_and_gradients(values, batch(), np)
+    assert gradients["unused"] is None
+    assert sorted(gradients) == ["first.bias", "first.weight", "rough", "scale", "tied.bias", "unused"]
+    assert all(gradients[name].shape == values[name].shape for name in gradients if gradients[name] is not None)
+    owned = ours.own({**values, "scale": np.full(1, 7, np.float32)})
+    assert (owned.scale.item(), owned.rough.dtype, owned.tied.weight is owned.first.weight) == (7, torch.bfloat16, True)
+
+
+def test_metrics_are_means_over_the_batch() -> None:
+    def largest(outputs: Any, targets: Any) -> Any:
+        return outputs.max()
+
+    ours = model(metrics=["accuracy", largest])
+    values = ours.initial_variables()
+    metrics = ours.evaluate(values, batch(), np)
+    outputs = ours.predict(values, X)
+    assert sorted(metrics) == ["accuracy", "largest", "loss"]
+    assert metrics["accuracy"] == np.mean(outputs.argmax(1) == Y)
+    assert metrics["largest"] == outputs.max()
+
+
+class Normed(torch.nn.Sequential):
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+
+
+class Writing(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 3))
+
+    def forward(self, x: Any) -> Any:
+        with torch.no_grad():
+            self.weight.clamp_(0.0, 0.5)
+        return x @ self.weight
+
+
+class Complex(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
+
+
+MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
+    "batch normalisation": (lambda: model(Normed), "'1.running_mean' is written in place while a step is computed"),
+    "writes a parameter": (lambda: model(Writing), "'weight' is written in place while a step is computed"),
+    "a complex parameter": (
+        lambda: model(Complex),
+        "parameter 'weight' is torch.complex64; allowed: real",
+    ),
+    "a loss of several numbers": (
+        lambda: model(loss=lambda outputs, targets: outputs),
+        "the loss must be a tensor of one number, the mean over a batch; found a tensor of shape (8, 3)",
+    ),
+    "a loss that is a float": (lambda: model(loss=lambda outputs, targets: 0.5), "found float"),
+    "no module": (lambda: model(lambda: 3), "module() returned int; due is a torch.nn.Module"),
+    "not callable": (lambda: model(3), "module is a torch.nn.Module, its class or a factory, found int"),
+    "nothing to train": (lambda: model(torch.nn.ReLU), "ReLU has no parameter that needs a gradient"),
+    "an unknown metric": (lambda: model(metrics=["acc"]), "metric 'acc' is unknown; allowed: accuracy, or a function"),
+}
+
+
+def computed_by(make: Callable[[], Any]) -> None:
+    made = make()
+    made.loss_and_gradients(made.initial_variables(), batch(), np)
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_a_sentence(mistake: str) -> None:
+    make, says = MISTAKES[mistake]
+    with pytest.raises(ConfigurationError) as refused:
+        computed_by(make)
+    assert says in refused.value.message

@@ -1,0 +1,114 @@
+"""What a script may give as its examples, and how it is split."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.api.arrays import array_of, source_of
+from parashard.errors import BadData
+
+INPUTS, LABELS = np.arange(20.0).reshape(10, 2), np.arange(10) % 3
+
+
+class Tensor:
+    """What is taken for a tensor of PyTorch."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def detach(self) -> Tensor:
+        return self
+
+    def cpu(self) -> Tensor:
+        return self
+
+    def numpy(self) -> Any:
+        return self.values
+
+
+def test_examples_are_handed_out_as_they_are_by_index() -> None:
+    source = source_of((INPUTS, LABELS), None, 0.0, 0)
+    inputs, targets = source.examples(np.array([3, 0]))
+    assert (inputs.dtype, inputs.tolist(), targets.dtype, targets.tolist()) == (
+        np.float32,
+        [[6, 7], [0, 1]],
+        np.int64,
+        [0, 0],
+    )
+    spec = source.spec
+    assert (spec.examples, spec.held_out, spec.input_shape, spec.classes) == (10, 0, (2,), 3)
+
+
+@pytest.mark.parametrize(
+    ("given", "dtype"),
+    [
+        (np.zeros(3, np.float64), np.float32),
+        (np.zeros(3, np.float16), np.float32),
+        (np.zeros(3, np.int32), np.int64),
+        (np.zeros(3, bool), np.int64),
+        (np.zeros(3, np.uint8), np.uint8),
+        ([1, 2, 3], np.int64),
+        (Tensor(np.zeros(3)), np.float32),
+    ],
+)
+def test_numbers_have_one_of_three_types(given: Any, dtype: Any) -> None:
+    assert array_of(given, "inputs").dtype == dtype
+
+
+def test_a_split_is_of_the_seed_and_takes_each_example_once() -> None:
+    source = source_of((INPUTS, LABELS), None, 0.35, 5)
+    assert (source.spec.examples, source.spec.held_out) == (7, 3)
+    training, held_out = source.examples(np.arange(7))[0], source.held_out(0, 3)[0]
+    assert sorted([*training[:, 0], *held_out[:, 0]]) == INPUTS[:, 0].tolist()
+    again, other = (source_of((INPUTS, LABELS), None, 0.35, seed) for seed in (5, 6))
+    assert again.spec == source.spec
+    assert other.spec.fingerprint != source.spec.fingerprint
+
+
+def test_what_is_handed_out_may_be_changed() -> None:
+    source = source_of((INPUTS, LABELS), (INPUTS, LABELS), 0.0, 0)
+    source.held_out(0, 2)[0][:] = 9
+    source.examples(np.arange(2))[0][:] = 9
+    assert source.held_out(0, 1)[0].tolist() == source.examples(np.array([0]))[0].tolist() == [[0, 1]]
+
+
+def test_values_and_targets_of_several_axes_have_no_classes() -> None:
+    assert source_of((INPUTS, INPUTS), None, 0.0, 0).spec.classes == 0
+    assert source_of((LABELS, LABELS - 5), None, 0.0, 0).spec.classes == 0
+    assert source_of((LABELS, LABELS), None, 0.0, 0).spec.input_shape == ()
+
+
+@pytest.mark.parametrize(
+    ("data", "validation", "split", "says"),
+    [
+        (INPUTS, None, 0.0, "data must be a pair (inputs, targets) of arrays, found ndarray"),
+        ((INPUTS,), None, 0.0, "data must be a pair (inputs, targets) of arrays, found tuple of 1"),
+        ((INPUTS, LABELS[:3]), None, 0.0, "data: 10 inputs and 3 targets"),
+        ((INPUTS[:0], LABELS[:0]), None, 0.0, "data has no examples"),
+        ((INPUTS, np.array(["a"] * 10)), None, 0.0, "data: targets must be an array of numbers"),
+        (
+            (INPUTS, np.float32(1)),
+            None,
+            0.0,
+            "data: targets must be an array of numbers with one axis for the examples",
+        ),
+        (([[1], [1, 2]], LABELS[:2]), None, 0.0, "data: inputs are no array"),
+        ((np.where(INPUTS == 6, np.nan, INPUTS), LABELS), None, 0.0, "data: inputs: example 3 has a value that is not"),
+        ((INPUTS, LABELS), (INPUTS, LABELS), 0.1, "validation_data and validation_split: allowed is one of the two"),
+        ((INPUTS, LABELS), None, 1.0, "validation_split must be at least 0 and less than 1, found 1.0"),
+        (
+            (INPUTS, LABELS),
+            (INPUTS[:, :1], LABELS),
+            0.0,
+            "validation_data: inputs are float32 of shape (1,) an example",
+        ),
+        ((INPUTS, LABELS), (INPUTS, LABELS * 1.0), 0.0, "validation_data: targets are float32 of shape () an example"),
+    ],
+)
+def test_what_is_no_data_is_refused(data: Any, validation: Any, split: float, says: str) -> None:
+    with pytest.raises(BadData) as refused:
+        source_of(data, validation, split, 0)
+    assert says in refused.value.message

@@ -1,0 +1,103 @@
+"""A script's calls: answered in a worker, refused where they differ, and what cannot be run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from parashard.api.script import CALLS_FILE, Script
+from parashard.errors import ConfigurationError
+from parashard.launch.local_cluster import WORKER_ARGUMENTS
+from support.command_run import ROOT
+from support.waiting import DEADLINE_S
+
+
+def worker(folder: Path, *answers: dict[str, object]) -> Script:
+    (folder / CALLS_FILE).write_text(json.dumps(answers))
+    return Script(["--connect", str(folder), "--name", "worker-3"])
+
+
+@pytest.fixture(autouse=True)
+def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    monkeypatch.setattr("atexit.register", lambda function: None)
+
+
+def test_the_parent_makes_every_call() -> None:
+    script = Script(None)
+    assert (script.is_worker, script.begin("fit"), script.begin("evaluate")) == (False, None, None)
+
+
+def test_a_worker_s_earlier_calls_are_answered_and_its_own_is_made(tmp_path: Path) -> None:
+    parent = Script(None)
+    for kind, returned in (("fit", {"run_dir": "runs/a"}), ("evaluate", {"metrics": {"loss": 0.5}})):
+        parent.begin(kind)
+        parent.end(kind, returned)
+    parent.begin("fit")
+    parent.write_answers(tmp_path)
+    script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
+    assert script.begin("fit") == {"call": "fit", "run_dir": "runs/a"}
+    assert script.begin("evaluate") == {"call": "evaluate", "metrics": {"loss": 0.5}}
+    assert script.begin("fit") is None
+
+
+def test_another_order_of_calls_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="is evaluate in this worker and fit in the process that started it"):
+        worker(tmp_path, {"call": "fit"}).begin("evaluate")
+    with pytest.raises(ConfigurationError, match="is evaluate in this worker and fit in the process that started it"):
+        worker(tmp_path).begin("evaluate")
+
+
+PROGRAM = """
+import numpy as np
+import parashard as ps
+class Model:
+    def initial_variables(self): return {"w": np.zeros((2, 1), np.float32)}
+    def loss_and_gradients(self, variables, batch, xp): return 0.5, {"w": np.zeros((2, 1), np.float32)}
+    def evaluate(self, variables, batch, xp): return {"loss": 0.5}
+ps.Trainer(Model()).fit((np.zeros((4, 2)), np.zeros(4)), verbose=0)
+"""
+
+
+def said(command: list[str], text: str, folder: Path, **environment: str) -> str:
+    environ = {**os.environ, "PYTHONPATH": ":".join([str(ROOT), *(p for p in sys.path if p)]), **environment}
+    done = subprocess.run(
+        command, input=text, cwd=folder, env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.returncode
+    assert not (folder / "runs").exists()
+    return done.stderr.splitlines()[-1]
+
+
+def test_what_is_in_no_file_cannot_be_run_again(tmp_path: Path) -> None:
+    assert "python -c has none: write these lines into a file" in said([sys.executable, "-c", PROGRAM], "", tmp_path)
+    assert "an interactive session has none" in said([sys.executable], PROGRAM, tmp_path)
+
+
+def test_a_child_of_multiprocessing_is_told_of_the_guard(tmp_path: Path) -> None:
+    children = """
+import multiprocessing
+if __name__ == "__main__":
+    child = multiprocessing.get_context("spawn").Process(target=print)
+    child.start(); child.join()
+    raise SystemExit(child.exitcode)
+"""
+    (tmp_path / "train.py").write_text(children + PROGRAM)
+    assert 'under `if __name__ == "__main__":`' in said([sys.executable, "train.py"], "", tmp_path)
+
+
+def test_children_of_a_worker_do_not_take_themselves_for_it(tmp_path: Path) -> None:
+    (tmp_path / CALLS_FILE).write_text("[]")
+    text = "import os, parashard as ps\nprint(ps.is_worker(), os.environ.get(NAME))\nos._exit(0)"
+    text = text.replace("NAME", repr(WORKER_ARGUMENTS))
+    arguments = json.dumps(["--connect", str(tmp_path), "--name", "worker-0"])
+    environ = {**os.environ, WORKER_ARGUMENTS: arguments, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-u", "-c", text], env=environ, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
+    assert done.stdout == "True None\n", done.stderr

@@ -1,0 +1,151 @@
+"""What a trainer makes of its arguments, before any process is started."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import parashard as ps
+from parashard.api import trainer as module
+from parashard.api.script import Script
+from parashard.errors import ConfigurationError, JobFailed
+from parashard.job.load import LoadedJob
+from parashard.launch.run import Outcome
+from parashard.plan.variables import Variable
+from parashard.store.arrays import write_arrays
+
+X, Y = np.arange(12.0).reshape(6, 2), np.arange(6.0)
+
+
+class Line:
+    """A model with hand-written gradients."""
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        return {"w": np.array([[1.0], [2.0]], np.float32), "b": Variable("b", (1,))}
+
+    def loss_and_gradients(self, variables: Any, batch: Any, xp: Any) -> Any:
+        raise NotImplementedError
+
+    def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
+        outputs = batch.inputs @ variables["w"] + variables["b"]
+        return {"loss": float(np.mean((outputs[:, 0] - batch.targets) ** 2)), "examples": len(batch.targets)}
+
+
+class Runs:
+    """Takes the place of `run_job`."""
+
+    def __init__(self) -> None:
+        self.jobs: list[tuple[LoadedJob, Path]] = []
+        self.exit_code = 0
+        self.accepted = True
+
+    def __call__(self, loaded: LoadedJob, run_dir: Path, view: Any, **settings: Any) -> Outcome:
+        self.jobs.append((loaded, run_dir))
+        (run_dir / "job.toml").touch()
+        write_arrays(
+            run_dir / "weights.safetensors", {"w": np.full((2, 1), 3, np.float32), "b": np.ones(1, np.float32)}
+        )
+        report = {"training_loss": 0.25, "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": 0.4}]}
+        return Outcome(self.exit_code, report, "why", run_dir, self.accepted)
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    runs = Runs()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    script = Script(None)
+    script._file = str(tmp_path / "train.py")
+    monkeypatch.setattr(module, "SCRIPT", script)
+    monkeypatch.setattr(module, "run_job", runs)
+    return runs
+
+
+def test_arguments_become_a_job(runs: Runs) -> None:
+    strategy = ps.ParameterServerStrategy(3, 5, "ssp:4", transport="tcp")
+    trainer = ps.Trainer(Line(), ps.Adam(0.5, beta1=0.8), strategy, seed=7, settings={"checkpoint.every_s": 2})
+    trainer.fit((X, Y), epochs=4, batch_size=2, validation_split=0.5, verbose=0)
+    [(loaded, run_dir)] = runs.jobs
+    job = loaded.job
+    assert (job.job.name, job.job.seed, job.job.epochs, job.job.batch_size) == ("train", 7, 4, 2)
+    assert (job.optimizer.kind, job.optimizer.learning_rate, job.optimizer.beta1) == ("adam", 0.5, 0.8)  # type: ignore[union-attr]
+    assert (job.cluster.shards, job.cluster.workers, job.cluster.transport) == (3, 5, "tcp")
+    assert (str(job.consistency.policy), job.checkpoint.every_s) == ("ssp:4", 2)
+    assert run_dir.parent.name == "runs"
+    assert (run_dir / "declaration.json").exists()
+
+
+def test_a_history_has_the_validation_of_each_epoch(runs: Runs) -> None:
+    history = ps.Trainer(Line()).fit((X, Y), validation_data=(X, Y), verbose=0)
+    assert history.history == {"loss": [0.25], "val_loss": [0.5, 0.4]}
+    assert repr(history).startswith("History(loss 0.25, val_loss 0.4; ")
+
+
+def test_an_evaluation_is_of_the_first_values_and_then_of_the_trained_ones(runs: Runs) -> None:
+    trainer = ps.Trainer(Line())
+    outputs = X @ [[1.0], [2.0]]
+    metrics = trainer.evaluate((X, Y), batch_size=4)
+    assert metrics["loss"] == pytest.approx(float(np.mean((outputs[:, 0] - Y) ** 2)), rel=1e-6)
+    assert metrics["examples"] == pytest.approx((4 * 4 + 2 * 2) / 6), "each batch counts by its examples"
+    trainer.fit((X, Y), verbose=0)
+    outputs = X @ [[3.0], [3.0]] + 1
+    assert trainer.evaluate((X, Y))["loss"] == pytest.approx(float(np.mean((outputs[:, 0] - Y) ** 2)), rel=1e-6)
+
+
+def test_a_second_fit_goes_on_from_the_weights(runs: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    declared = []
+    monkeypatch.setattr(module, "write_declaration", lambda folder, declared_job: declared.append(declared_job))
+    trainer = ps.Trainer(Line())
+    trainer.fit((X, Y), verbose=0)
+    trainer.fit((X, Y), verbose=0)
+    assert [found.arrays["w"].ravel().tolist() for found in declared] == [[1, 2], [3, 3]]
+    assert [sorted(found.arrays) for found in declared] == [["w"], ["b", "w"]]
+
+
+def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
+    trainer = ps.Trainer(Line())
+    for exit_code, accepted, kind in (
+        (1, True, JobFailed),
+        (2, False, ConfigurationError),
+        (130, True, KeyboardInterrupt),
+    ):
+        runs.exit_code, runs.accepted = exit_code, accepted
+        with pytest.raises(kind, match="why"):
+            trainer.fit((X, Y), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ({"model": object()}, "a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods"),
+        ({"model": Line}, "found Line"),
+        ({"optimizer": "adam"}, "it is one of parashard's, such as ps.Adam(1e-3), found str"),
+        ({"optimizer": ps.Adam(-1.0)}, "optimizer.learning_rate"),
+        ({"strategy": ps.ParameterServerStrategy(0)}, "cluster.shards: found 0"),
+        ({"strategy": ps.ParameterServerStrategy(consistency="bsp")}, "consistency.policy"),
+        ({"settings": {"checkpoint.evry_s": 2}}, "did you mean checkpoint.every_s?"),
+        ({"settings": {"every_s": 2}}, "settings: 'every_s'; allowed: TABLE.KEY of a job file"),
+    ],
+)
+def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        ps.Trainer(**{"model": Line(), **arguments}).fit((X, Y), verbose=0)
+    assert says in refused.value.message
+    assert runs.jobs == []
+
+
+def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:
+    with pytest.raises(ConfigurationError, match="Line has no method 'predict'"):
+        ps.Trainer(Line()).predict(X)
+    with pytest.raises(ConfigurationError, match="Line has no method 'own'"):
+        ps.Trainer(Line()).model()
+
+
+def test_names_are_imported_when_they_are_used() -> None:
+    assert {"Trainer", "Adam", "ParameterServerStrategy", "torch", "is_worker"} <= set(dir(ps))
+    with pytest.raises(AttributeError, match="no attribute 'Trainner'"):
+        ps.Trainner  # noqa: B018
