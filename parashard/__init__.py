@@ -13,6 +13,7 @@ import os as _os
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from parashard import jax as jax
     from parashard import torch as torch
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
@@ -38,7 +39,7 @@ _PLACES = {
     "Trainer": "parashard.api.trainer",
     "is_worker": "parashard.api.script",
 }
-_MODULES = ("torch",)
+_MODULES = ("jax", "torch")
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""

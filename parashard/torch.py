@@ -6,8 +6,6 @@ are not used while it trains: each step computes with the pulled arrays in their
 
 from __future__ import annotations
 
-import hashlib
-import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -15,6 +13,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.models.framework import ACCURACY, Metric, metrics_by_name, rows, step_seed
 from parashard.plan.variables import Float32s
 
 try:
@@ -23,7 +22,6 @@ except ImportError:
     raise ConfigurationError("ps.torch needs PyTorch: pip install 'parashard[torch]'") from None
 
 Loss = Callable[[Any, Any], Any]
-Metric = str | Callable[[Any, Any], Any]
 
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -31,9 +29,6 @@ FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 def accuracy(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """Return the fraction of examples whose greatest output is the target's; one output a class on the last axis."""
     return (outputs.argmax(-1) == targets).float().mean()
-
-
-METRICS: Mapping[str, Callable[[Any, Any], Any]] = {"accuracy": accuracy}
 
 
 class Model:
@@ -67,7 +62,7 @@ class Model:
             raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
         self._given = module
         self._loss = loss
-        self._metrics = {_metric_name(metric): _metric(metric) for metric in metrics}
+        self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
         self._seed = 0
         self._module: torch.nn.Module | None = None
 
@@ -83,7 +78,7 @@ class Model:
 
     def initial_variables(self) -> Mapping[str, Float32s]:
         """Return parameters and floating buffers as float32."""
-        return {name: _rows(_array(tensor)) for name, tensor in self._tensors().items()}
+        return {name: rows(_array(tensor)) for name, tensor in self._tensors().items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -91,7 +86,7 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         module = self._ready()
         module.train()
-        torch.manual_seed(step_seed(self._seed, batch.step))
+        torch.manual_seed(step_seed("torch", self._seed, batch.step))
         state, own = self._state(variables), self._tensors()
         trained = {name: tensor.requires_grad_() for name, tensor in state.items() if own[name].requires_grad}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
@@ -111,7 +106,7 @@ class Model:
             )
         found = torch.autograd.grad(loss.reshape(()), list(trained.values()), allow_unused=True)
         gradients = {
-            name: None if g is None else _rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
+            name: None if g is None else rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
         }
         return float(loss.detach()), gradients
 
@@ -173,24 +168,6 @@ class Model:
         return module
 
 
-def _metric_name(metric: Metric) -> str:
-    return metric if isinstance(metric, str) else getattr(metric, "__name__", "metric")
-
-
-def _metric(metric: Metric) -> Callable[[Any, Any], Any]:
-    if callable(metric):
-        return metric
-    if metric not in METRICS:
-        raise ConfigurationError(f"metric {metric!r} is unknown; allowed: {', '.join(METRICS)}, or a function")
-    return METRICS[metric]
-
-
-def step_seed(seed: int, step: int) -> int:
-    """Return what PyTorch's generators are seeded with before a step."""
-    digest = hashlib.sha256(f"parashard torch\0{seed}\0{step}".encode()).digest()
-    return int.from_bytes(digest[:8], "little")
-
-
 def _tensor(array: Any) -> torch.Tensor:
     """Return a tensor that shares an array's memory; the array may be read-only, and is not written."""
     if isinstance(array, np.ndarray):
@@ -213,8 +190,3 @@ def _gradient(gradient: torch.Tensor, xp: Any) -> Array:
         gradient = gradient.to_dense()
     gradient = gradient.detach().float()
     return gradient.numpy() if xp is np else xp.from_dlpack(gradient)
-
-
-def _rows(array: Array) -> Array:
-    """Return an array with at least one axis."""
-    return array if math.prod(array.shape[:1]) and array.ndim else array.reshape(1)
