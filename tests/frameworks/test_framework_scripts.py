@@ -1,4 +1,4 @@
-"""A script with a PyTorch model on a real cluster: it learns, and rounds give the same bits."""
+"""The examples of each framework on a real cluster: they learn, and rounds give the same bits whatever is killed."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from support.cluster_run import eventually
 from support.command_run import ROOT
 from support.script_run import ScriptRun
 
-pytest.importorskip("torch", reason="NO TEST OF ps.torch: it is not installed; `make test-frameworks` has it")
-
 pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(900)]
 
-DIGITS = (ROOT / "examples" / "digits_torch.py").read_text()
 
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
+@pytest.fixture(params=["torch", "jax"])
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
+    why = f"NO TEST OF ps.{request.param}: it is not installed; `make test-frameworks` has it"
+    pytest.importorskip(request.param, reason=why)
+    text = (ROOT / "examples" / f"digits_{request.param}.py").read_text()
     runs: list[ScriptRun] = []
 
     def begin(*words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, DIGITS, *words))
+        runs.append(ScriptRun(tmp_path, text, *words))
         return runs[-1]
 
     yield begin
@@ -38,7 +37,7 @@ def told(run: ScriptRun) -> Any:
     return json.loads(run.output().splitlines()[-1])
 
 
-def test_it_learns_and_the_user_s_own_module_has_the_weights(start: Callable[..., ScriptRun]) -> None:
+def test_it_learns_and_what_is_the_user_s_own_has_the_weights(start: Callable[..., ScriptRun]) -> None:
     found = told(start())
     assert found["own"] == pytest.approx(found["accuracy"])
     assert found["accuracy"] > 0.93
