@@ -41,7 +41,7 @@ test-gpu: $(READY)  ## the tests marked gpu, on a machine with a CUDA device
 mutants: $(READY)  ## small faults in the pure cores, each against its unit tests; writes benchmarks/results/mutants.md
 	$(BIN)/python tools/mutants.py --jobs $(JOBS) --write
 
-chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour and a half
+chaos: chaos-damage chaos-threads chaos-simulation chaos-failpoints chaos-campaigns  ## every proof at full length: about an hour
 
 chaos-campaigns: $(READY)  ## jobs of every oracle and policy under every kind of fault, 55 faults each
 	$(BIN)/python tests/chaos/campaigns.py --faults 55 --write
