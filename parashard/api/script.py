@@ -15,13 +15,14 @@ import json
 import multiprocessing
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
-from parashard.errors import ConfigurationError
+from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import ScriptCommand
 from parashard.models.blame import named_with_line
 from parashard.process.shell import ExitCode, end_process
@@ -33,6 +34,21 @@ if TYPE_CHECKING:
 
 CALLS_FILE = "calls.json"
 """In a run folder: what the script's calls before this run returned."""
+
+
+_ERRORS: Mapping[str, type[BaseException]] = {
+    "BadData": BadData,
+    "ConfigurationError": ConfigurationError,
+    "KeyboardInterrupt": KeyboardInterrupt,
+}
+
+
+class Call:
+    """A call of the script: what it returned in the parent, or where it puts, in JSON, what it returns."""
+
+    def __init__(self, answer: dict[str, Any]) -> None:
+        self.answer = answer
+        self.returns: dict[str, Any] = {}
 
 
 class Script:
@@ -59,8 +75,9 @@ class Script:
     def _run_dir(self) -> Path:
         return Path(self._arguments[self._arguments.index("--connect") + 1])
 
-    def begin(self, kind: str) -> dict[str, Any] | None:
-        """Begin a call; return what it returned in the parent, or None if it is to be made here.
+    @contextmanager
+    def call(self, kind: str) -> Iterator[Call]:
+        """Number a call; within, it is answered as in the parent, or made, and what it returns or raises is kept.
 
         Raises
         ------
@@ -68,26 +85,30 @@ class Script:
             In a worker, if the script makes another call than its parent did.
         """
         self._calls += 1
+        made = Call(self._answer(kind))
+        if "error" in made.answer:
+            raise _ERRORS.get(made.answer["error"], JobFailed)(made.answer["says"])
+        try:
+            yield made
+        except BaseException as error:
+            if not self.is_worker:
+                self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
+            raise
         if not self.is_worker:
-            return None
-        if self._calls > len(self._answers):
-            if kind != "fit":
-                raise ConfigurationError(
-                    f"call {self._calls} of {self._name} is {kind} in this worker and fit in the process that "
-                    "started it: a script makes the same calls wherever it runs"
-                )
-            return None
-        answer = self._answers[self._calls - 1]
-        if answer["call"] != kind:
-            raise ConfigurationError(
-                f"call {self._calls} of {self._name} is {kind} in this worker and {answer['call']} in the process "
-                "that started it: a script makes the same calls wherever it runs"
-            )
-        return answer
+            self._answers.append({"call": kind, **made.returns})
 
-    def end(self, kind: str, returned: dict[str, Any]) -> None:
-        """Keep what a call returned, in JSON, for workers of later calls."""
-        self._answers.append({"call": kind, **returned})
+    def _answer(self, kind: str) -> dict[str, Any]:
+        """Return what the present call returned in the parent; empty: it is to be made here."""
+        if not self.is_worker:
+            return {}
+        answers = [*self._answers, {"call": "fit"}][: self._calls]
+        due = answers[-1]["call"]
+        if due != kind:
+            raise ConfigurationError(
+                f"call {self._calls} of {self._name} is {kind} in this worker and {due} in the process that started "
+                "it: a script makes the same calls wherever it runs"
+            )
+        return self._answers[self._calls - 1] if self._calls <= len(self._answers) else {}
 
     def write_answers(self, run_dir: Path) -> None:
         """Write what the calls so far returned to where the workers of the next one find it."""

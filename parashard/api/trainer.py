@@ -16,7 +16,7 @@ import numpy as np
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
-from parashard.data.arrays import AnyArray
+from parashard.data.arrays import AnyArray, Split
 from parashard.data.base import Batch
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.errors import ConfigurationError, JobFailed
@@ -174,21 +174,14 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
-        answer = SCRIPT.begin("fit")
-        if answer is not None:
-            return self._trained(answer["report"], Path(answer["run_dir"]))
-        self._begin()
-        source = source_of(data, validation_data, validation_split, self._seed)
-        loaded = self._job(epochs, batch_size, source)
-        if SCRIPT.is_worker:
-            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, run_dir))
-        outcome = self._run(loaded, source, resume=resume, view=_view(verbose))
-        if outcome.exit_code == INTERRUPTED:
-            raise KeyboardInterrupt(outcome.reason)
-        if outcome.exit_code != ExitCode.DONE:
-            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
-        SCRIPT.end("fit", {"report": outcome.report, "run_dir": str(outcome.run_dir)})
-        return self._trained(outcome.report, outcome.run_dir)
+        with SCRIPT.call("fit") as call:
+            if not call.answer:
+                source = source_of(data, validation_data, validation_split, self._seed)
+                call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
+            call.returns = call.answer
+        run_dir = Path(call.answer["run_dir"])
+        self._weights, self._values = run_dir / WEIGHTS_FILE, None
+        return History(call.answer["report"], run_dir)
 
     def evaluate(self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> dict[str, float]:
         """Return the loss and the metrics of the weights on some data; computed in this process.
@@ -199,19 +192,11 @@ class Trainer:
         batch_size : int
             Examples that are judged at once.
         """
-        answer = SCRIPT.begin("evaluate")
-        if answer is not None:
-            return dict(answer["metrics"])
-        inputs, targets = pair_of(data, "data")
-        totals: dict[str, float] = {}
-        for start in range(0, len(targets), batch_size):
-            some = slice(start, start + batch_size)
-            batch = Batch(-1, -1, np.arange(len(targets[some])), inputs[some], targets[some])
-            for name, value in self._model.evaluate(self._current(), batch, np).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * len(targets[some])
-        metrics = {name: total / len(targets) for name, total in totals.items()}
-        SCRIPT.end("evaluate", {"metrics": metrics})
-        return metrics
+        with SCRIPT.call("evaluate") as call:
+            if not call.answer:
+                call.answer = {"metrics": self._evaluated(pair_of(data, "data"), batch_size)}
+            call.returns = call.answer
+        return dict(call.answer["metrics"])
 
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> AnyArray:
         """Return the model's outputs, in the order of the inputs; computed in this process."""
@@ -226,9 +211,30 @@ class Trainer:
         """Return the user's own object with the present weights."""
         return self._framework("own").own(self._current())
 
-    def _trained(self, report: dict[str, Any], run_dir: Path) -> History:
-        self._weights, self._values = run_dir / WEIGHTS_FILE, None
-        return History(report, run_dir)
+    def _fitted(
+        self, source: ScriptArrays, epochs: int, batch_size: int, *, resume: bool, verbose: int
+    ) -> dict[str, Any]:
+        """Run the job of a call and return its report and folder; in a worker be one, and end."""
+        self._begin()
+        loaded = self._job(epochs, batch_size, source)
+        if SCRIPT.is_worker:
+            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, run_dir))
+        outcome = self._run(loaded, source, resume=resume, verbose=verbose)
+        if outcome.exit_code == INTERRUPTED:
+            raise KeyboardInterrupt(outcome.reason)
+        if outcome.exit_code != ExitCode.DONE:
+            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+        return {"report": outcome.report, "run_dir": str(outcome.run_dir)}
+
+    def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
+        inputs, targets = data
+        totals: dict[str, float] = {}
+        for start in range(0, len(targets), batch_size):
+            some = slice(start, start + batch_size)
+            batch = Batch(-1, -1, np.arange(len(targets))[some], inputs[some], targets[some])
+            for name, value in self._model.evaluate(self._current(), batch, np).items():
+                totals[name] = totals.get(name, 0.0) + float(value) * len(targets[some])
+        return {name: total / len(targets) for name, total in totals.items()}
 
     def _current(self) -> dict[str, Float32s]:
         """Return the weights: those of the last `fit`, else those that the model begins with."""
@@ -273,20 +279,19 @@ class Trainer:
             table.setdefault(above, {})[name] = value
         return job_from_table(table, script)
 
-    def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, view: JobView) -> Outcome:
+    def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int) -> Outcome:
         name, command = loaded.job.job.name, SCRIPT.command
-        run_dir = _unfinished(name) if resume else None
-        is_new = run_dir is None
-        run_dir = run_dir or new_run_dir(None, name)
         declared = declare(source.spec, self._declared(), SCRIPT.sha256)
-        write_declaration(run_dir, declared)
-        SCRIPT.write_answers(run_dir)
-        outcome = None
+        begun = _unfinished(name) if resume else None
+        run_dir = begun or new_run_dir(None, name)
+        outcome, view = None, _view(verbose)
         try:
-            outcome = run_job(loaded, run_dir, view, init=None, output=None, resume=not is_new, script=command)
+            write_declaration(run_dir, declared)
+            SCRIPT.write_answers(run_dir)
+            outcome = run_job(loaded, run_dir, view, init=None, output=None, resume=begun is not None, script=command)
         finally:
             view.close()
-            if is_new and (outcome is None or outcome.is_refused):
+            if begun is None and (outcome is None or outcome.is_refused):
                 discard_unbegun(run_dir, keep=False)
         return outcome
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from parashard.api.script import CALLS_FILE, Script
-from parashard.errors import ConfigurationError
+from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from support.command_run import ROOT
 from support.waiting import DEADLINE_S
@@ -30,27 +30,46 @@ def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_parent_makes_every_call() -> None:
     script = Script(None)
-    assert (script.is_worker, script.begin("fit"), script.begin("evaluate")) == (False, None, None)
+    for kind in ("evaluate", "fit"):
+        with script.call(kind) as call:
+            assert call.answer == {}
+    assert not script.is_worker
 
 
 def test_a_worker_s_earlier_calls_are_answered_and_its_own_is_made(tmp_path: Path) -> None:
     parent = Script(None)
     for kind, returned in (("fit", {"run_dir": "runs/a"}), ("evaluate", {"metrics": {"loss": 0.5}})):
-        parent.begin(kind)
-        parent.end(kind, returned)
-    parent.begin("fit")
+        with parent.call(kind) as call:
+            call.returns = returned
+    with parent.call("fit"):
+        parent.write_answers(tmp_path)
+    script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
+    with script.call("fit") as call:
+        assert call.answer == {"call": "fit", "run_dir": "runs/a"}
+    with script.call("evaluate") as call:
+        assert call.answer == {"call": "evaluate", "metrics": {"loss": 0.5}}
+    with script.call("fit") as call:
+        assert call.answer == {}
+
+
+@pytest.mark.parametrize("error", [ConfigurationError, BadData, JobFailed, KeyboardInterrupt])
+def test_what_a_call_raised_it_raises_in_a_worker_of_a_later_one(tmp_path: Path, error: type[BaseException]) -> None:
+    parent = Script(None)
+    with pytest.raises(error), parent.call("fit"):
+        raise error("no such rate")
     parent.write_answers(tmp_path)
     script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
-    assert script.begin("fit") == {"call": "fit", "run_dir": "runs/a"}
-    assert script.begin("evaluate") == {"call": "evaluate", "metrics": {"loss": 0.5}}
-    assert script.begin("fit") is None
+    with pytest.raises(error, match="no such rate"), script.call("fit"):
+        pytest.fail("it is not made again")
+    with script.call("fit") as call:
+        assert call.answer == {}
 
 
 def test_another_order_of_calls_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="is evaluate in this worker and fit in the process that started it"):
-        worker(tmp_path, {"call": "fit"}).begin("evaluate")
-    with pytest.raises(ConfigurationError, match="is evaluate in this worker and fit in the process that started it"):
-        worker(tmp_path).begin("evaluate")
+    says = "is evaluate in this worker and fit in the process that started it"
+    for script in (worker(tmp_path, {"call": "fit"}), worker(tmp_path)):
+        with pytest.raises(ConfigurationError, match=says), script.call("evaluate"):
+            pass
 
 
 PROGRAM = """
