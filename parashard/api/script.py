@@ -143,7 +143,9 @@ class Script:
         ConfigurationError
             If there is none that could be run again.
         """
-        if multiprocessing.parent_process() is not None or any("multiprocessing" in word for word in sys.orig_argv[1:]):
+        if multiprocessing.parent_process() is not None or any(
+            word.startswith("from multiprocessing.") for word in sys.orig_argv
+        ):
             raise ConfigurationError(
                 "this process is a child that multiprocessing started, and it runs the script once more: put what the "
                 'script does under `if __name__ == "__main__":`'

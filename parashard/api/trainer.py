@@ -17,10 +17,10 @@ from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
 from parashard.api.script import SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.arrays import AnyArray, Split
-from parashard.data.base import Batch
+from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.declaration import declare, write_declaration
+from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
@@ -218,7 +218,7 @@ class Trainer:
         self._begin()
         loaded = self._job(epochs, batch_size, source)
         if SCRIPT.is_worker:
-            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, run_dir))
+            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, source.spec, run_dir))
         outcome = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
@@ -323,8 +323,14 @@ def _unfinished(name: str) -> Path | None:
     return None if is_done(run_dir) else run_dir
 
 
-def _check_same(mine: LoadedJob, run_dir: Path) -> None:
-    """Refuse, in a worker, a call that is not the parent's."""
+def _check_same(mine: LoadedJob, spec: DataSpec, run_dir: Path) -> None:
+    """Refuse, in a worker, a call that is not the parent's: no attempt would go better."""
+    declared = read_declaration(run_dir).spec
+    if spec.fingerprint != declared.fingerprint:
+        raise ConfigurationError(
+            f"the data of this call are others in this worker ({spec.summary()}) than in the process that started it "
+            f"({declared.summary()}); a script loads the same data wherever it runs"
+        )
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     theirs = dict(leaves(load_job(file, environ={}).job.plain()))
     own = dict(leaves(mine.job.plain()))

@@ -91,6 +91,8 @@ class DataSpec:
         name = f" of {target.name}" if target is not None and target.name else ""
         if target is not None and target.kind == "value":
             return f"values{name} (mean {metric(target.mean)}, standard deviation {metric(target.deviation)})"
+        if target is None and not self.classes:
+            return "values"
         names = target.classes if target is not None else ()
         shown = ", ".join(names[:CLASSES_SHOWN]) + (", ..." if len(names) > CLASSES_SHOWN else "")
         return f"{self.classes:,} classes{name}" + (f" ({shown})" if target is not None and target.name else "")

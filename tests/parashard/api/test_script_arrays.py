@@ -79,6 +79,7 @@ def test_values_and_targets_of_several_axes_have_no_classes() -> None:
     assert source_of((INPUTS, INPUTS), None, 0.0, 0).spec.classes == 0
     assert source_of((LABELS, LABELS - 5), None, 0.0, 0).spec.classes == 0
     assert source_of((LABELS, LABELS), None, 0.0, 0).spec.input_shape == ()
+    assert source_of((INPUTS, INPUTS), None, 0.0, 0).spec.summary().endswith("; 2 inputs; values")
 
 
 @pytest.mark.parametrize(
