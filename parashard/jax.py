@@ -13,7 +13,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
-from parashard.models.framework import ACCURACY, Metric, metrics_by_name, rows, step_seed
+from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
 from parashard.plan.variables import Float32s
 
 try:
@@ -73,6 +73,10 @@ class Model:
             self._seed = seed
             self._parameters = self._made()
 
+    def fixed_sha256(self) -> str:
+        """Return nothing: all that a model has is in its leaves and its code."""
+        return ""
+
     def frozen(self) -> list[str]:
         """Return nothing: every leaf is trained."""
         return []
@@ -91,7 +95,7 @@ class Model:
             loss, gradients = self._gradients(parameters, _array(batch.inputs), _array(batch.targets), key)
         except TypeError as error:
             if "scalar-output" in str(error):
-                raise ConfigurationError("the loss must be a scalar, the mean over a batch") from error
+                raise WrongModel("the loss must be a scalar, the mean over a batch") from error
             raise
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
         return float(loss), {name: rows(_gradient(leaf, xp)) for name, leaf in _leaves(gradients).items()}
@@ -129,6 +133,8 @@ class Model:
     def _made(self) -> Any:
         made = jax.tree_util.tree_map(jax.numpy.asarray, self._init(jax.random.key(self._seed)))
         leaves = _leaves(made)
+        if len(leaves) < len(jax.tree_util.tree_leaves(made)):
+            raise ConfigurationError(f"two parameters have the same path; the paths are {', '.join(leaves)}")
         if not leaves:
             raise ConfigurationError("init returned no arrays")
         for name, leaf in leaves.items():

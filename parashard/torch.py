@@ -6,6 +6,8 @@ are not used while it trains: each step computes with the pulled arrays in their
 
 from __future__ import annotations
 
+import copy
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
-from parashard.models.framework import ACCURACY, Metric, metrics_by_name, rows, step_seed
+from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
 from parashard.plan.variables import Float32s
 
 try:
@@ -68,9 +70,19 @@ class Model:
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the module; an instance keeps its weights."""
+        if seed != self._seed and not isinstance(self._given, torch.nn.Module):
+            self._module = None
         self._seed = seed
-        if self._module is None:
-            self._module = self._built()
+        self._ready()
+
+    def fixed_sha256(self) -> str:
+        """Return SHA-256 (hex) of the buffers that are no variables, such as a permutation of whole numbers."""
+        digest = hashlib.sha256()
+        for name, buffer in self._ready().named_buffers():
+            if not buffer.is_floating_point():
+                digest.update(f"{name}\0{buffer.dtype}\0{tuple(buffer.shape)}\0".encode())
+                digest.update(np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
+        return digest.hexdigest()
 
     def frozen(self) -> list[str]:
         """Return the names of parameters that need no gradient, and of buffers."""
@@ -92,15 +104,15 @@ class Model:
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         fixed = {name: tensor.clone() for name, tensor in state.items() if name not in trained}
         versions = {name: tensor._version for name, tensor in trained.items()}
-        outputs = torch.func.functional_call(module, {**trained, **fixed}, (_tensor(batch.inputs),))
-        loss = self._loss(outputs, _tensor(batch.targets))
+        outputs = torch.func.functional_call(module, {**trained, **fixed}, (self._data(batch.inputs),))
+        loss = self._loss(outputs, self._data(batch.targets))
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
-            raise ConfigurationError(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
+            raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
         written += [name for name, tensor in fixed.items() if not torch.equal(tensor, state[name])]
         if written:
-            raise ConfigurationError(
+            raise WrongModel(
                 f"{written[0]!r} is written in place while a step is computed: such state has no gradient to push, and "
                 "is not supported yet; normalisation without it is LayerNorm or GroupNorm"
             )
@@ -114,7 +126,7 @@ class Model:
         """Return the loss and the metrics, means over the batch."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs)
-            targets = _tensor(batch.targets)
+            targets = self._data(batch.targets)
             values = {"loss": self._loss(outputs, targets)}
             values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
         return {name: float(value) for name, value in values.items()}
@@ -125,16 +137,17 @@ class Model:
             return _array(self._outputs(values, inputs))
 
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
-        """Return the module with these weights copied into it."""
+        """Return a copy of the module with these weights in it."""
+        module = copy.deepcopy(self._ready())
         with torch.no_grad():
-            for name, tensor in self._tensors().items():
+            for name, tensor in _tensors(module).items():
                 tensor.copy_(_tensor(values[name]).reshape(tensor.shape))
-        return self._ready().eval()
+        return module.eval()
 
     def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
         module = self._ready()
         module.eval()
-        return torch.func.functional_call(module, self._state(variables), (_tensor(inputs),))
+        return torch.func.functional_call(module, self._state(variables), (self._data(inputs),))
 
     def _state(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
@@ -144,9 +157,13 @@ class Model:
         }
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        module = self._ready()
-        buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-        return {**dict(module.named_parameters()), **buffers}
+        return _tensors(self._ready())
+
+    def _data(self, array: Any) -> torch.Tensor:
+        """Return inputs or targets as a tensor; floating ones in the type of the module, where all of it has one."""
+        tensor = _tensor(array)
+        types = {parameter.dtype for parameter in self._ready().parameters()}
+        return tensor.to(*types) if tensor.is_floating_point() and len(types) == 1 else tensor
 
     def _ready(self) -> torch.nn.Module:
         if self._module is None:
@@ -156,8 +173,9 @@ class Model:
     def _built(self) -> torch.nn.Module:
         module = self._given
         if not isinstance(module, torch.nn.Module):
-            torch.manual_seed(self._seed)
-            module = module()
+            with torch.random.fork_rng(devices=[]):  # the user's own draws go on as if nothing had been drawn
+                torch.manual_seed(self._seed)
+                module = module()
         if not isinstance(module, torch.nn.Module):
             raise ConfigurationError(f"module() returned {type(module).__name__}; due is a torch.nn.Module")
         for name, parameter in module.named_parameters():
@@ -166,6 +184,11 @@ class Model:
         if not any(parameter.requires_grad for parameter in module.parameters()):
             raise ConfigurationError(f"{type(module).__name__} has no parameter that needs a gradient")
         return module
+
+
+def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
+    buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
+    return {**dict(module.named_parameters()), **buffers}
 
 
 def _tensor(array: Any) -> torch.Tensor:

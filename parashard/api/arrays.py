@@ -90,7 +90,8 @@ def pair_of(data: Any, what: str) -> Split:
 def array_of(values: Any, what: str) -> AnyArray:
     """Return an array of numbers, one example after the other, that is not the caller's if it had to be converted."""
     if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
-        values = values.detach().cpu().numpy()
+        values = values.detach().cpu()
+        values = (values.float() if values.is_floating_point() else values).numpy()  # NumPy has no bfloat16
     try:
         array = np.asarray(values)
     except ValueError as error:

@@ -62,6 +62,7 @@ class Script:
 
     def __init__(self, arguments: list[str] | None) -> None:
         self.is_worker = arguments is not None
+        self._named = sys.argv[0]
         self._file: str | None = getattr(sys.modules["__main__"], "__file__", None)  # gone when the script has ended
         self._arguments = arguments or []
         self._answers: list[dict[str, Any]] = []
@@ -79,10 +80,7 @@ class Script:
     def call(self, kind: str) -> Iterator[Call]:
         """Number a call; within, it is answered as in the parent, or made, and what it returns or raises is kept.
 
-        Raises
-        ------
-        ConfigurationError
-            In a worker, if the script makes another call than its parent did.
+        A worker ends here if the script makes another call than in its parent, or what is its own call raises.
         """
         self._calls += 1
         made = Call(self._answer(kind))
@@ -91,8 +89,9 @@ class Script:
         try:
             yield made
         except BaseException as error:
-            if not self.is_worker:
-                self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
+            if self.is_worker and not made.answer:
+                self._fail(type(error), error, error.__traceback__)  # whatever the script would make of it
+            self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         if not self.is_worker:
             self._answers.append({"call": kind, **made.returns})
@@ -104,7 +103,7 @@ class Script:
         answers = [*self._answers, {"call": "fit"}][: self._calls]
         due = answers[-1]["call"]
         if due != kind:
-            raise ConfigurationError(
+            self._end(
                 f"call {self._calls} of {self._name} is {kind} in this worker and {due} in the process that started "
                 "it: a script makes the same calls wherever it runs"
             )
@@ -114,13 +113,15 @@ class Script:
         """Write what the calls so far returned to where the workers of the next one find it."""
         write_durably(run_dir / CALLS_FILE, json.dumps(self._answers).encode())
 
-    def work(self, model: Model, source: DataSource, check: Callable[[Path], None]) -> NoReturn:
+    def work(self, model: Model, source: DataSource, model_sha256: str, check: Callable[[Path], None]) -> NoReturn:
         """Be the worker that this process is for, and end.
 
         Parameters
         ----------
         model, source
             Of this call.
+        model_sha256 : str
+            As it was declared.
         check : callable
             Raises if this call is not the one of the run in this folder.
         """
@@ -128,7 +129,7 @@ class Script:
 
         atexit.unregister(self._miss)
         check(self._run_dir)
-        end_process(main(self._arguments, OwnTask(model, source, self.sha256)))
+        end_process(main(self._arguments, OwnTask(model, source, model_sha256)))
 
     @property
     def _name(self) -> str:
@@ -164,7 +165,17 @@ class Script:
     @property
     def command(self) -> ScriptCommand:
         """What runs the script again."""
-        return ScriptCommand((sys.executable, *sys.orig_argv[1:]), parashard._folder)
+        words = [sys.executable, *sys.orig_argv[1:]]
+        if sys.modules["__main__"].__spec__ is not None:  # python -m: the folder that it was started in comes first
+            return ScriptCommand(tuple(words), sys.path[0] or parashard._folder)
+        if self._named in words[1:]:
+            words[words.index(self._named, 1)] = str(self.path)  # whichever folder the script has gone to meanwhile
+        return ScriptCommand(tuple(words), parashard._folder)
+
+    @property
+    def calls_made(self) -> int:
+        """How many calls came before the present one."""
+        return self._calls - 1
 
     @property
     def sha256(self) -> str:
@@ -187,6 +198,15 @@ class Script:
         name = self._arguments[self._arguments.index("--name") + 1]
         print(f"parashard {name}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
         end_process(ExitCode.CONFIGURATION)
+
+
+def answers_in(run_dir: Path) -> list[dict[str, Any]]:
+    """Return what the calls before a run returned; of a run that is of no script, nothing."""
+    try:
+        found = json.loads((run_dir / CALLS_FILE).read_text())
+    except (OSError, ValueError):
+        return []
+    return found if isinstance(found, list) else []
 
 
 def _given() -> list[str] | None:

@@ -6,6 +6,7 @@ Owns how a call of a script becomes a job, and what the calls return. `parashard
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,12 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
-from parashard.api.script import SCRIPT
+from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.arrays import AnyArray, Split
 from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
-from parashard.errors import ConfigurationError, JobFailed
+from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
@@ -35,6 +36,7 @@ from parashard.store.arrays import read_arrays
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
 EXAMPLES_AT_ONCE = 1000
+_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
@@ -48,6 +50,9 @@ class FrameworkModel(Model, Protocol):
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of all that is random."""
+
+    def fixed_sha256(self) -> str:
+        """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
 
     def frozen(self) -> Sequence[str]:
         """Return the names of the variables that are not trained."""
@@ -126,6 +131,8 @@ class Trainer:
                 f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
                 f"{type(optimizer).__name__}"
             )
+        if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
+            raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
         self._model = model
         self._optimizer = optimizer or SGD(0.01)
         self._strategy = strategy or ParameterServerStrategy()
@@ -175,6 +182,8 @@ class Trainer:
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
         with SCRIPT.call("fit") as call:
+            if resume and not call.answer and not SCRIPT.is_worker:
+                call.answer = _answered(self._name or SCRIPT.path.stem, SCRIPT.calls_made)
             if not call.answer:
                 source = source_of(data, validation_data, validation_split, self._seed)
                 call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
@@ -202,6 +211,8 @@ class Trainer:
         """Return the model's outputs, in the order of the inputs; computed in this process."""
         model = self._framework("predict")
         values, examples = self._current(), array_of(inputs, "inputs")
+        if not len(examples):
+            raise BadData("inputs has no examples")
         parts = [
             model.predict(values, examples[start : start + batch_size]) for start in range(0, len(examples), batch_size)
         ]
@@ -218,7 +229,8 @@ class Trainer:
         self._begin()
         loaded = self._job(epochs, batch_size, source)
         if SCRIPT.is_worker:
-            SCRIPT.work(self._model, source, lambda run_dir: _check_same(loaded, source.spec, run_dir))
+            code = self._code_sha256()
+            SCRIPT.work(self._model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
         outcome = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
@@ -228,6 +240,8 @@ class Trainer:
 
     def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
         inputs, targets = data
+        if not len(targets):
+            raise BadData("data has no examples")
         totals: dict[str, float] = {}
         for start in range(0, len(targets), batch_size):
             some = slice(start, start + batch_size)
@@ -251,6 +265,11 @@ class Trainer:
     def _begin(self) -> None:
         if isinstance(self._model, FrameworkModel):
             self._model.seed(self._seed)
+
+    def _code_sha256(self) -> str:
+        """Return the digest of the script's text, and of what of the model is in no variable."""
+        fixed = self._model.fixed_sha256() if isinstance(self._model, FrameworkModel) else ""
+        return hashlib.sha256(f"{SCRIPT.sha256}{fixed}".encode()).hexdigest()
 
     def _frozen(self) -> Sequence[str]:
         return self._model.frozen() if isinstance(self._model, FrameworkModel) else ()
@@ -276,13 +295,15 @@ class Trainer:
             above, _, name = key.rpartition(".")
             if not above or "." in above:
                 raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
+            if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
+                raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
             table.setdefault(above, {})[name] = value
         return job_from_table(table, script)
 
     def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int) -> Outcome:
         name, command = loaded.job.job.name, SCRIPT.command
-        declared = declare(source.spec, self._declared(), SCRIPT.sha256)
-        begun = _unfinished(name) if resume else None
+        declared = declare(source.spec, self._declared(), self._code_sha256())
+        begun = _unfinished(name, SCRIPT.calls_made) if resume else None
         run_dir = begun or new_run_dir(None, name)
         outcome, view = None, _view(verbose)
         try:
@@ -314,8 +335,22 @@ class _Begun:
         return self._values
 
 
-def _unfinished(name: str) -> Path | None:
-    """Return the newest run of a script that is not done; None: there is none."""
+def _unfinished(name: str, calls_before: int) -> Path | None:
+    """Return the newest run of a script, if it is not done and of the call with so many before it."""
+    run_dir = _newest(name)
+    return run_dir if run_dir is not None and len(answers_in(run_dir)) == calls_before else None
+
+
+def _answered(name: str, calls_before: int) -> dict[str, Any]:
+    """Return what a call returned before the newest run of its script, which is not done; empty: nothing is known."""
+    run_dir = _newest(name)
+    answers = answers_in(run_dir) if run_dir is not None else []
+    answer = answers[calls_before] if calls_before < len(answers) else {}
+    return answer if answer.get("call") == "fit" and "error" not in answer else {}
+
+
+def _newest(name: str) -> Path | None:
+    """Return the newest run of a script; None: there is none, or it is done."""
     try:
         run_dir = resumed_run_dir(None, name)
     except ConfigurationError:
@@ -323,13 +358,19 @@ def _unfinished(name: str) -> Path | None:
     return None if is_done(run_dir) else run_dir
 
 
-def _check_same(mine: LoadedJob, spec: DataSpec, run_dir: Path) -> None:
+def _check_same(mine: LoadedJob, spec: DataSpec, code_sha256: str, run_dir: Path) -> None:
     """Refuse, in a worker, a call that is not the parent's: no attempt would go better."""
-    declared = read_declaration(run_dir).spec
+    whole = read_declaration(run_dir)
+    declared = whole.spec
     if spec.fingerprint != declared.fingerprint:
         raise ConfigurationError(
             f"the data of this call are others in this worker ({spec.summary()}) than in the process that started it "
             f"({declared.summary()}); a script loads the same data wherever it runs"
+        )
+    if code_sha256 != whole.model_sha256:
+        raise ConfigurationError(
+            "the model is another one in this worker than in the process that started it: the script was edited, or a "
+            "buffer of the module is drawn without a seed"
         )
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
     theirs = dict(leaves(load_job(file, environ={}).job.plain()))

@@ -18,6 +18,10 @@ Metric = str | Callable[[Any, Any], Any]
 ACCURACY = "accuracy"
 
 
+class WrongModel(ValueError):
+    """A model computes what no step can be made of. It is a failure of the step, as any other error in a model."""
+
+
 def metrics_by_name(
     metrics: Sequence[Metric], known: Mapping[str, Callable[[Any, Any], Any]]
 ) -> dict[str, Callable[[Any, Any], Any]]:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
@@ -15,6 +16,10 @@ from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import WORKER_ARGUMENTS
 from support.command_run import ROOT
 from support.waiting import DEADLINE_S
+
+
+class Ended(BaseException):
+    """The process has ended: nothing of the script can catch it."""
 
 
 def worker(folder: Path, *answers: dict[str, object]) -> Script:
@@ -26,6 +31,11 @@ def worker(folder: Path, *answers: dict[str, object]) -> Script:
 def own_hooks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     monkeypatch.setattr("atexit.register", lambda function: None)
+
+    def ended(script: Script, says: str) -> NoReturn:
+        raise Ended(says)
+
+    monkeypatch.setattr(Script, "_end", ended)
 
 
 def test_the_parent_makes_every_call() -> None:
@@ -68,8 +78,33 @@ def test_what_a_call_raised_it_raises_in_a_worker_of_a_later_one(tmp_path: Path,
 def test_another_order_of_calls_is_refused(tmp_path: Path) -> None:
     says = "is evaluate in this worker and fit in the process that started it"
     for script in (worker(tmp_path, {"call": "fit"}), worker(tmp_path)):
-        with pytest.raises(ConfigurationError, match=says), script.call("evaluate"):
+        with pytest.raises(Ended, match=says), script.call("evaluate"):
             pass
+
+
+def test_what_a_worker_s_own_call_raises_ends_it_whatever_the_script_would_make_of_it(tmp_path: Path) -> None:
+    with pytest.raises(Ended, match="no such rate"), worker(tmp_path).call("fit"):
+        raise ConfigurationError("no such rate")
+
+
+def test_a_script_is_started_by_its_own_path_wherever_it_has_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.py"
+    file.touch()
+    monkeypatch.setattr(sys, "argv", ["sub/train.py", "train.py"])
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-u", "sub/train.py", "train.py"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    script = Script(None)
+    script._file = str(file)
+    assert script.command.words == (sys.executable, "-u", str(file), "train.py")
+
+
+def test_a_module_is_started_in_the_folder_that_it_was_started_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "orig_argv", ["python3", "-m", "package.train", "1"])
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", object())
+    monkeypatch.setattr(sys, "path", ["/where/it/was", *sys.path])
+    assert Script(None).command == ((sys.executable, "-m", "package.train", "1"), "/where/it/was")
 
 
 PROGRAM = """

@@ -13,7 +13,7 @@ import parashard as ps
 from parashard.api import trainer as module
 from parashard.api.script import Script
 from parashard.errors import ConfigurationError, JobFailed
-from parashard.job.load import LoadedJob
+from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.run import Outcome
 from parashard.plan.variables import Variable
 from parashard.store.arrays import write_arrays
@@ -45,7 +45,7 @@ class Runs:
 
     def __call__(self, loaded: LoadedJob, run_dir: Path, view: Any, **settings: Any) -> Outcome:
         self.jobs.append((loaded, run_dir))
-        (run_dir / "job.toml").touch()
+        (run_dir / "job.toml").write_text(as_toml(loaded.job))
         write_arrays(
             run_dir / "weights.safetensors", {"w": np.full((2, 1), 3, np.float32), "b": np.ones(1, np.float32)}
         )
@@ -128,6 +128,12 @@ def test_an_end_that_is_not_well_is_an_exception(runs: Runs) -> None:
         ({"strategy": ps.ParameterServerStrategy(0)}, "cluster.shards: found 0"),
         ({"strategy": ps.ParameterServerStrategy(consistency="bsp")}, "consistency.policy"),
         ({"settings": {"checkpoint.evry_s": 2}}, "did you mean checkpoint.every_s?"),
+        (
+            {"settings": {"job.seed": 2}},
+            "settings: 'job.seed' is an argument of the trainer, of fit or",
+        ),
+        ({"settings": {"optimizer.kind": "sgd"}}, "settings: 'optimizer.kind' is an argument"),
+        ({"strategy": "async"}, "strategy is a ps.ParameterServerStrategy(...), found str"),
         ({"settings": {"every_s": 2}}, "settings: 'every_s'; allowed: TABLE.KEY of a job file"),
     ],
 )
@@ -136,6 +142,30 @@ def test_what_cannot_be_used_is_named(runs: Runs, arguments: dict[str, Any], say
         ps.Trainer(**{"model": Line(), **arguments}).fit((X, Y), verbose=0)
     assert says in refused.value.message
     assert runs.jobs == []
+
+
+def test_no_examples_are_refused(runs: Runs) -> None:
+    with pytest.raises(ConfigurationError, match="data has no examples"):
+        ps.Trainer(Line()).evaluate((X[:0], Y[:0]))
+
+
+def test_a_script_is_resumed_at_the_call_that_was_interrupted(runs: Runs) -> None:
+    runs.exit_code = 130
+    first, second = ps.Trainer(Line()), ps.Trainer(Line())
+    with pytest.raises(KeyboardInterrupt):
+        first.fit((X, Y), verbose=0)
+    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
+    history = first.fit((X, Y), resume=True, verbose=0)
+    assert history.run_dir == runs.jobs[0][1], "it goes on"
+    (history.run_dir / "report.json").write_text('{"state": "done"}')
+    runs.exit_code = 130
+    with pytest.raises(KeyboardInterrupt):
+        second.fit((X, Y), verbose=0)
+    runs.exit_code, module.SCRIPT._calls, module.SCRIPT._answers = 0, 0, []
+    begun = len(runs.jobs)
+    assert first.fit((X, Y), resume=True, verbose=0).run_dir == history.run_dir
+    assert len(runs.jobs) == begun, "it is done, and answered from what the second one kept"
+    assert second.fit((X, Y), resume=True, verbose=0).run_dir == runs.jobs[begun - 1][1]
 
 
 def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Runs) -> None:
