@@ -20,6 +20,7 @@ from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.arrays import AnyArray, Split
 from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
+from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.job.declaration import declare, read_declaration, write_declaration
 from parashard.job.keys import leaves, shown
@@ -236,6 +237,9 @@ class Trainer:
             raise KeyboardInterrupt(outcome.reason)
         if outcome.exit_code != ExitCode.DONE:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+        if verbose:
+            words = _end_in_words(History(outcome.report, outcome.run_dir))
+            console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
         return {"report": outcome.report, "run_dir": str(outcome.run_dir)}
 
     def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
@@ -333,6 +337,12 @@ class _Begun:
 
     def initial_variables(self) -> Mapping[str, Float32s]:
         return self._values
+
+
+def _end_in_words(history: History) -> str:
+    """Return the line that stays on the screen."""
+    found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items() if values[-1] is not None]
+    return f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
 
 
 def _unfinished(name: str, calls_before: int) -> Path | None:

@@ -78,7 +78,7 @@ class DataSpec:
         """Return the data's sizes and the meaning of its targets, on one line."""
         figures = self.figures()
         what, shape = "examples", " x ".join(map(str, self.input_shape))
-        inputs = f"{shape} input{'' if shape == '1' else 's'}"
+        inputs = f"{shape} input{'' if shape == '1' else 's'}" if shape else "inputs of one number"
         if "text_columns" in figures:
             what = "rows"
             numeric, text = figures["numeric_columns"], figures["text_columns"]

@@ -84,7 +84,8 @@ def test_what_is_handed_out_may_be_changed() -> None:
 def test_values_and_targets_of_several_axes_have_no_classes() -> None:
     assert source_of((INPUTS, INPUTS), None, 0.0, 0).spec.classes == 0
     assert source_of((LABELS, LABELS - 5), None, 0.0, 0).spec.classes == 0
-    assert source_of((LABELS, LABELS), None, 0.0, 0).spec.input_shape == ()
+    scalars = source_of((LABELS, LABELS), None, 0.0, 0).spec
+    assert (scalars.input_shape, "; inputs of one number; 3 classes" in scalars.summary()) == ((), True)
     assert source_of((INPUTS, INPUTS), None, 0.0, 0).spec.summary().endswith("; 2 inputs; values")
 
 

@@ -49,7 +49,11 @@ class Runs:
         write_arrays(
             run_dir / "weights.safetensors", {"w": np.full((2, 1), 3, np.float32), "b": np.ones(1, np.float32)}
         )
-        report = {"training_loss": 0.25, "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": 0.4}]}
+        report = {
+            "training_loss": 0.25,
+            "wall_s": 2.0,
+            "evaluations": [{"steps": 3, "loss": 0.5}, {"steps": 6, "loss": 0.4}],
+        }
         return Outcome(self.exit_code, report, "why", run_dir, self.accepted)
 
 
@@ -83,6 +87,14 @@ def test_a_history_has_the_validation_of_each_epoch(runs: Runs) -> None:
     history = ps.Trainer(Line()).fit((X, Y), validation_data=(X, Y), verbose=0)
     assert history.history == {"loss": [0.25], "val_loss": [0.5, 0.4]}
     assert repr(history).startswith("History(loss 0.25, val_loss 0.4; ")
+
+
+def test_one_line_stays_on_the_screen(runs: Runs, capsys: pytest.CaptureFixture[str]) -> None:
+    history = ps.Trainer(Line()).fit((X, Y))
+    place = history.run_dir.relative_to(Path.cwd())
+    assert capsys.readouterr().out == f"done in 2.0 s: loss 0.25, val_loss 0.4; {place}\n"
+    ps.Trainer(Line()).fit((X, Y), verbose=0)
+    assert capsys.readouterr().out == ""
 
 
 def test_an_evaluation_is_of_the_first_values_and_then_of_the_trained_ones(runs: Runs) -> None:
