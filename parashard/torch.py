@@ -67,6 +67,8 @@ class Model:
         self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
         self._seed = 0
         self._module: torch.nn.Module | None = None
+        self._own: dict[str, torch.Tensor] = {}
+        self._dtype: torch.dtype | None = None
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the module; an instance keeps its weights."""
@@ -157,17 +159,20 @@ class Model:
         }
 
     def _tensors(self) -> dict[str, torch.Tensor]:
-        return _tensors(self._ready())
+        self._ready()
+        return self._own
 
     def _data(self, array: Any) -> torch.Tensor:
         """Return inputs or targets as a tensor; floating ones in the type of the module, where all of it has one."""
         tensor = _tensor(array)
-        types = {parameter.dtype for parameter in self._ready().parameters()}
-        return tensor.to(*types) if tensor.is_floating_point() and len(types) == 1 else tensor
+        return tensor.to(self._dtype) if tensor.is_floating_point() and self._dtype is not None else tensor
 
     def _ready(self) -> torch.nn.Module:
         if self._module is None:
             self._module = self._built()
+            self._own = _tensors(self._module)  # once, not in each step
+            types = {parameter.dtype for parameter in self._module.parameters()}
+            self._dtype = types.pop() if len(types) == 1 else None
         return self._module
 
     def _built(self) -> torch.nn.Module:
@@ -192,14 +197,10 @@ def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _tensor(array: Any) -> torch.Tensor:
-    """Return a tensor that shares an array's memory; the array may be read-only, and is not written."""
+    """Return a tensor that shares an array's memory, or that of a copy if the array may not be written."""
     if isinstance(array, np.ndarray):
-        return torch.from_numpy(array if array.flags.writeable else _unlocked(array))
+        return torch.from_numpy(array if array.flags.writeable else array.copy())
     return torch.as_tensor(array)  # CuPy's, by __cuda_array_interface__
-
-
-def _unlocked(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    return array.copy()
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:

@@ -44,11 +44,10 @@ _ERRORS: Mapping[str, type[BaseException]] = {
 
 
 class Call:
-    """A call of the script: what it returned in the parent, or where it puts, in JSON, what it returns."""
+    """A call of the script: what it returned in the parent, in JSON; empty until it is made, where it is made here."""
 
     def __init__(self, answer: dict[str, Any]) -> None:
         self.answer = answer
-        self.returns: dict[str, Any] = {}
 
 
 class Script:
@@ -94,7 +93,7 @@ class Script:
             self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
         if not self.is_worker:
-            self._answers.append({"call": kind, **made.returns})
+            self._answers.append({**made.answer, "call": kind})
 
     def _answer(self, kind: str) -> dict[str, Any]:
         """Return what the present call returned in the parent; empty: it is to be made here."""

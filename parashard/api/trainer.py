@@ -188,7 +188,6 @@ class Trainer:
             if not call.answer:
                 source = source_of(data, validation_data, validation_split, self._seed)
                 call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
-            call.returns = call.answer
         run_dir = Path(call.answer["run_dir"])
         self._weights, self._values = run_dir / WEIGHTS_FILE, None
         return History(call.answer["report"], run_dir)
@@ -205,7 +204,6 @@ class Trainer:
         with SCRIPT.call("evaluate") as call:
             if not call.answer:
                 call.answer = {"metrics": self._evaluated(pair_of(data, "data"), batch_size)}
-            call.returns = call.answer
         return dict(call.answer["metrics"])
 
     def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> AnyArray:

@@ -50,7 +50,7 @@ def test_a_worker_s_earlier_calls_are_answered_and_its_own_is_made(tmp_path: Pat
     parent = Script(None)
     for kind, returned in (("fit", {"run_dir": "runs/a"}), ("evaluate", {"metrics": {"loss": 0.5}})):
         with parent.call(kind) as call:
-            call.returns = returned
+            call.answer = returned
     with parent.call("fit"):
         parent.write_answers(tmp_path)
     script = Script(["--connect", str(tmp_path), "--name", "worker-0"])
