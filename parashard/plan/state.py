@@ -22,8 +22,8 @@ COUNTER: Final = "counter"
 SUM: Final = "sum"
 ALLOWED: Final = "average:M with 0 < M <= 1, such as average:0.1, or counter, or sum"
 COUNTER_BYTES: Final = 8
-ROUND_STEPS_MAX: Final = 1 << 16
-"""Increments of a counter that are added up before they are carried: so many sums of bytes are exact in float32."""
+ROUND_STEPS_MAX: Final = (1 << 16) - 1
+"""Increments of a counter that are added up before they are carried: so many bytes and a carry are below 2^24."""
 
 
 def check_state(state: object) -> str | None:
