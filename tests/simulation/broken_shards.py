@@ -39,8 +39,10 @@ class LateSet(ImmediateUpdates):
         super().reach(round_)
         self._enter()
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        self._storage.apply(gradient, t=len(self.applied) + 1)
+    def take(
+        self, step: int, gradient: Float32s, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
+        self._storage.apply(gradient, t=len(self.applied) + 1, learning_rate=learning_rate)
         self._moved = step
         return PushResult.APPLIED
 
@@ -68,8 +70,10 @@ class HospitableShard(Shard):
 class EagerRounds(RoundUpdates):
     """P10 off: a full round is applied at once, wherever the other shards stand."""
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        result = super().take(step, gradient, staleness)
+    def take(
+        self, step: int, gradient: Float32s, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
+        result = super().take(step, gradient, staleness, learning_rate)
         if self._full():
             self.commit()
         return result
@@ -87,7 +91,7 @@ class UnnamedRounds(RoundUpdates):
         if self._first(round_) == self._steps_total:
             super().reach(round_)
 
-    def admit(self, step: int) -> None:
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
         if step // self._round_steps == self.round + 1 and self._full():
             self.commit()
 
@@ -102,9 +106,11 @@ class KeepingRounds(RoundUpdates):
 class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         fused.accumulate(self._sum, gradient)
-        return super().take(step, np.zeros_like(gradient), staleness)
+        return super().take(step, np.zeros_like(gradient), staleness, learning_rate)
 
 
 class HastyShard(Shard):
@@ -117,14 +123,22 @@ class HastyShard(Shard):
 class HastyStorage(Storage):
     """P14 off: a partition is written before the values of the next one are checked."""
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+    def apply(
+        self,
+        gradient: Float32s,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        learning_rate: float | None = None,
+    ) -> None:
         layout = self.layout
         try:
             for placed in layout:
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
                 self.layout = (placed,)
-                super().apply(gradient, t=t, scale=scale, damping=damping)
+                super().apply(gradient, t=t, scale=scale, damping=damping, learning_rate=learning_rate)
         finally:
             self.layout = layout
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
@@ -134,10 +148,17 @@ class ReplayingAll(Shard):
     """P18 off, with `LogsFromStart`: what the log has is applied, whether the checkpoint has it or not."""
 
     def replay(
-        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+        self,
+        position: int,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        *,
+        skipped: bool,
+        learning_rate: float | None = None,
     ) -> bool:
         zero = np.zeros(self.storage.elements, np.float32)
-        self.updates.take(step, zero if gradient is None else gradient, staleness)
+        self.updates.take(step, zero if gradient is None else gradient, staleness, learning_rate)
         return True
 
 

@@ -201,7 +201,15 @@ class Storage:
     def _copy_live(self, destination: Float32s, live: Float32s) -> None:
         np.copyto(destination, live)
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+    def apply(
+        self,
+        gradient: Float32s,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        learning_rate: float | None = None,
+    ) -> None:
         """Move the weights by one gradient, in place.
 
         Parameters
@@ -215,6 +223,8 @@ class Storage:
             Multiplies the gradient (the mean of a round).
         damping : float
             Multiplies the learning rate (staleness damping).
+        learning_rate : float, optional
+            In place of the optimizer's own; None: that.
         """
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
@@ -235,6 +245,7 @@ class Storage:
                 scale=scale,
                 damping=damping,
                 variable=variable,
+                learning_rate=learning_rate,
             )
             self._live.done[index] = t
 
