@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.errors import ConfigurationError, Unavailable
@@ -64,6 +64,17 @@ LINGER_S = 1.0
 EARLIER_INITIAL_FILE = "initial.safetensors"
 """First values in the directory of a run from before the checkpoint store had them."""
 
+
+class Callbacks(NamedTuple):
+    """What the launcher's callbacks want of the coordinator."""
+
+    followed: bool = False
+    decide: bool = False
+    store_evaluated: bool = False
+
+
+NO_CALLBACKS = Callbacks()
+
 imported()
 
 
@@ -82,6 +93,10 @@ def main() -> int:
         help="folder with what another process declares of data and model, which are not opened here then",
     )
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
+    parser.add_argument(
+        "--callbacks", choices=["follow", "decide"], help="the launcher runs callbacks, which may decide with `decide`"
+    )
+    parser.add_argument("--store-evaluated", action="store_true", help="keep the weights of every evaluation")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
     )
@@ -112,7 +127,12 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
-    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, resume=arguments.resume))
+    callbacks = Callbacks(
+        followed=arguments.callbacks is not None,
+        decide=arguments.callbacks == "decide",
+        store_evaluated=arguments.store_evaluated,
+    )
+    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, callbacks, resume=arguments.resume))
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -234,9 +254,17 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
     return open_cluster(kubernetes_job)
 
 
-def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
+def taken_up_core(
+    resolved: ResolvedJob,
+    run_id: str,
+    run_store: RunStore,
+    stop: Stop,
+    callbacks: Callbacks = NO_CALLBACKS,
+    *,
+    resume: bool,
+) -> Core:
     """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
-    job = new_job_record(resolved, run_id, run_store.incarnation)
+    job = new_job_record(resolved, run_id, run_store.incarnation, callbacks)
     job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
@@ -247,7 +275,9 @@ def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop:
     return Core(job)
 
 
-def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int) -> JobRecord:
+def new_job_record(
+    resolved: ResolvedJob, run_id: str, incarnation: int, callbacks: Callbacks = NO_CALLBACKS
+) -> JobRecord:
     """Return the state of a job at its start."""
     job, steps = resolved.job, resolved.steps
     policy = leasing_policy(job.consistency.policy)
@@ -277,6 +307,9 @@ def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int) -> JobR
         target_mean_squared_error=job.evaluation.target_mean_squared_error,
         same_arithmetic=job.consistency.policy.kind == "sync" and not job.cluster.allow_mixed,
         examples_of=steps.examples_in_words,
+        steps_per_epoch=steps.steps_per_epoch if callbacks.followed else 0,
+        callbacks_decide=callbacks.decide,
+        stores_evaluated=callbacks.store_evaluated,
         against_divergence=f"lower optimizer.learning_rate or {clipping} optimizer.clip_norm",
     )
     return JobRecord(options, policy, evaluations, launcher, round_book(job, steps.total))

@@ -263,7 +263,7 @@ class FailedStep(_message.Message):
     def __init__(self, step: _Optional[int] = ..., reason: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ...) -> None: ...
 
 class EvaluationResult(_message.Message):
-    __slots__ = ("evaluation", "metrics", "error", "incarnations")
+    __slots__ = ("evaluation", "metrics", "error", "incarnations", "weights")
     class MetricsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -275,11 +275,13 @@ class EvaluationResult(_message.Message):
     METRICS_FIELD_NUMBER: _ClassVar[int]
     ERROR_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     metrics: _containers.ScalarMap[str, float]
     error: str
     incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+    weights: str
+    def __init__(self, evaluation: _Optional[int] = ..., metrics: _Optional[_Mapping[str, float]] = ..., error: _Optional[str] = ..., incarnations: _Optional[_Iterable[int]] = ..., weights: _Optional[str] = ...) -> None: ...
 
 class PhaseSeconds(_message.Message):
     __slots__ = ("lease", "pull", "compute", "push", "transfer")
@@ -296,28 +298,32 @@ class PhaseSeconds(_message.Message):
     def __init__(self, lease: _Optional[float] = ..., pull: _Optional[float] = ..., compute: _Optional[float] = ..., push: _Optional[float] = ..., transfer: _Optional[float] = ...) -> None: ...
 
 class Grant(_message.Message):
-    __slots__ = ("step", "skip", "traceparent", "announce")
+    __slots__ = ("step", "skip", "traceparent", "announce", "learning_rate")
     STEP_FIELD_NUMBER: _ClassVar[int]
     SKIP_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     ANNOUNCE_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     step: int
     skip: bool
     traceparent: str
     announce: bool
-    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ...) -> None: ...
+    learning_rate: float
+    def __init__(self, step: _Optional[int] = ..., skip: _Optional[bool] = ..., traceparent: _Optional[str] = ..., announce: _Optional[bool] = ..., learning_rate: _Optional[float] = ...) -> None: ...
 
 class EvaluationGrant(_message.Message):
-    __slots__ = ("evaluation", "for_round", "round", "incarnations")
+    __slots__ = ("evaluation", "for_round", "round", "incarnations", "store")
     EVALUATION_FIELD_NUMBER: _ClassVar[int]
     FOR_ROUND_FIELD_NUMBER: _ClassVar[int]
     ROUND_FIELD_NUMBER: _ClassVar[int]
     INCARNATIONS_FIELD_NUMBER: _ClassVar[int]
+    STORE_FIELD_NUMBER: _ClassVar[int]
     evaluation: int
     for_round: bool
     round: int
     incarnations: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ...) -> None: ...
+    store: bool
+    def __init__(self, evaluation: _Optional[int] = ..., for_round: _Optional[bool] = ..., round: _Optional[int] = ..., incarnations: _Optional[_Iterable[int]] = ..., store: _Optional[bool] = ...) -> None: ...
 
 class LeaseReply(_message.Message):
     __slots__ = ("granted", "evaluations", "revoked", "state", "view", "retry_after_s", "reason")
@@ -527,3 +533,84 @@ class CreateCheckpointReply(_message.Message):
     error: str
     steps: int
     def __init__(self, checkpoint: _Optional[str] = ..., error: _Optional[str] = ..., steps: _Optional[int] = ...) -> None: ...
+
+class FollowRequest(_message.Message):
+    __slots__ = ("run_id", "handled", "stop_reason", "learning_rate", "wants_steps", "steps_seen", "coordinator")
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    HANDLED_FIELD_NUMBER: _ClassVar[int]
+    STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    WANTS_STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    handled: int
+    stop_reason: str
+    learning_rate: float
+    wants_steps: bool
+    steps_seen: int
+    coordinator: int
+    def __init__(self, run_id: _Optional[str] = ..., handled: _Optional[int] = ..., stop_reason: _Optional[str] = ..., learning_rate: _Optional[float] = ..., wants_steps: _Optional[bool] = ..., steps_seen: _Optional[int] = ..., coordinator: _Optional[int] = ...) -> None: ...
+
+class FollowReply(_message.Message):
+    __slots__ = ("coordinator", "state", "milestone", "steps", "steps_seen", "steps_missed", "steps_total", "learning_rate", "stopped_by")
+    COORDINATOR_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    MILESTONE_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    STEPS_SEEN_FIELD_NUMBER: _ClassVar[int]
+    STEPS_MISSED_FIELD_NUMBER: _ClassVar[int]
+    STEPS_TOTAL_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    STOPPED_BY_FIELD_NUMBER: _ClassVar[int]
+    coordinator: int
+    state: JobState
+    milestone: Milestone
+    steps: _containers.RepeatedCompositeFieldContainer[StepEnd]
+    steps_seen: int
+    steps_missed: int
+    steps_total: int
+    learning_rate: LearningRate
+    stopped_by: int
+    def __init__(self, coordinator: _Optional[int] = ..., state: _Optional[_Union[JobState, str]] = ..., milestone: _Optional[_Union[Milestone, _Mapping]] = ..., steps: _Optional[_Iterable[_Union[StepEnd, _Mapping]]] = ..., steps_seen: _Optional[int] = ..., steps_missed: _Optional[int] = ..., steps_total: _Optional[int] = ..., learning_rate: _Optional[_Union[LearningRate, _Mapping]] = ..., stopped_by: _Optional[int] = ...) -> None: ...
+
+class Milestone(_message.Message):
+    __slots__ = ("after_steps", "first_epoch", "epoch_losses", "evaluated", "metrics", "weights")
+    class MetricsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: float
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
+    AFTER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    FIRST_EPOCH_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_LOSSES_FIELD_NUMBER: _ClassVar[int]
+    EVALUATED_FIELD_NUMBER: _ClassVar[int]
+    METRICS_FIELD_NUMBER: _ClassVar[int]
+    WEIGHTS_FIELD_NUMBER: _ClassVar[int]
+    after_steps: int
+    first_epoch: int
+    epoch_losses: _containers.RepeatedScalarFieldContainer[float]
+    evaluated: bool
+    metrics: _containers.ScalarMap[str, float]
+    weights: str
+    def __init__(self, after_steps: _Optional[int] = ..., first_epoch: _Optional[int] = ..., epoch_losses: _Optional[_Iterable[float]] = ..., evaluated: _Optional[bool] = ..., metrics: _Optional[_Mapping[str, float]] = ..., weights: _Optional[str] = ...) -> None: ...
+
+class StepEnd(_message.Message):
+    __slots__ = ("step", "loss")
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    step: int
+    loss: float
+    def __init__(self, step: _Optional[int] = ..., loss: _Optional[float] = ...) -> None: ...
+
+class LearningRate(_message.Message):
+    __slots__ = ("first_step", "learning_rate", "after_steps")
+    FIRST_STEP_FIELD_NUMBER: _ClassVar[int]
+    LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    AFTER_STEPS_FIELD_NUMBER: _ClassVar[int]
+    first_step: int
+    learning_rate: float
+    after_steps: int
+    def __init__(self, first_step: _Optional[int] = ..., learning_rate: _Optional[float] = ..., after_steps: _Optional[int] = ...) -> None: ...

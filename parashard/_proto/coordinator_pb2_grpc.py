@@ -79,6 +79,11 @@ class CoordinatorStub:
                 request_serializer=protos_dot_coordinator__pb2.CreateCheckpointRequest.SerializeToString,
                 response_deserializer=protos_dot_coordinator__pb2.CreateCheckpointReply.FromString,
                 _registered_method=True)
+        self.Follow = channel.unary_unary(
+                '/parashard.v1.Coordinator/Follow',
+                request_serializer=protos_dot_coordinator__pb2.FollowRequest.SerializeToString,
+                response_deserializer=protos_dot_coordinator__pb2.FollowReply.FromString,
+                _registered_method=True)
 
 
 class CoordinatorServicer:
@@ -147,6 +152,13 @@ class CoordinatorServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Follow(self, request, context):
+        """Tells the launcher's callbacks what has happened, and takes what they decide; repeated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_CoordinatorServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -194,6 +206,11 @@ def add_CoordinatorServicer_to_server(servicer, server):
                     servicer.CreateCheckpoint,
                     request_deserializer=protos_dot_coordinator__pb2.CreateCheckpointRequest.FromString,
                     response_serializer=protos_dot_coordinator__pb2.CreateCheckpointReply.SerializeToString,
+            ),
+            'Follow': grpc.unary_unary_rpc_method_handler(
+                    servicer.Follow,
+                    request_deserializer=protos_dot_coordinator__pb2.FollowRequest.FromString,
+                    response_serializer=protos_dot_coordinator__pb2.FollowReply.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -439,6 +456,33 @@ class Coordinator:
             '/parashard.v1.Coordinator/CreateCheckpoint',
             protos_dot_coordinator__pb2.CreateCheckpointRequest.SerializeToString,
             protos_dot_coordinator__pb2.CreateCheckpointReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Follow(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/parashard.v1.Coordinator/Follow',
+            protos_dot_coordinator__pb2.FollowRequest.SerializeToString,
+            protos_dot_coordinator__pb2.FollowReply.FromString,
             options,
             channel_credentials,
             insecure,

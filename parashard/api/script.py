@@ -66,6 +66,7 @@ class Script:
         self._arguments = arguments or []
         self._answers: list[dict[str, Any]] = []
         self._calls = 0
+        self._within = False
         if self.is_worker:
             self._answers = json.loads((self._run_dir / CALLS_FILE).read_text())
             sys.excepthook = self._fail
@@ -81,17 +82,25 @@ class Script:
 
         A worker ends here if the script makes another call than in its parent, or what is its own call raises.
         """
+        if self._within:
+            if kind == "fit":
+                raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
+            yield Call({})  # of a callback, which runs in the parent alone
+            return
         self._calls += 1
         made = Call(self._answer(kind))
         if "error" in made.answer:
             raise _ERRORS.get(made.answer["error"], JobFailed)(made.answer["says"])
         try:
+            self._within = True
             yield made
         except BaseException as error:
             if self.is_worker and not made.answer:
                 self._fail(type(error), error, error.__traceback__)  # whatever the script would make of it
             self._answers.append({"call": kind, "error": type(error).__name__, "says": str(error)})
             raise
+        finally:
+            self._within = False
         if not self.is_worker:
             self._answers.append({**made.answer, "call": kind})
 

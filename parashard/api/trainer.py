@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
+from parashard.api.following import ClusterFollower
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
+from parashard.callbacks.base import Callback, Training
+from parashard.callbacks.files import BackupAndRestore
+from parashard.callbacks.running import Callbacks, checked
 from parashard.data.arrays import AnyArray, Split
 from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
@@ -26,12 +31,14 @@ from parashard.job.declaration import declare, parts_of, read_declaration, write
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
-from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
+from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Initial, Model
 from parashard.plan.optimizers import SGD, OptimizerSpec
+from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.process.shell import ExitCode
+from parashard.store import open_store
 from parashard.store.arrays import read_arrays
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
@@ -68,17 +75,20 @@ class History:
     Attributes
     ----------
     history : dict of str to list of float
-        "loss", and what the validation data gave at the end of each epoch as "val_NAME".
+        By epoch: "loss", the mean over its examples, what the validation data gave at its end as "val_NAME", and what
+        callbacks added.
     report : dict
         The run's report (`report.json`).
     run_dir : Path
         The run's folder: weights, checkpoints, logs.
     """
 
-    def __init__(self, report: dict[str, Any], run_dir: Path) -> None:
+    def __init__(self, report: dict[str, Any], run_dir: Path, history: Mapping[str, list[float]] | None = None) -> None:
         self.report = report
         self.run_dir = run_dir
-        self.history: dict[str, list[float]] = {"loss": [report["training_loss"]]}
+        self.history: dict[str, list[float]] = dict(history or {"loss": [report["training_loss"]]})
+        if history:
+            return
         for evaluation in report["evaluations"]:
             for name, value in evaluation.items():
                 if name != "steps":
@@ -139,6 +149,8 @@ class Trainer:
         self._settings = dict(settings or {})
         self._values: dict[str, Float32s] | None = None
         self._weights: Path | None = None
+        self._callbacks: list[Callback] = []
+        self._training: Training | None = None  # while `fit` runs
 
     def fit(
         self,
@@ -148,6 +160,7 @@ class Trainer:
         batch_size: int = 32,
         validation_data: Any = None,
         validation_split: float = 0.0,
+        callbacks: Sequence[Callback] = (),
         resume: bool = False,
         verbose: int = 1,
     ) -> History:
@@ -165,6 +178,9 @@ class Trainer:
             Judged after every epoch.
         validation_split : float
             Fraction of `data` to keep for that instead.
+        callbacks : sequence of parashard.callbacks.Callback
+            Called in this process on steps, epochs and evaluations; one that raises ends the run, saved, and its error
+            is raised here.
         resume : bool
             True: go on with this script's newest run, if it is not done; else begin one.
         verbose : int
@@ -179,15 +195,17 @@ class Trainer:
         KeyboardInterrupt
             After Ctrl-C, once the state is saved: `resume=True` goes on with it.
         """
+        resume = resume or any(isinstance(callback, BackupAndRestore) for callback in callbacks)
         with SCRIPT.call("fit") as call:
             if resume and not call.answer and not SCRIPT.is_worker:
                 call.answer = _answered(self._name or SCRIPT.path.stem, SCRIPT.calls_made)
             if not call.answer:
                 source = source_of(data, validation_data, validation_split, self._seed)
+                self._callbacks = checked(callbacks, has_evaluations=source.spec.held_out > 0)
                 call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
         run_dir = Path(call.answer["run_dir"])
-        self._weights, self._values = run_dir / WEIGHTS_FILE, None
-        return History(call.answer["report"], run_dir)
+        self._weights, self._values = Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)), None
+        return History(call.answer["report"], run_dir, call.answer.get("history"))
 
     def evaluate(self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> dict[str, float]:
         """Return the loss and the metrics of the weights on some data; computed in this process.
@@ -227,15 +245,24 @@ class Trainer:
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(self._model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
-        outcome = self._run(loaded, source, resume=resume, verbose=verbose)
+        outcome, follower = self._run(loaded, source, resume=resume, verbose=verbose)
+        if outcome.raised is not None:
+            raise outcome.raised
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
         if outcome.exit_code != ExitCode.DONE:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+        weights = follower.end() or outcome.run_dir / WEIGHTS_FILE
+        history = follower.history
         if verbose:
-            words = _end_in_words(History(outcome.report, outcome.run_dir))
+            words = _end_in_words(History(outcome.report, outcome.run_dir, history))
             console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
-        return {"report": outcome.report, "run_dir": str(outcome.run_dir)}
+        return {
+            "report": outcome.report,
+            "run_dir": str(outcome.run_dir),
+            "weights": str(weights),
+            "history": history,
+        }
 
     def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
         inputs, targets = data
@@ -250,7 +277,12 @@ class Trainer:
         return {name: total / len(targets) for name, total in totals.items()}
 
     def _current(self) -> dict[str, Float32s]:
-        """Return the weights: those of the last `fit`, else those that the model begins with."""
+        """Return the weights: those of the last `fit`, else those that the model begins with.
+
+        In a callback they are those that were evaluated.
+        """
+        if self._training is not None:
+            return self._training.weights()
         if self._values is None and self._weights is not None:
             self._values = as_imported(read_arrays(self._weights))
         if self._values is None:
@@ -296,21 +328,51 @@ class Trainer:
             table.setdefault(above, {})[name] = value
         return job_from_table(table, script)
 
-    def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int) -> Outcome:
+    def _run(
+        self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int
+    ) -> tuple[Outcome, ClusterFollower]:
         name, command = loaded.job.job.name, SCRIPT.command
         declared = declare(source.spec, self._declared(), self._code_sha256())
         begun = _unfinished(name, SCRIPT.calls_made) if resume else None
         run_dir = begun or new_run_dir(None, name)
         outcome, view = None, _view(verbose)
         try:
+            follower = self._follower(loaded, source, run_dir, view.say, resume=begun is not None)
             write_declaration(run_dir, declared)
             SCRIPT.write_answers(run_dir)
-            outcome = run_job(loaded, run_dir, view, init=None, output=None, resume=begun is not None, script=command)
+            outcome = run_job(
+                loaded,
+                run_dir,
+                view,
+                init=None,
+                output=None,
+                resume=begun is not None,
+                script=command,
+                follower=follower,
+            )
         finally:
+            self._training = None
             view.close()
             if begun is None and (outcome is None or outcome.is_refused):
                 discard_unbegun(run_dir, keep=False)
-        return outcome
+        return outcome, follower
+
+    def _follower(
+        self, loaded: LoadedJob, source: ScriptArrays, run_dir: Path, say: Callable[[str], None], *, resume: bool
+    ) -> ClusterFollower:
+        """Return what runs the callbacks of a fit."""
+        job = loaded.job
+        steps = StepPlan(source.spec.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+        self._training = Training(job.optimizer.learning_rate, run_dir)
+        callbacks = Callbacks(
+            self._callbacks,
+            self._training,
+            self,
+            steps_per_epoch=steps.steps_per_epoch,
+            epochs=steps.epochs,
+        )
+        store = partial(open_store, job.checkpoint.url or str(run_dir / CHECKPOINTS))
+        return ClusterFollower(callbacks, run_dir, store, say, resume=resume)
 
     def _declared(self) -> Model:
         """Return the model with the present weights as its first ones."""

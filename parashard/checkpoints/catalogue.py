@@ -19,6 +19,8 @@ RUN_NAME = "run.json"
 MANIFEST_NAME = "manifest.json"
 COORDINATORS = "coordinator"
 """Folder of the states that coordinators save for their successors."""
+EVALUATED = "evaluated"
+"""Folder of the weights that evaluations judged, where callbacks ask for them."""
 
 _ID = re.compile(r"p(\d{1,9})/s(\d{1,9})/i(\d{1,9})/c(\d{1,9})", re.ASCII)
 _JOB_ID = re.compile(r"j(\d{1,9})", re.ASCII)
@@ -70,6 +72,11 @@ def initial_name(job_digest: str) -> str:
 def initial_folder(job_digest: str, incarnation: int) -> str:
     """Return the folder of the initial values that an incarnation of the coordinator wrote."""
     return f"initial/{job_digest}/i{incarnation:08d}"
+
+
+def evaluated_name(after_steps: int, token: str) -> str:
+    """Return the name of the weights that an evaluation judged; the token tells attempts at it apart."""
+    return f"{EVALUATED}/{after_steps:012d}-{token}.safetensors"
 
 
 def plan_name(version: int) -> str:

@@ -193,7 +193,13 @@ class ShardClient:
         return Pulled(weights, self._sets)
 
     def push(
-        self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
+        self,
+        step: int,
+        gradients: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        *,
+        skipped: bool = False,
+        learning_rate: float | None = None,
     ) -> Pushed:
         """Push a step's gradients to all shards, at once; return every shard's receipt.
 
@@ -208,6 +214,8 @@ class ShardClient:
             What the gradients were computed at; None: unknown.
         skipped : bool
             True: the empty push of a step that was given up.
+        learning_rate : float, optional
+            The step's, as its lease says; None: the job's.
 
         Raises
         ------
@@ -245,7 +253,10 @@ class ShardClient:
             arrays = self._checked(gradients)
             try:
                 prepared = [
-                    self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+                    self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard])._replace(
+                        learning_rate=learning_rate
+                    )
+                    for shard in unsettled
                 ]
                 receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:

@@ -20,6 +20,7 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, ParashardError, StoreFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.job.schema import Job
+from parashard.launch.following import Follower
 from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
@@ -51,6 +52,8 @@ class Outcome:
     """The coordinator had accepted the job: there is a run."""
     copy: Path | None = None
     """Where a copy of the final weights is, if one was asked for."""
+    raised: BaseException | None = None
+    """What a callback raised, which ended the run."""
 
     @property
     def is_refused(self) -> bool:
@@ -71,6 +74,7 @@ def run_job(
     tls_dir: Path | None = None,
     trace: bool = False,
     script: ScriptCommand | None = None,
+    follower: Follower | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -96,6 +100,8 @@ def run_job(
         True: all processes send spans.
     script : ScriptCommand, optional
         What its workers are; data and model are declared in `run_dir` then.
+    follower : Follower, optional
+        Hears of what happens, for callbacks.
     """
     if script is None and loaded.job.model.kind == "script":
         raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
@@ -114,7 +120,8 @@ def run_job(
     cluster.variables = _thread_variables(loaded.job)
     cluster.script = script
     cluster.tell = view.say
-    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=script is not None)
+    declared = script is not None
+    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=declared, follower=follower)
     # As Ctrl-C: the report is written, the terminal restored.
     before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
     try:
@@ -149,7 +156,7 @@ def run_job(
     if exit_code == ExitCode.DONE and output is not None:
         exit_code, reason = _copied(run_dir, output, reason)
     copy = output if exit_code == ExitCode.DONE else None
-    return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy)
+    return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy, run.raised)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

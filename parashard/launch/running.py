@@ -15,6 +15,7 @@ from parashard.display.live import JobView
 from parashard.errors import ConfigurationError, JobFailed, NotReady, ParashardError, RetryLater
 from parashard.job.load import LoadedJob
 from parashard.launch.coordinator_silence import CoordinatorSilence
+from parashard.launch.following import CallbackFailed, Follower
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
@@ -51,6 +52,8 @@ class Running:
         True: all processes send spans.
     declared : bool
         True: the run directory has a declaration of data and model, which the coordinator does not open then.
+    follower : Follower, optional
+        Hears of what happens, for callbacks.
     """
 
     def __init__(
@@ -63,7 +66,12 @@ class Running:
         *,
         trace: bool,
         declared: bool = False,
+        follower: Follower | None = None,
     ) -> None:
+        self._follower = follower
+        self._stop_reason = ""
+        self.raised: BaseException | None = None
+        """What a callback raised: the run is saved and ended."""
         self._credentials = credentials
         self._trace = trace
         self._declared = declared
@@ -91,6 +99,8 @@ class Running:
         self._arguments = ["--run-dir", str(self._run_dir), *self._common(), "--model-folder", str(self._model_folder)]
         if self._declared:
             self._arguments += ["--declaration", str(self._run_dir)]
+        if self._follower is not None:
+            self._arguments += self._follower.arguments
         if init is not None:
             self._arguments += ["--init", str(init.absolute())]
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
@@ -148,9 +158,30 @@ class Running:
                 self._show()
             if orders.state in (pb.JOB_STATE_DONE, pb.JOB_STATE_FAILED):
                 self._wait_for_report(orders.state)
+                self._tell_follower(last=orders.state == pb.JOB_STATE_DONE)
                 return orders.state, orders.reason
             self._obey(orders)
+            self._tell_follower(last=False)
             time.sleep(SUPERVISE_S)
+
+    def _tell_follower(self, *, last: bool) -> None:
+        """Have the follower ask what has happened; while the coordinator does not answer, later."""
+        if self._follower is None or self._client is None:
+            return
+        client = self._client
+
+        def follow(request: pb.FollowRequest) -> pb.FollowReply:
+            request.run_id = self._run_id
+            return client.follow(request)
+
+        try:
+            self._follower.look(follow, last=last)
+        except RetryLater:
+            pass
+        except CallbackFailed as error:
+            self.raised, self._follower = error.error, None
+            self._stop_reason = str(error)
+            self._view.say(f"stopping: {error}; shards save their state")
 
     def _coordinator_ended(self, child: Ended) -> None:
         """Schedule a restart of the coordinator: the others wait for it, and shards hold the job's state."""
@@ -218,7 +249,8 @@ class Running:
         ]
         running = [_process(name) for name in self._cluster.running if name != "coordinator"]
         return self._client.supervise(
-            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running), deadline_s=SUPERVISE_DEADLINE_S
+            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running, stop_reason=self._stop_reason),
+            deadline_s=SUPERVISE_DEADLINE_S,
         )
 
     def _obey(self, orders: pb.SuperviseReply) -> None:

@@ -110,6 +110,10 @@ class CoordinatorClient:
         """Ask for a drained checkpoint, or how far it is."""
         return self._call("CreateCheckpoint", request, pb.CreateCheckpointReply)
 
+    def follow(self, request: pb.FollowRequest) -> pb.FollowReply:
+        """Tell what callbacks have handled and decided, and learn of what comes next, without retries."""
+        return self._call("Follow", request, pb.FollowReply)
+
     def _call(
         self, name: str, request: object, reply: type[_Reply], deadline_s: float = rpc.CONTROL_DEADLINE_S
     ) -> _Reply:

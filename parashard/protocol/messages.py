@@ -85,6 +85,7 @@ class Push(NamedTuple):
     pulled_version: int | None  # None: unknown, or of another incarnation
     payload: Buffers
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
+    learning_rate: float | None = None  # the step's, in place of the job's (P37)
 
 
 class Receipt(NamedTuple):

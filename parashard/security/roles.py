@@ -30,6 +30,7 @@ ALLOWED: Mapping[str, frozenset[Role]] = MappingProxyType(
         f"{_COORDINATOR}/Scale": frozenset({Role.OPERATOR}),
         f"{_COORDINATOR}/Supervise": frozenset({Role.OPERATOR}),
         f"{_COORDINATOR}/CreateCheckpoint": frozenset({Role.OPERATOR}),
+        f"{_COORDINATOR}/Follow": frozenset({Role.OPERATOR}),
         f"{_SHARD}/Inspect": frozenset({Role.COORDINATOR, Role.OPERATOR}),
         f"{_SHARD}/TakeCheckpoint": frozenset({Role.COORDINATOR}),
         f"{_SHARD}/Rollback": frozenset({Role.COORDINATOR}),

@@ -39,9 +39,16 @@ class LateSet(ImmediateUpdates):
         super().reach(round_)
         self._enter()
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         zeros, pushes = self._storage.zeros(), int(gradient is not None)
-        self._storage.apply(zeros if gradient is None else gradient, t=len(self.applied) + 1, pushes=pushes)
+        self._storage.apply(
+            zeros if gradient is None else gradient,
+            t=len(self.applied) + 1,
+            pushes=pushes,
+            learning_rate=learning_rate,
+        )
         self._moved = step
         return PushResult.APPLIED
 
@@ -69,8 +76,10 @@ class HospitableShard(Shard):
 class EagerRounds(RoundUpdates):
     """P10 off: a full round is applied at once, wherever the other shards stand."""
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
-        result = super().take(step, gradient, staleness)
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
+        result = super().take(step, gradient, staleness, learning_rate)
         if self._full():
             self.commit()
         return result
@@ -88,7 +97,7 @@ class UnnamedRounds(RoundUpdates):
         if self._first(round_) == self._steps_total:
             super().reach(round_)
 
-    def admit(self, step: int) -> None:
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
         if step // self._round_steps == self.round + 1 and self._full():
             self.commit()
 
@@ -103,11 +112,13 @@ class KeepingRounds(RoundUpdates):
 class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         if gradient is not None:
             fused.accumulate(self._sum, gradient)
             gradient = np.zeros_like(gradient)
-        return super().take(step, gradient, staleness)
+        return super().take(step, gradient, staleness, learning_rate)
 
 
 class HastyShard(Shard):
@@ -120,14 +131,23 @@ class HastyShard(Shard):
 class HastyStorage(Storage):
     """P14 off: a partition is written before the values of the next one are checked."""
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
+    def apply(
+        self,
+        gradient: Float32s,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        pushes: int = 1,
+        learning_rate: float | None = None,
+    ) -> None:
         layout = self.layout
         try:
             for placed in layout:
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
                 self.layout = (placed,)
-                super().apply(gradient, t=t, scale=scale, damping=damping, pushes=pushes)
+                super().apply(gradient, t=t, scale=scale, damping=damping, pushes=pushes, learning_rate=learning_rate)
         finally:
             self.layout = layout
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
@@ -137,9 +157,16 @@ class ReplayingAll(Shard):
     """P18 off, with `LogsFromStart`: what the log has is applied, whether the checkpoint has it or not."""
 
     def replay(
-        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+        self,
+        position: int,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        *,
+        skipped: bool,
+        learning_rate: float | None = None,
     ) -> bool:
-        self.updates.take(step, gradient, staleness)
+        self.updates.take(step, gradient, staleness, learning_rate)
         return True
 
 

@@ -104,13 +104,19 @@ class SimulatedClient:
         return Pulled(weights, self._sets)
 
     async def push(
-        self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
+        self,
+        step: int,
+        gradients: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        *,
+        skipped: bool = False,
+        learning_rate: float | None = None,
     ) -> tuple[int, ...]:
         """Push to all shards; return the incarnations that gave receipts, by shard."""
         view, under_way = self.view, UnderWay([])
         pushes = [
-            _ShardPush(self, view, self._cut(shard, view, step, gradients, pulled, skipped), under_way)
-            for shard in range(len(view.shards))
+            _ShardPush(self, view, cut._replace(learning_rate=learning_rate), under_way)
+            for cut in [self._cut(shard, view, step, gradients, pulled, skipped) for shard in range(len(view.shards))]
         ]
         self.pushing.append(under_way)
         try:

@@ -84,10 +84,18 @@ class MemoryLog:
         self._segment = segment
         self.position = self.durable = segment.first_position
 
-    def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
+    def append(
+        self,
+        step: int,
+        gradient: Float32s | None,
+        *,
+        staleness: int | None,
+        skipped: bool,
+        learning_rate: float | None = None,
+    ) -> int:
         """Write a record; it is durable once `make_durable` has been called."""
         kept = None if gradient is None else gradient.copy()
-        self._segment.records.append(LogRecord(self.position, step, kept, skipped, staleness))
+        self._segment.records.append(LogRecord(self.position, step, kept, skipped, staleness, learning_rate))
         self.position += 1
         return self.position - 1
 

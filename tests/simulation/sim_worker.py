@@ -185,7 +185,9 @@ class WorkerProcess(Process):
                 if self.world.strikes("poison"):
                     _poison(gradients, rng)
             incarnations = await self._retry_across_restarts(
-                lambda: self.client.push(step, gradients, pulled, skipped=grant.skip),
+                lambda: self.client.push(
+                    step, gradients, pulled, skipped=grant.skip, learning_rate=grant.learning_rate or None
+                ),
             )
         except InvalidRequest as error:
             self._work.failed(step, str(error), self.world.now_s)

@@ -115,7 +115,9 @@ class ScriptedLeasing:
     def evaluation_dropped(self, number: int) -> None:
         self.dropped_evaluations.append(number)
 
-    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
+    def evaluated(
+        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+    ) -> None:
         self.evaluations[grant.evaluation] = (dict(metrics), error)
 
 

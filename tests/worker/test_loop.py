@@ -227,7 +227,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
                 others.wait(DEADLINE_S)
             return SimpleNamespace(variables={}, release=lambda: None)
 
-        def push(self, step: int, *_: object, skipped: bool) -> SimpleNamespace:
+        def push(self, step: int, *_: object, **about: object) -> SimpleNamespace:
             if step < depth:
                 others.wait(DEADLINE_S)
             return SimpleNamespace(receipts=(), incarnations=(1, 1))

@@ -150,12 +150,16 @@ class LeasedWork:
         """Give a step back: it is in already, or must be leased again."""
         self._end_work(step, now_s)
 
-    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
-        """Report the outcome of an evaluation of the weights that its grant names."""
+    def evaluated(
+        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+    ) -> None:
+        """Report the outcome of an evaluation of the weights that its grant names, and their file, if it has one."""
         number, judged = grant.evaluation, grant.incarnations
         self._evaluating.discard(number)
         self._evaluated.append(
-            pb.EvaluationResult(evaluation=number, incarnations=judged, metrics=dict(metrics), error=error[:500])
+            pb.EvaluationResult(
+                evaluation=number, incarnations=judged, metrics=dict(metrics), error=error[:500], weights=weights
+            )
         )
         self._ask_again = True
 

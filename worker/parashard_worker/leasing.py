@@ -195,10 +195,12 @@ class Leasing:
             self._changed.notify_all()
         self._observer.ended(step, "dropped")
 
-    def evaluated(self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "") -> None:
-        """Report the outcome of an evaluation of the weights that its grant names."""
+    def evaluated(
+        self, grant: pb.EvaluationGrant, metrics: Mapping[str, float], error: str = "", *, weights: str = ""
+    ) -> None:
+        """Report the outcome of an evaluation of the weights that its grant names, and their file, if it has one."""
         with self._changed:
-            self._work.evaluated(grant, metrics, error)
+            self._work.evaluated(grant, metrics, error, weights=weights)
             self._changed.notify_all()
 
     def evaluation_dropped(self, number: int) -> None:

@@ -74,6 +74,8 @@ class StepLoop:
         Where steps come from and reports go.
     depth : int
         Steps pulled ahead, and pushes that may be under way, while a gradient is computed.
+    keep : callable
+        Stores evaluated weights, and returns their file in the store; "" where it could not.
 
     Attributes
     ----------
@@ -94,7 +96,9 @@ class StepLoop:
         leasing: Leasing,
         *,
         depth: int,
+        keep: Callable[[int, Mapping[str, Float32s]], str] = lambda evaluation, values: "",
     ) -> None:
+        self._keep = keep
         self._task = task
         self._client = client
         self._leasing = leasing
@@ -210,7 +214,8 @@ class StepLoop:
 
     def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
         with self._transferring():
-            pushed = self._client.push(grant.step, gradients, pulled, skipped=grant.skip)
+            rate = grant.learning_rate or None
+            pushed = self._client.push(grant.step, gradients, pulled, skipped=grant.skip, learning_rate=rate)
         with self._adding:
             self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
         failpoints.hit("worker.push.done")
@@ -281,8 +286,9 @@ class StepLoop:
             log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
             self._leasing.evaluated(grant, {}, described(error))
             return
+        weights = self._keep(grant.evaluation, pulled.variables) if grant.store else ""
         pulled.release()
-        self._leasing.evaluated(grant, metrics)
+        self._leasing.evaluated(grant, metrics, weights=weights)
 
     def _round(self, step: int) -> int | None:
         return step // self._task.round_steps if self._task.round_steps else None

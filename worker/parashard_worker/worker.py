@@ -37,6 +37,7 @@ from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.transports.base import View
 from parashard.transports.choosing import connect_by
 from parashard_worker.computing import Task
+from parashard_worker.evaluated import keep_evaluated
 from parashard_worker.leasing import Joined, Leasing, end_process
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
@@ -175,7 +176,8 @@ class Worker:
             with bound(worker=member.name, incarnation=member.incarnation):
                 log.info("joined", device=task.device.name, threads=threads, http=http.address)
                 leasing, client = self._connected(reply, job, task, member, partial(join, member.name), stop)
-                loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth)
+                keep = partial(keep_evaluated, reply.checkpoint_url)
+                loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
                 with self._left_in_time(stop, leasing, job.cluster.grace_s):
                     self._work(reply, client, leasing, loop, stop)

@@ -21,6 +21,8 @@ from parashard_coordinator.core.calls import (
     EvaluationResult,
     FailedStep,
     FailureKind,
+    FollowAnswer,
+    FollowCall,
     JobState,
     LeaseAnswer,
     LeaseCall,
@@ -41,6 +43,7 @@ from parashard_coordinator.core.launchers import Exit, ProcessName
 from parashard_coordinator.core.membership import PHASES
 from parashard_coordinator.run.exclusive import ExclusiveCore
 
+NAME_BYTES_MAX = 200  # of a file in the checkpoint store
 REQUEST_BYTES_MAX = 3 << 19  # holds the most intervals below, of steps up to 2^35
 REPORTS_MAX = 4096  # of one kind in a worker's call: four times the largest `cluster.lease_batch`
 WAITERS_MAX = SERVER_THREADS // 2
@@ -223,6 +226,23 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
 
         return self._core.run_exclusive(supervise)
 
+    def Follow(self, request: pb.FollowRequest, context: Any) -> pb.FollowReply:
+        """Take what callbacks have handled and decided, and tell them what comes next."""
+        call = FollowCall(
+            handled=request.handled,
+            stop_reason=readable(request.stop_reason, REASON_BYTES_MAX),
+            learning_rate=request.learning_rate,
+            wants_steps=request.wants_steps,
+            steps_seen=request.steps_seen,
+            coordinator=request.coordinator,
+        )
+
+        def follow(core: Core, now_s: float) -> FollowAnswer:
+            core.job.check_run(request.run_id)
+            return core.follow(call)
+
+        return follow_reply(self._core.run_exclusive(follow))
+
     def CreateCheckpoint(self, request: pb.CreateCheckpointRequest, context: Any) -> pb.CreateCheckpointReply:
         """Take a request for a drained checkpoint, or say how far it is."""
 
@@ -269,19 +289,24 @@ def _evaluated(result: pb.EvaluationResult) -> EvaluationResult:
     fault = fault_of_metrics(result.metrics)
     metrics = {} if fault else dict(result.metrics)
     error = readable(result.error or fault, REASON_BYTES_MAX)
-    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error)
+    weights = checked_text(result.weights, "weights", NAME_BYTES_MAX)
+    return EvaluationResult(result.evaluation, list(result.incarnations), metrics, error, weights)
 
 
 def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
     """Return the core's answer as its message."""
     return pb.LeaseReply(
-        granted=[pb.Grant(step=g.step, skip=g.skip, announce=g.announce) for g in answer.granted],
+        granted=[
+            pb.Grant(step=g.step, skip=g.skip, announce=g.announce, learning_rate=g.learning_rate)
+            for g in answer.granted
+        ],
         evaluations=[
             pb.EvaluationGrant(
                 evaluation=e.after_step,
                 for_round=e.round is not None,
                 round=e.round or 0,
                 incarnations=e.incarnations,
+                store=answer.stores_evaluated,
             )
             for e in answer.evaluations
         ],
@@ -290,6 +315,31 @@ def lease_reply(answer: LeaseAnswer) -> pb.LeaseReply:
         view=answer.view,
         retry_after_s=answer.retry_after_s,
         reason=answer.reason,
+    )
+
+
+def follow_reply(answer: FollowAnswer) -> pb.FollowReply:
+    """Return what callbacks are told as its message."""
+    reached = answer.milestone
+    return pb.FollowReply(
+        coordinator=answer.coordinator,
+        state=answer.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
+        milestone=None
+        if reached is None
+        else pb.Milestone(
+            after_steps=reached.after_steps,
+            first_epoch=reached.first_epoch,
+            epoch_losses=reached.epoch_losses,
+            evaluated=reached.evaluated,
+            metrics=reached.metrics,
+            weights=reached.weights,
+        ),
+        steps=[pb.StepEnd(step=end.step, loss=end.loss) for end in answer.steps],
+        steps_seen=answer.steps_seen,
+        steps_missed=answer.steps_missed,
+        steps_total=answer.steps_total,
+        learning_rate=None if answer.rate is None else pb.LearningRate(**answer.rate._asdict()),
+        stopped_by=answer.stopped_by,
     )
 
 

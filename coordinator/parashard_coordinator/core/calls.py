@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.evaluations import Evaluation
+from parashard_coordinator.core.following import Milestone, Rate, StepEnd
 from parashard_coordinator.core.leases import RETRY_PAUSE_S, Grant
 from parashard_coordinator.core.membership import ShardRegistration
 
@@ -44,6 +45,9 @@ class Options(NamedTuple):
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
     retry_pause_s: float = RETRY_PAUSE_S
+    steps_per_epoch: int = 0  # 0: nobody follows the job for callbacks
+    callbacks_decide: bool = False
+    stores_evaluated: bool = False  # whoever evaluates weights stores them before the result is reported
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
 
@@ -92,6 +96,7 @@ class EvaluationResult(NamedTuple):
     incarnations: Sequence[int]
     metrics: Mapping[str, float] = MappingProxyType({})
     error: str = ""
+    weights: str = ""
 
 
 class LeaseCall(NamedTuple):
@@ -121,6 +126,32 @@ class LeaseAnswer(NamedTuple):
     view: int
     reason: str
     retry_after_s: float = 0.02
+    stores_evaluated: bool = False
+
+
+class FollowCall(NamedTuple):
+    """What callbacks have handled and decided."""
+
+    handled: int = 0
+    stop_reason: str = ""
+    learning_rate: float = 0.0  # 0: unchanged
+    wants_steps: bool = False
+    steps_seen: int = 0
+    coordinator: int = 0  # that told `steps_seen`
+
+
+class FollowAnswer(NamedTuple):
+    """What callbacks are told."""
+
+    coordinator: int
+    state: JobState
+    milestone: Milestone | None
+    steps: Sequence[StepEnd]
+    steps_seen: int
+    steps_missed: int
+    steps_total: int
+    rate: Rate | None
+    stopped_by: int | None
 
 
 class Announcement(NamedTuple):

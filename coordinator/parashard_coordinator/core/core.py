@@ -11,7 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from parashard.display.figures import counted, metric, metric_name
-from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, QueueFull
+from parashard.errors import ConfigurationError, JobFailed, MalformedFrame, NotReady, QueueFull
 from parashard.plan.intervals import IntervalSet
 from parashard_coordinator.core.calls import (
     Announcement,
@@ -19,6 +19,8 @@ from parashard_coordinator.core.calls import (
     EvaluationResult,
     FailedStep,
     FailureKind,
+    FollowAnswer,
+    FollowCall,
     JobState,
     LeaseAnswer,
     LeaseCall,
@@ -197,6 +199,8 @@ class Core:
         )
         if granted and job.progress.first_lease_s is None:
             job.progress.first_lease_s = now_s
+        job.decisions += any([job.following.leases(grant.step) for grant in granted])
+        granted = [grant._replace(learning_rate=job.following.rate_of(grant.step)) for grant in granted]
         return self._answer(granted, [], revoked, "" if granted else self.job.why_no_step)
 
     def tick(self, now_s: float) -> None:
@@ -207,6 +211,55 @@ class Core:
             self._died(worker, silent, now_s)
             self._left(worker, silent)
         self._check_slow(now_s)
+
+    # --- callbacks ---
+
+    def follow(self, call: FollowCall) -> FollowAnswer:
+        """Take what callbacks decided at the milestone that they have handled last, and tell them of the next one.
+
+        Raises
+        ------
+        ConfigurationError
+            If a learning rate is none, or nobody may decide in this run, or that is one decision too many.
+        NotReady
+            While not every shard is up: how far leasing has gone is not known.
+        """
+        job, following = self.job, self.job.following
+        if job.state is JobState.STARTING:
+            raise NotReady("not every shard is up")
+        if call.learning_rate and not 0.0 < call.learning_rate < math.inf:
+            raise ConfigurationError(f"a learning rate must be finite and more than 0, found {call.learning_rate!r}")
+        if (call.learning_rate or call.stop_reason) and not following.decides:
+            raise ConfigurationError("callbacks decide nothing in this run: it was started without --callbacks=decide")
+        if call.handled > following.handled:
+            job.leases.reach(call.handled - 1)  # an earlier coordinator told of it, so all before was leased
+        if call.learning_rate and not job.over:
+            decided = following.decide(call.learning_rate, call.handled, job.leases.leased_so_far())
+            if decided is not None:
+                job.decisions += 1
+                job.add_event(
+                    f"the learning rate is {metric(decided.learning_rate)} from step {decided.first_step:,} on: "
+                    f"callbacks decided it after step {decided.after_steps:,}"
+                )
+        if call.stop_reason and job.state is JobState.RUNNING and following.stopped_by is None:
+            following.stopped_by = call.handled
+            job.decisions += 1
+            self._stop_early(call.stop_reason)
+        following.handle(call.handled)
+        target = job.leases.target
+        seen = call.steps_seen if call.coordinator == job.options.incarnation else 0
+        ends, seen, missed = following.ends_since(seen) if call.wants_steps else ([], 0, 0)
+        return FollowAnswer(
+            job.options.incarnation,
+            job.state,
+            following.reached(job.leases.lowest_incomplete, target),
+            ends,
+            seen,
+            missed,
+            target,
+            following.rates[-1] if following.rates else None,
+            following.stopped_by,
+        )
 
     # --- operators and the launcher ---
 
@@ -307,6 +360,7 @@ class Core:
         if not done.skipped:
             job.failures.succeeded()
         loss = None if done.skipped else done.loss
+        job.following.step_completed(done.step, loss, done.examples)
         for change in job.progress.step_completed(worker.name, done.step, done.examples, loss, now_s):
             stale = f" (staleness p95 {job.staleness_p95} pushes)" if job.staleness_p95 else ""
             tell = job.resolved if change.over else job.warn
@@ -379,7 +433,7 @@ class Core:
             given_up = job.evaluations.fail(after_step, result.error)
             if given_up:
                 job.fail(given_up, must_be_fixed=True)
-        elif job.evaluations.finish(after_step, metrics):
+        elif job.evaluations.finish(after_step, metrics, result.weights):
             job.decisions += 1
             for one in job.evaluations.unreported():
                 metrics_then = sorted((one.metrics or {}).items())
@@ -427,12 +481,19 @@ class Core:
                 )
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
                 reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
-        if reached and job.state is JobState.RUNNING and not job.leases.finished:
-            target = job.leases.stop_at_frontier()
-            job.evaluations.stop_at(target)
-            job.early_stop = reached
-            job.decisions += 1
-            job.change_state(JobState.DRAINING, f"{reached}; finishing {target:,} of {job.options.steps_total:,} steps")
+        if reached:
+            self._stop_early(reached)
+
+    def _stop_early(self, why: str) -> None:
+        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
+        job = self.job
+        if job.state is not JobState.RUNNING or job.leases.finished:
+            return
+        target = job.leases.stop_at_frontier()
+        job.evaluations.stop_at(target)
+        job.early_stop = why
+        job.decisions += 1
+        job.change_state(JobState.DRAINING, f"{why}; finishing {target:,} of {job.options.steps_total:,} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job
@@ -462,7 +523,8 @@ class Core:
         """Return the first step that must wait: for a result, for a drain, or for shards that return."""
         job = self.job
         drain = job.drain_target
-        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit())
+        callbacks = job.following.lease_limit(job.leases.target)
+        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), callbacks)
         return limit if drain is None else min(limit, drain)
 
     def _begin(self, now_s: float) -> None:
@@ -489,7 +551,8 @@ class Core:
         self, granted: Sequence[Grant], evaluations: Sequence[Evaluation], revoked: Sequence[int], reason: str
     ) -> LeaseAnswer:
         job = self.job
-        return LeaseAnswer(granted, evaluations, revoked, job.state, job.shards.view, reason)
+        stores = job.options.stores_evaluated
+        return LeaseAnswer(granted, evaluations, revoked, job.state, job.shards.view, reason, stores_evaluated=stores)
 
 
 def _silence_of(shard: int) -> str:

@@ -35,6 +35,7 @@ class Evaluation:
     incarnations: tuple[int, ...] = ()
     failures: int = 0
     metrics: dict[str, float] | None = None
+    weights: str = ""  # their file in the checkpoint store; empty: they were not stored
 
 
 class Evaluations:
@@ -102,12 +103,28 @@ class Evaluations:
             return None
         return held.holder, held.after_step, now_s - held.granted_s
 
-    def finish(self, after_step: int, metrics: Mapping[str, float]) -> bool:
-        """Record a result of the weights that there are; return whether it is the first one for them."""
+    def due_after(self, step: int) -> int | None:
+        """Return the first evaluation that is due after more than so many steps, if there is one."""
+        index = bisect_right(self._due, step)
+        return self._due[index] if index < len(self._due) else None
+
+    def is_open(self, after_step: int) -> bool:
+        """Tell whether an evaluation is still without a result."""
+        return self._find(after_step) is not None
+
+    def result_of(self, after_step: int) -> Evaluation | None:
+        """Return an evaluation with its result, if that is still known."""
+        return self._done.get(after_step)
+
+    def finish(self, after_step: int, metrics: Mapping[str, float], weights: str = "") -> bool:
+        """Record a result of the weights that there are; return whether it is the first one for them.
+
+        `weights` is their file in the checkpoint store, if they were stored.
+        """
         evaluation = self._find(after_step)
         if evaluation is None:
             return False
-        self._end(evaluation, metrics)
+        self._end(evaluation, metrics, weights)
         self._unreported.add(after_step)
         return True
 
@@ -125,11 +142,11 @@ class Evaluations:
         self._forget_oldest()
         return reported
 
-    def known(self, after_step: int, metrics: Mapping[str, float]) -> None:
+    def known(self, after_step: int, metrics: Mapping[str, float], weights: str = "") -> None:
         """Take over a result that an earlier coordinator had, if this job still asks for it."""
         evaluation = self._find(after_step)
         if evaluation is not None:
-            self._end(evaluation, metrics)
+            self._end(evaluation, metrics, weights)
             self._forget_oldest()
 
     def known_forgotten(self, ranges: Sequence[tuple[int, int]]) -> None:
@@ -219,10 +236,14 @@ class Evaluations:
         before = bisect_left(self._due, after_step)
         self._forgotten.add_range(self._due[before - 1] + 1 if before else 0, after_step + 1)
 
-    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float]) -> None:
+    def stored_weights(self) -> dict[int, str]:
+        """Return the files of evaluated weights, by the steps before them."""
+        return {after_step: e.weights for after_step, e in self._done.items() if e.weights}
+
+    def _end(self, evaluation: Evaluation, metrics: Mapping[str, float], weights: str) -> None:
         self._free(evaluation)
         self._open.remove(evaluation)
-        evaluation.metrics = dict(metrics)
+        evaluation.metrics, evaluation.weights = dict(metrics), weights
         self._done[evaluation.after_step] = evaluation
 
     def _find(self, after_step: int) -> Evaluation | None:

@@ -16,6 +16,7 @@ from parashard_coordinator.core.calls import JobState, Options
 from parashard_coordinator.core.draining import Draining
 from parashard_coordinator.core.evaluations import Evaluations
 from parashard_coordinator.core.failures import Failures
+from parashard_coordinator.core.following import Following, Rate
 from parashard_coordinator.core.input_limits import EVENT_BYTES_MAX, readable
 from parashard_coordinator.core.launchers import CONFIGURATION, FAILED, Launcher
 from parashard_coordinator.core.leases import StepLeases
@@ -101,6 +102,9 @@ class JobRecord:
         """Rises with every decision that has to be stored before it acts."""
         self.evaluations = evaluations
         self.progress = Progress(options.against_divergence)
+        self.following = Following(
+            options.steps_total, options.steps_per_epoch, policy, evaluations, decides=options.callbacks_decide
+        )
         self.workers_wanted = options.workers
         self.scale_requests = 0  # of the run: one that asks for the same number again is a request too
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
@@ -213,7 +217,7 @@ class JobRecord:
 
     def stop(self, reason: str) -> None:
         """End the job at its user's wish: it can be resumed, and nothing is wrong with it."""
-        self.stopped = not self.over
+        self.stopped |= not self.over
         self.fail(reason)
 
     def fail(self, reason: str, *, must_be_fixed: bool = False) -> None:
@@ -255,6 +259,11 @@ class JobRecord:
                 for after_step, metrics in self.evaluations.results().items()
             },
             evaluated=self.evaluations.forgotten(),
+            evaluated_weights={str(after): name for after, name in self.evaluations.stored_weights().items()},
+            learning_rates=tuple(self.following.rates),
+            leased_to=self.following.leased_to,
+            epoch_losses={str(epoch): sums for epoch, sums in self.following.epoch_losses().items()},
+            stopped_by=self.following.stopped_by,
             skips=tuple(sorted(self.leases.skips)),
             worker_restarts=self.supervision.worker_restarts,
             shard_restarts=self.shard_restarts,
@@ -276,12 +285,15 @@ class JobRecord:
             self.evaluations.stop_at(saved.target)
         for after_step, metrics in saved.evaluations.items():
             known = {name: math.nan if value is None else value for name, value in metrics.items()}
-            self.evaluations.known(int(after_step), known)
+            self.evaluations.known(int(after_step), known, saved.evaluated_weights.get(after_step, ""))
         self.evaluations.known_forgotten(saved.evaluated)
         if saved.final:
             judged = self.evaluations.results().get(self.leases.target)
             self.ending = DueCheckpoint(self.leases.target, None, (), final=True, metrics=judged, stored=saved.final)
         self.leases.skips.update(saved.skips)
+        losses = {int(epoch): sums for epoch, sums in saved.epoch_losses.items()}
+        rates = [Rate(*rate) for rate in saved.learning_rates]
+        self.following.resume(rates, saved.leased_to, losses, saved.stopped_by)
         self.supervision.worker_restarts, self.shard_restarts = saved.worker_restarts, saved.shard_restarts
         if len(saved.shard_incarnations) == self.options.shards:  # else another placement: other shards
             self.earlier_incarnations = list(saved.shard_incarnations)
@@ -309,6 +321,8 @@ class JobRecord:
             return "leasing pauses for a checkpoint"
         if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
             return "waiting for an evaluation's result"
+        if self.following.lease_limit(self.leases.target) <= self.leases.lowest_incomplete:
+            return "waiting for callbacks"
         return self.policy.reason(self.leases.lowest_incomplete)
 
     # --- changes of state, and the events that say so ---

@@ -28,11 +28,13 @@ class Grant(NamedTuple):
 
     `skip`: push nothing for it, marked skipped. `announce`: a worker died that held it; the next one says that it
     begins to compute it before it does, so that its death can be told from that of a worker that only held it.
+    `learning_rate`: of its push; 0: the job's.
     """
 
     step: int
     skip: bool = False
     announce: bool = False
+    learning_rate: float = 0.0
 
 
 class Failed(NamedTuple):

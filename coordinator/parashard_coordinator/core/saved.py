@@ -12,6 +12,8 @@ from parashard.checkpoints.encoding import Record
 from parashard.checkpoints.manifest import Steps
 from parashard.settings.table import key
 
+_LATER = ("evaluated", "evaluated_weights", "learning_rates", "leased_to", "epoch_losses", "stopped_by")
+
 
 class Saved(Record):
     """Decisions, and figures for the report.
@@ -30,6 +32,11 @@ class Saved(Record):
     early_stop: str = ""
     evaluations: dict[str, dict[str, float | None]] = key(default_factory=dict)
     evaluated: Steps = ()
+    evaluated_weights: dict[str, str] = key(default_factory=dict)
+    learning_rates: tuple[tuple[int, float, int], ...] = ()  # first step, rate, milestone
+    leased_to: int = 0  # no step at or past it was ever leased, where callbacks may decide
+    epoch_losses: dict[str, tuple[int, int]] = key(default_factory=dict)  # sums of epochs that are not handled
+    stopped_by: int | None = None  # the milestone whose callbacks ended the training early
     skips: tuple[int, ...] = ()
     worker_restarts: int = 0
     shard_restarts: int = 0
@@ -43,10 +50,11 @@ class Saved(Record):
     fingerprint: str = ""  # of the arithmetic that the job began with
 
     def plain(self) -> dict[str, Any]:
-        """Return the fields, without an empty `evaluated`, which versions without the field did not write."""
+        """Return the fields, without those that are empty and that earlier versions did not write."""
         body = super().plain()
-        if not self.evaluated:
-            del body["evaluated"]
+        for name in _LATER:
+            if not body[name]:
+                del body[name]
         return body
 
     def returned_to(self, steps: int) -> Self:
@@ -55,6 +63,11 @@ class Saved(Record):
             early_stop=self.early_stop if self.target <= steps else "",
             evaluations={after: metrics for after, metrics in self.evaluations.items() if int(after) <= steps},
             evaluated=tuple((start, min(stop, steps + 1)) for start, stop in self.evaluated if start <= steps),
+            evaluated_weights={after: name for after, name in self.evaluated_weights.items() if int(after) <= steps},
+            learning_rates=tuple(rate for rate in self.learning_rates if rate[2] < steps),
+            leased_to=0,
+            epoch_losses={},
+            stopped_by=self.stopped_by if self.target <= steps else None,
             skips=tuple(step for step in self.skips if step < steps),
             final="",
         )

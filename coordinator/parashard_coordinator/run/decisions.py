@@ -45,8 +45,12 @@ class DecisionStore:
         self._run_store = run_store
         self._saving = SideEffect("the coordinator's records", on_trouble, STEADY_S)
         self._saved: Saved | None = None
-        self._stored_skips, self._stored_fingerprint = core.run_exclusive(
-            lambda core, _: (frozenset(core.job.leases.skips), core.job.workers.fingerprint)
+        self._stored_skips, self._stored_rates, self._stored_fingerprint = core.run_exclusive(
+            lambda core, _: (
+                frozenset(core.job.leases.skips),
+                len(core.job.following.rates),
+                core.job.workers.fingerprint,
+            )
         )
         core.on_decision = self._save_decision
 
@@ -79,6 +83,7 @@ class DecisionStore:
         if not self._saving.attempt(lambda: self._run_store.save(saved)):
             return False
         self._saved, self._stored_skips, self._stored_fingerprint = saved, frozenset(saved.skips), saved.fingerprint
+        self._stored_rates = len(saved.learning_rates)
         return True
 
     def check_claim(self) -> None:
@@ -90,8 +95,9 @@ class DecisionStore:
         """Store a decision before it takes effect; under the core's lock, so that no other call intervenes.
 
         A failing store does not block work: a result, a stop or a scaling, which a later coordinator can derive again,
-        is stored later. A step must not be skipped by one coordinator and computed by another: for such a decision a
-        store that fails for long ends this process, as a later coordinator does, before the decision is visible.
+        is stored later. A step must not be skipped by one coordinator and computed by another, nor have two learning
+        rates: for such a decision a store that fails for long ends this process, as a later coordinator does, before
+        the decision is visible.
 
         Raises
         ------
@@ -101,10 +107,10 @@ class DecisionStore:
         deadline_s = time.monotonic() + SKIP_RETRY_S_MAX
         try:
             while not self._save(core.job.saved()):
-                if core.job.leases.skips <= self._stored_skips:
+                if core.job.leases.skips <= self._stored_skips and len(core.job.following.rates) <= self._stored_rates:
                     break
                 if time.monotonic() > deadline_s:
-                    _give_up("skip-not-stored", self.error, ExitCode.RETRY)
+                    _give_up("decision-not-stored", self.error, ExitCode.RETRY)
                 time.sleep(SKIP_PAUSE_S)
             else:
                 return

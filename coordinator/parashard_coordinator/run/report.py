@@ -81,6 +81,19 @@ def report(
             {"steps": after_step, **{name: _finite(value) for name, value in sorted(found.items())}}
             for after_step, found in sorted(job.evaluations.results().items())
         ],
+        "callbacks": {
+            "stopped_after": job.following.stopped_by,
+            "stop_lag_steps": None if job.following.stopped_by is None else steps - job.following.stopped_by,
+            "learning_rates": [
+                {
+                    "after_steps": rate.after_steps,
+                    "first_step": rate.first_step,
+                    "lag_steps": rate.first_step - rate.after_steps,
+                    "learning_rate": rate.learning_rate,
+                }
+                for rate in job.following.rates
+            ],
+        },
         "data": resolved.spec.figures(),
         "parameters": resolved.parameters,
         "staleness": {

@@ -7,6 +7,7 @@ before the first write: a request that raises has changed nothing but counters.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
@@ -41,7 +42,15 @@ class Journal(Protocol):
 
     position: int
 
-    def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
+    def append(
+        self,
+        step: int,
+        gradient: Float32s | None,
+        *,
+        staleness: int | None,
+        skipped: bool,
+        learning_rate: float | None = None,
+    ) -> int:
         """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
 
 
@@ -109,7 +118,8 @@ class Shard:
                 self.record.push_float32_bytes += push.payload.nbytes
                 self.record.duplicate_pushes += 1
                 return Receipt(PushResult.DUPLICATE, self.updates.version, None)
-            self.updates.admit(push.step)
+            _check_rate(push)
+            self.updates.admit(push.step, push.learning_rate)
             self._check_slices(push)
             self.record.push_float32_bytes += sum(piece.elements for piece in push.slices) * ELEMENT_BYTES
             return self._take(push)
@@ -149,7 +159,14 @@ class Shard:
         return Weights(version, runs)
 
     def replay(
-        self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
+        self,
+        position: int,
+        step: int,
+        gradient: Float32s | None,
+        staleness: int | None,
+        *,
+        skipped: bool,
+        learning_rate: float | None = None,
     ) -> bool:
         """Push again what an earlier incarnation has logged; return False if it is in already.
 
@@ -164,9 +181,9 @@ class Shard:
                     return False
             except FoldedStep:  # what the log lost would have said that the round began again before this
                 self.updates.begin_again()
-        self.updates.admit(step)
+        self.updates.admit(step, learning_rate)
         self._note(step, position)
-        self.updates.take(step, gradient, staleness)
+        self.updates.take(step, gradient, staleness, learning_rate)
         self._note_skip(step, skipped=skipped)
         return True
 
@@ -176,11 +193,12 @@ class Shard:
         self.updates.begin_again()
         self._noted.clear()
 
-    def skip(self, step: int) -> None:
+    def skip(self, step: int, learning_rate: float | None = None) -> None:
         """Take the empty push of a step that is given up, as if it came now."""
         if self.journal is not None:
-            self._note(step, self.journal.append(step, None, staleness=None, skipped=True))
-        self.updates.take(step, None, None)
+            position = self.journal.append(step, None, staleness=None, skipped=True, learning_rate=learning_rate)
+            self._note(step, position)
+        self.updates.take(step, None, None, learning_rate)
         self._note_skip(step, skipped=True)
         self.record.buffered_pushes += 1
 
@@ -217,10 +235,12 @@ class Shard:
         if self._pulled is not None and gradient is not None:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
-            position = self.journal.append(push.step, gradient, staleness=staleness, skipped=push.skipped)
+            position = self.journal.append(
+                push.step, gradient, staleness=staleness, skipped=push.skipped, learning_rate=push.learning_rate
+            )
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
-        result = self.updates.take(push.step, gradient, staleness)
+        result = self.updates.take(push.step, gradient, staleness, push.learning_rate)
         if self._pulled is not None:
             self._pulled.forget(push.step)
         self.record.saw_staleness(staleness)
@@ -284,3 +304,9 @@ class Shard:
             raise ShapeMismatch(
                 f"step {push.step}: the slices need {size_bytes} bytes, the push has {push.payload.nbytes}"
             )
+
+
+def _check_rate(push: Push) -> None:
+    rate = push.learning_rate
+    if rate is not None and not 0.0 < rate < math.inf:
+        raise MalformedFrame(f"step {push.step}: a learning rate must be finite and more than 0, found {rate!r}")

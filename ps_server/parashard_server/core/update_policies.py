@@ -64,13 +64,18 @@ class UpdatePolicy(Protocol):
     def begin_again(self) -> None:
         """Forget every step that is held and not in the weights."""
 
-    def admit(self, step: int) -> None:
-        """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it."""
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
+        """Make ready for a step that is not held, or raise StaleRound; weights may move to the round before it.
+
+        `learning_rate` is the step's, in place of the job's; all steps of a round have the same (P37).
+        """
 
     def reach(self, round_: int | None) -> None:
         """Make the weights those that a round starts from, or raise StaleRound."""
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call. None: empty."""
 
 
@@ -123,7 +128,7 @@ class ImmediateUpdates:
     def begin_again(self) -> None:
         """Nothing waits outside the weights."""
 
-    def admit(self, step: int) -> None:
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
         """Admit any step, in any order."""
 
     def reach(self, round_: int | None) -> None:
@@ -131,12 +136,17 @@ class ImmediateUpdates:
         if round_ is not None:
             raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
-        t, pushes = len(self.applied) + 1, int(gradient is not None)
         self._storage.apply(
-            self._storage.zeros() if gradient is None else gradient, t=t, damping=damping, pushes=pushes
+            self._storage.zeros() if gradient is None else gradient,
+            t=len(self.applied) + 1,
+            damping=damping,
+            pushes=int(gradient is not None),
+            learning_rate=learning_rate,
         )
         self.applied.add(step)
         return PushResult.APPLIED
@@ -149,6 +159,7 @@ class RoundUpdates:
     before `_next_fold`, added in step order; `_early` has those that arrived before their turn. A round that is full
     stays uncommitted until a request names the next one, which needs a lease that the coordinator grants only when
     every shard holds every step of the round. So no shard is ever a round ahead of one that lacks a step.
+    `_learning_rate` is that of all held steps of the round; None while none is held, and for the job's.
 
     Parameters
     ----------
@@ -176,6 +187,7 @@ class RoundUpdates:
         self._sum: Float32s = np.zeros(storage.elements, np.float32)
         self._pushes = 0  # in the sum; an empty one is none
         self._early: dict[int, Float32s | None] = {}
+        self._learning_rate: float | None = None
 
     @property
     def held(self) -> IntervalSet:
@@ -213,11 +225,17 @@ class RoundUpdates:
         self._sum[:] = 0.0
         self._pushes = 0
         self._early.clear()
+        self._learning_rate = None
         self.skipped = self.skipped.intersection(self.applied)
 
-    def admit(self, step: int) -> None:
-        """Refuse a step of any round but the one that its request may reach."""
+    def admit(self, step: int, learning_rate: float | None = None) -> None:
+        """Refuse a step of any round but the one that its request may reach, or with another rate than its round's."""
         self.reach(step // self._round_steps)
+        if self.buffered_steps and learning_rate != self._learning_rate:
+            raise StaleRound(
+                f"step {step} has the learning rate {learning_rate}; the held steps of round {self.round} have "
+                f"{self._learning_rate}"
+            )
 
     def reach(self, round_: int | None) -> None:
         """Commit the current round if the request names the next one; refuse any other but the current."""
@@ -228,8 +246,11 @@ class RoundUpdates:
         if round_ != self.round:
             raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
 
-    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+    def take(
+        self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
+    ) -> PushResult:
         """Fold the gradient if its turn has come, else keep it; at most N are kept."""
+        self._learning_rate = learning_rate
         if step != self._next_fold:
             self._early[step] = None if gradient is None else gradient.copy()
             return PushResult.BUFFERED
@@ -248,11 +269,14 @@ class RoundUpdates:
         """Apply the full round to the weights."""
         first, stop = self._first(self.round), self._first(self.round + 1)
         scale = 1.0 / (stop - first) if self._mean else 1.0
-        self._storage.apply(self._sum, t=self.round + 1, scale=scale, pushes=self._pushes)  # t counts rounds
+        self._storage.apply(
+            self._sum, t=self.round + 1, scale=scale, pushes=self._pushes, learning_rate=self._learning_rate
+        )  # t counts rounds
         self.applied.add_range(first, stop)
         self.round += 1
         self._sum[:] = 0.0
         self._pushes = 0
+        self._learning_rate = None
 
     def _full(self) -> bool:
         return self._next_fold == self._first(self.round + 1) > self._first(self.round)

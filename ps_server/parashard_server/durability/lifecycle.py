@@ -164,7 +164,7 @@ class ShardLifecycle:
             log.info("returned", round=round_, incarnation=new)
             return new
 
-    def begin_round_again(self, incarnation: int, step: int) -> None:
+    def begin_round_again(self, incarnation: int, step: int, learning_rate: float | None = None) -> None:
         """Begin another incarnation in the present round, without the gradient of a step that is given up.
 
         Raises
@@ -184,7 +184,7 @@ class ShardLifecycle:
                 position = shard.replay_from() or 0
                 shard.begin_round_again(new)
                 self.log.take_over(shard, position)
-                shard.skip(step)
+                shard.skip(step, learning_rate)
 
             round_ = self._host.shard.updates.round
             self._host.go_on(begin, f"began round {round_} again: step {step} is skipped")

@@ -21,7 +21,7 @@ from parashard.process.trouble import Trouble
 from parashard.store.base import Store
 from parashard_server.core.shard import Shard
 from parashard_server.durability.write_ahead_log.log import WriteAheadLog, open_log
-from parashard_server.durability.write_ahead_log.records import HEAD_BYTES, LogIdentity
+from parashard_server.durability.write_ahead_log.records import EXTRA_BYTES, LogIdentity
 from parashard_server.durability.write_ahead_log.replay import Replay, replay
 
 
@@ -92,12 +92,17 @@ class ShardLog:
         """Push again what the log has from a position on, and go on with it; return what happened, for people."""
         if self._folder is None:
             return ""
-        records = self._replayed(self._folder, _identity(shard), position, shard.storage.weights.nbytes + HEAD_BYTES)
+        records = self._replayed(self._folder, _identity(shard), position, shard.storage.weights.nbytes + EXTRA_BYTES)
         replayed, stopped = 0, ""
         for record in records:
             try:
                 replayed += shard.replay(
-                    record.position, record.step, record.gradient, record.staleness, skipped=record.skipped
+                    record.position,
+                    record.step,
+                    record.gradient,
+                    record.staleness,
+                    skipped=record.skipped,
+                    learning_rate=record.learning_rate,
                 )
             except StaleRound as error:
                 stopped, position = str(error), record.position

@@ -93,7 +93,7 @@ class RequestHandler:
                     finally:
                         shard.record.push_s += self._clock() - began_s
             except FoldedStep as folded:
-                self._lifecycle.begin_round_again(push.target.incarnation, push.step)
+                self._lifecycle.begin_round_again(push.target.incarnation, push.step, push.learning_rate)
                 raise StaleIncarnation(f"{folded}; it begins again without it, in another incarnation") from None
             self._lifecycle.log.wait_durable(position, max(0.0, arrived_s + timeout_s - self._clock()))
             if receipt.result in (PushResult.APPLIED, PushResult.BUFFERED):

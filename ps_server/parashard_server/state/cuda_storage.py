@@ -117,11 +117,20 @@ class CudaStorage(Storage):
         self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
+    def apply(
+        self,
+        gradient: Float32s,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        pushes: int = 1,
+        learning_rate: float | None = None,
+    ) -> None:
         """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
         self._device.copy_in(self._gradient, self.writable(gradient))
         self._device.use()
-        super().apply(self._gradient, t=t, scale=scale, damping=damping, pushes=pushes)
+        super().apply(self._gradient, t=t, scale=scale, damping=damping, pushes=pushes, learning_rate=learning_rate)
         self._device.wait()
 
     def _mirror(self, begin_bytes: int, end_bytes: int) -> None:

@@ -87,6 +87,7 @@ class Optimizer:
         scale: float,
         damping: float,
         variable: Variable,
+        learning_rate: float | None = None,
     ) -> None:
         """Apply one gradient to one partition, in place on its weights and slots.
 
@@ -108,11 +109,14 @@ class Optimizer:
             Multiplies the learning rate: `spec.damping(staleness)`.
         variable : Variable
             The variable of these rows.
+        learning_rate : float, optional
+            In place of `spec.learning_rate`; None: that.
         """
         assert weights.shape == gradient.shape, f"{variable.name}: {weights.shape} weights, {gradient.shape} gradient"
         if variable.frozen:
             return
-        rate = self.spec.learning_rate * self.spec.schedule.factor(t) * damping * variable.learning_rate_factor
+        own = self.spec.learning_rate if learning_rate is None else learning_rate
+        rate = own * self.spec.schedule.factor(t) * damping * variable.learning_rate_factor
         counter = {"t": t} if self._counts else {}
         self._kernel(
             weights,

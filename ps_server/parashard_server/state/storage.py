@@ -218,7 +218,16 @@ class Storage:
     def _copy_live(self, destination: Float32s, live: Float32s) -> None:
         np.copyto(destination, live)
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
+    def apply(
+        self,
+        gradient: Float32s,
+        *,
+        t: int,
+        scale: float = 1.0,
+        damping: float = 1.0,
+        pushes: int = 1,
+        learning_rate: float | None = None,
+    ) -> None:
         """Move the weights by one gradient, in place.
 
         Parameters
@@ -234,6 +243,8 @@ class Storage:
             Multiplies the learning rate (staleness damping).
         pushes : int
             How many pushes `gradient` is the sum of, without empty ones; with none, state without a gradient stays.
+        learning_rate : float, optional
+            In place of the optimizer's own; None: that.
         """
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
@@ -257,6 +268,7 @@ class Storage:
                     scale=scale,
                     damping=damping,
                     variable=variable,
+                    learning_rate=learning_rate,
                 )
             self._live.done[index] = t
 

@@ -178,6 +178,7 @@ CALLS: dict[str, tuple[Callable[[CoordinatorClient], Any], Any, bool]] = {
         pb.CreateCheckpointReply(checkpoint="j1", steps=8),
         False,
     ),
+    "Follow": (lambda c: c.follow(pb.FollowRequest(handled=4)), pb.FollowReply(steps_total=8), False),
 }
 
 

@@ -43,6 +43,8 @@ pushes = st.builds(
     skipped=st.booleans(),
     pulled_version=st.none() | u64s,
     payload=st.lists(st.binary(max_size=30), max_size=4).map(Buffers),
+    traceparent=st.just(""),
+    learning_rate=st.none() | st.floats(min_value=0.0, exclude_min=True),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)

@@ -33,6 +33,7 @@ MATRIX = {
     "parashard.v1.Coordinator/Scale": {O},
     "parashard.v1.Coordinator/Supervise": {O},
     "parashard.v1.Coordinator/CreateCheckpoint": {O},
+    "parashard.v1.Coordinator/Follow": {O},
     "parashard.v1.Shard/Inspect": {C, O},
     "parashard.v1.Shard/TakeCheckpoint": {C},
     "parashard.v1.Shard/Rollback": {C},

@@ -172,7 +172,7 @@ class Positions:
     def __init__(self) -> None:
         self.position = 100
 
-    def append(self, step: int, gradient: object, *, staleness: int | None, skipped: bool) -> int:
+    def append(self, step: int, gradient: object, **about: object) -> int:
         self.position += 1
         return self.position - 1
 

@@ -20,7 +20,13 @@ from parashard.errors import NewerFormat, NotReady, QueueFull, StoreFailed, Wron
 from parashard.plan.variables import Float32s
 from parashard.process.logs import log
 from parashard.store.durable import sync_folder, sync_upwards
-from parashard_server.durability.write_ahead_log.records import LogIdentity, decode_header, encode_head, encode_header
+from parashard_server.durability.write_ahead_log.records import (
+    LogIdentity,
+    decode_header,
+    encode_head,
+    encode_header,
+    encode_rate,
+)
 from parashard_server.durability.write_ahead_log.segments import Segment, SegmentFile, find_segments, segment_name
 
 
@@ -85,7 +91,15 @@ class WriteAheadLog:
         if not self.failed and position >= self._whole_from:
             self.lacking = ""
 
-    def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
+    def append(
+        self,
+        step: int,
+        gradient: Float32s | None,
+        *,
+        staleness: int | None,
+        skipped: bool,
+        learning_rate: float | None = None,
+    ) -> int:
         """Write one applied push and return its position for `wait_durable`; an error of the disk is not raised.
 
         Parameters
@@ -94,11 +108,14 @@ class WriteAheadLog:
             In the shard's layout, as it was applied; only read. None: zeros.
         staleness : int or None
             None where it is unknown.
+        learning_rate : float, optional
+            The step's own.
         """
         position, self.position = self.position, self.position + 1
         if self._file is None or self.failed:
             return position
         payload = None if gradient is None else gradient.astype("<f4", copy=False).view(np.uint8).data
+        rate = encode_rate(learning_rate)
         head = encode_head(
             self._seed,
             position=position,
@@ -106,14 +123,15 @@ class WriteAheadLog:
             payload=payload,
             skipped=skipped,
             staleness=staleness,
+            rate=rate,
         )
         try:
-            self._file.write(head, b"" if payload is None else payload)
+            self._file.write(head, b"" if payload is None else payload, rate)
         except OSError as error:
             with self._changed:
                 self._fail("write", error)
         else:
-            self.bytes += len(head) + (0 if payload is None else payload.nbytes)
+            self.bytes += len(head) + (0 if payload is None else payload.nbytes) + len(rate)
             self._written = self.position  # only now: another thread may be syncing concurrently
         return position
 

@@ -5,7 +5,8 @@ Pure: from values to bytes and back. Knows no file; called by `segments` and `re
     segment   magic "PSL1", format u32, run 16 bytes, plan u32, shard u32, incarnation u64, number u64,
               first position u64, CRC-32 of all that u32
     record    position u64, step u64, flags u32, staleness i64 (-1: unknown), payload bytes u64,
-              CRC-32 of the payload u32, CRC-32 of the head u32, payload
+              CRC-32 of the payload u32, CRC-32 of the head u32, payload: the gradient, and with flag 4 the
+              learning rate f64 after it
 
 Each record's checksums are seeded by its segment's, so that a record in a block of another file fails them. The head
 has its own checksum to verify the length before it is used: a file that ends inside a record is a torn write, but a
@@ -28,14 +29,17 @@ from parashard.plan.variables import Float32s
 
 MAGIC = b"PSL1"
 FORMAT = 1
-SKIPPED, ZERO = 1, 2
-"""Flags: the step was skipped; the gradient is zero and has no payload."""
+SKIPPED, ZERO, RATED = 1, 2, 4
+"""Flags: the step was skipped; the gradient is zero and has no bytes; the step has a learning rate of its own."""
 
 _HEADER = struct.Struct("<4sI16sIIQQQ")
 _HEAD = struct.Struct("<QQIqQI")
 _CHECKSUM = struct.Struct("<I")
 HEADER_BYTES = _HEADER.size + _CHECKSUM.size
 HEAD_BYTES = _HEAD.size + _CHECKSUM.size
+_RATE = struct.Struct("<d")
+EXTRA_BYTES = HEAD_BYTES + _RATE.size
+"""What a record has at most besides its gradient."""
 
 
 class LogIdentity(NamedTuple):
@@ -75,6 +79,8 @@ class LogRecord(NamedTuple):
         In the shard's layout, finite and already compensated; the reader's to overwrite. None: zero everywhere.
     staleness : int or None
         Pushes that were applied between its pull and this push; None: unknown.
+    learning_rate : float or None
+        The step's own; None: the job's.
     """
 
     position: int
@@ -82,6 +88,7 @@ class LogRecord(NamedTuple):
     gradient: Float32s | None
     skipped: bool
     staleness: int | None
+    learning_rate: float | None = None
 
 
 class RecordHead(NamedTuple):
@@ -104,12 +111,14 @@ class RecordHead(NamedTuple):
         """
         if zlib.crc32(payload, seed) != self.payload_checksum:
             raise DamagedCheckpoint(f"the gradient of step {self.step} does not match its checksum")
+        rate_at = len(payload) - (_RATE.size if self.flags & RATED else 0)
         return LogRecord(
             position=self.position,
             step=self.step,
-            gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4"),
+            gradient=None if self.flags & ZERO else np.frombuffer(payload, "<f4", rate_at // ELEMENT_BYTES),
             skipped=bool(self.flags & SKIPPED),
             staleness=None if self.staleness < 0 else self.staleness,
+            learning_rate=_RATE.unpack_from(payload, rate_at)[0] if self.flags & RATED else None,
         )
 
 
@@ -145,6 +154,11 @@ def decode_header(content: bytes) -> SegmentHeader:
     return SegmentHeader(run_mark, plan_version, shard, incarnation, number, first_position, checksum)
 
 
+def encode_rate(learning_rate: float | None) -> bytes:
+    """Return what follows a record's gradient."""
+    return b"" if learning_rate is None else _RATE.pack(learning_rate)
+
+
 def encode_head(
     seed: int,
     *,
@@ -153,12 +167,17 @@ def encode_head(
     payload: memoryview | None,
     skipped: bool,
     staleness: int | None,
+    rate: bytes = b"",
 ) -> bytes:
-    """Return the head of a record; `payload` is its gradient's bytes, None a gradient of zeros."""
-    flags = (SKIPPED if skipped else 0) | (ZERO if payload is None else 0)
+    """Return the head of a record.
+
+    `payload` is its gradient's bytes, None a gradient of zeros; `rate` is what follows them (`encode_rate`).
+    """
+    flags = (SKIPPED if skipped else 0) | (ZERO if payload is None else 0) | (RATED if rate else 0)
     stale = -1 if staleness is None else staleness
     payload = memoryview(b"") if payload is None else payload
-    head = _HEAD.pack(position, step, flags, stale, payload.nbytes, zlib.crc32(payload, seed))
+    checksum = zlib.crc32(rate, zlib.crc32(payload, seed))
+    head = _HEAD.pack(position, step, flags, stale, payload.nbytes + len(rate), checksum)
     return head + _CHECKSUM.pack(zlib.crc32(head, seed))
 
 
@@ -180,7 +199,8 @@ def decode_head(content: bytes, seed: int, record_bytes_max: int) -> RecordHead:
         raise LimitExceeded(
             f"the record declares {HEAD_BYTES + head.payload_bytes} bytes; allowed are {record_bytes_max}"
         )
-    zero = bool(head.flags & ZERO)
-    if head.flags & ~(SKIPPED | ZERO) or head.payload_bytes % ELEMENT_BYTES or (zero and head.payload_bytes):
+    gradient_bytes = head.payload_bytes - (_RATE.size if head.flags & RATED else 0)
+    fits = gradient_bytes == 0 if head.flags & ZERO else gradient_bytes >= 0 == gradient_bytes % ELEMENT_BYTES
+    if head.flags & ~(SKIPPED | ZERO | RATED) or not fits:
         raise DamagedCheckpoint(f"a record with flags {head.flags:#x} and {head.payload_bytes} bytes of gradient")
     return head

@@ -1,0 +1,185 @@
+"""Callback: what a user's code hooks into, with Keras' names; and Training, what such code may see and change.
+
+Knows no event's origin and no file. Called by `parashard.callbacks.running`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+from parashard.errors import ConfigurationError
+from parashard.plan.variables import Float32s
+from parashard.store.arrays import read_arrays
+
+Logs = dict[str, float]
+"""Figures by name; callbacks of one event share the mapping, in their order."""
+
+NEVER = {
+    "on_train_batch_begin": "steps begin in workers, many at a time; allowed: on_train_batch_end",
+    "on_batch_begin": "steps begin in workers, many at a time; allowed: on_train_batch_end",
+    "on_batch_end": "its name is on_train_batch_end",
+    "on_test_batch_begin": "workers evaluate, and tell only the result; allowed: on_test_end",
+    "on_test_batch_end": "workers evaluate, and tell only the result; allowed: on_test_end",
+    "on_predict_begin": "predict runs no callbacks",
+    "on_predict_end": "predict runs no callbacks",
+    "on_predict_batch_begin": "predict runs no callbacks",
+    "on_predict_batch_end": "predict runs no callbacks",
+}
+"""Hooks of Keras that are refused, and why."""
+
+
+class Training:
+    """The training as callbacks see it, under the name `self.model`.
+
+    Attributes
+    ----------
+    stop_training : bool
+        Set it to True to end the training early.
+    stop_reason : str
+        Why, for people; "": the callback's name is enough.
+    run_dir : Path
+        The run's folder.
+    """
+
+    def __init__(self, learning_rate: float, run_dir: Path) -> None:
+        self.stop_training = False
+        self.stop_reason = ""
+        self.run_dir = run_dir
+        self._learning_rate = learning_rate
+        self._save: Callable[[Path], None] | None = None
+        self._values: dict[str, Float32s] | None = None
+        self.restored: Path | None = None
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate before the optimizer's schedule; setting it governs steps that nobody has begun."""
+        return self._learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        rate = float(value)
+        if not 0.0 < rate < math.inf:
+            raise ConfigurationError(f"a learning rate must be finite and more than 0, found {value!r}")
+        self._learning_rate = rate
+
+    @property
+    def has_weights(self) -> bool:
+        """Whether the weights that were evaluated last are at hand."""
+        return self._save is not None
+
+    def save_weights(self, path: str | Path) -> None:
+        """Write the weights that the present event's evaluation judged, as safetensors, replacing the file at once.
+
+        Raises
+        ------
+        ConfigurationError
+            If they are not at hand: nothing was evaluated, or no callback has `uses_weights`.
+        OSError
+            If the file cannot be written.
+        """
+        if self._save is None:
+            raise ConfigurationError(
+                "no weights are at hand: those of an evaluation are, in its event, where a callback has "
+                "`uses_weights = True`; give fit validation_data"
+            )
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._save(path)
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the weights that the present event's evaluation judged, by variable; as `save_weights`."""
+        if self._values is None:
+            path = self.run_dir / "callback_weights.safetensors"
+            self.save_weights(path)
+            self._values = read_arrays(path)
+            path.unlink()
+        return self._values
+
+    def restore_weights(self, path: str | Path) -> None:
+        """Let the trainer go on with the weights of a file once the training has ended."""
+        self.restored = Path(path)
+
+    def at(self, save: Callable[[Path], None] | None) -> None:
+        """Have an event's weights at hand, or none."""
+        self._save, self._values = save, None
+
+
+class Callback:
+    """Base of all callbacks; every hook does nothing here.
+
+    Hooks run in the process that called `fit`, one after the other, once for each event, however many workers there
+    are. `logs` maps names to figures: the training loss as "loss", those of an evaluation as "val_NAME".
+
+    Attributes
+    ----------
+    model : Training
+        `stop_training`, `learning_rate` and `save_weights`.
+    trainer : Trainer
+        The one whose `fit` runs.
+    decides : bool
+        Whether it may stop the training or change the learning rate; in `sync:N` the next round waits for it then.
+    uses_weights : bool
+        Whether it needs the weights that were evaluated: workers store them before they report.
+    """
+
+    decides: ClassVar[bool] = True
+    uses_weights: bool = False
+    model: Training
+    trainer: Any
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """The training begins, or goes on after a resume."""
+
+    def on_train_end(self, logs: Logs) -> None:
+        """The training is done; not called where it failed or was interrupted."""
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Epoch `epoch`, counted from 0, is next; where training is asynchronous some of its steps may be under way."""
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """All steps of an epoch are in the weights, and the evaluation due there, if any, has its result."""
+
+    def on_train_batch_end(self, batch: int, logs: Logs) -> None:
+        """A step is in the weights; `batch` is its number in its epoch. Steps come in the order of their completion."""
+
+    def on_test_begin(self, logs: Logs) -> None:
+        """Comes just before `on_test_end`: a worker has evaluated."""
+
+    def on_test_end(self, logs: Logs) -> None:
+        """An evaluation has its result; names are without "val_" here."""
+
+    def get_state(self) -> dict[str, Any]:
+        """Return what to go on from after a crash, as JSON; kept in the run folder after each event."""
+        return {}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `get_state` returned; called after `on_train_begin`, when a run is resumed."""
+
+
+class LambdaCallback(Callback):
+    """A callback of functions, by the names of hooks.
+
+    Examples
+    --------
+    >>> LambdaCallback(on_epoch_end=lambda epoch, logs: print(epoch, logs))  # doctest: +ELLIPSIS
+    <parashard.callbacks.base.LambdaCallback object at ...>
+    """
+
+    def __init__(self, **hooks: Callable[..., None]) -> None:
+        for name, function in hooks.items():
+            if name in NEVER:
+                raise ConfigurationError(f"LambdaCallback: {name}: {NEVER[name]}")
+            if name not in HOOKS or not callable(function):
+                raise ConfigurationError(f"LambdaCallback: {name} is no hook and function; allowed: {', '.join(HOOKS)}")
+            setattr(self, name, function)
+
+
+HOOKS = tuple(name for name in vars(Callback) if name.startswith("on_"))
+
+
+def overrides(callback: Callback, hook: str) -> bool:
+    """Tell whether a callback does something in a hook."""
+    return getattr(getattr(callback, hook), "__func__", None) is not getattr(Callback, hook)

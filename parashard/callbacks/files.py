@@ -1,0 +1,164 @@
+"""What writes files: ModelCheckpoint and CSVLogger; and BackupAndRestore, which leaves that to the run."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from parashard.callbacks.base import Callback, Logs
+from parashard.callbacks.stopping import Mode, Monitor
+from parashard.errors import ConfigurationError
+
+SUFFIX = ".safetensors"
+
+
+class ModelCheckpoint(Callback):
+    """Keeps the weights of epochs, each as they were evaluated: what a file's name says is of these weights.
+
+    Epochs without an evaluation are left out. A file has the variables by name, as `weights.safetensors` of a run.
+
+    Parameters
+    ----------
+    filepath : str or Path
+        Ends in ".safetensors"; "{epoch}" is the epoch, counted from 1, and "{val_loss:.3f}" and the like its figures.
+    monitor : str
+        Name of the figure that says what is best.
+    save_best_only : bool
+        Keep only epochs that are better than all before.
+    mode : {"auto", "min", "max"}
+        What is better; "auto" goes by the name.
+    initial_value_threshold : float, optional
+        What has to be better than this to be kept.
+    """
+
+    decides = False
+    uses_weights = True
+
+    def __init__(
+        self,
+        filepath: str | Path,
+        *,
+        monitor: str = "val_loss",
+        verbose: int = 0,
+        save_best_only: bool = False,
+        save_weights_only: bool = True,
+        mode: Mode = "auto",
+        save_freq: str = "epoch",
+        initial_value_threshold: float | None = None,
+    ) -> None:
+        if not str(filepath).endswith(SUFFIX):
+            raise ConfigurationError(f"ModelCheckpoint: filepath {str(filepath)!r} must end in {SUFFIX}")
+        if save_freq != "epoch":
+            raise ConfigurationError(
+                f"ModelCheckpoint: save_freq is {save_freq!r}; allowed: 'epoch', where weights are evaluated"
+            )
+        if not save_weights_only:
+            raise ConfigurationError("ModelCheckpoint: save_weights_only is False; a file has the weights only")
+        self._filepath = str(filepath)
+        self._best_only = save_best_only
+        self._monitor = Monitor(monitor, mode)
+        self._threshold = initial_value_threshold
+        self.best = self._start()
+
+    def _start(self) -> float:
+        return self._monitor.worst if self._threshold is None else self._threshold
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        self.best = self._start()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Keep the weights, if they were evaluated and are to be kept."""
+        if not self.model.has_weights:
+            return
+        if self._best_only:
+            value = self._monitor.value(self, logs)
+            if value is None or not self._monitor.better(value, self.best):
+                return
+            self.best = value
+        try:
+            path = self._filepath.format(epoch=epoch + 1, **logs)
+        except (KeyError, IndexError, ValueError) as error:
+            raise ConfigurationError(
+                f"ModelCheckpoint: filepath {self._filepath!r} cannot be filled in ({error}); there are epoch, "
+                f"{', '.join(sorted(logs))}"
+            ) from None
+        self.model.save_weights(path)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the best value."""
+        return {"best": self.best if math.isfinite(self.best) else None}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from it."""
+        self.best = self._start() if state["best"] is None else state["best"]
+
+
+class CSVLogger(Callback):
+    """Writes a line of figures for every epoch.
+
+    Parameters
+    ----------
+    filename : str or Path
+        The file.
+    separator : str
+        Between values.
+    append : bool
+        True: go on with a file that there is; False: begin it anew, unless the run is resumed.
+    """
+
+    decides = False
+
+    def __init__(self, filename: str | Path, separator: str = ",", append: bool = False) -> None:
+        self._path = Path(filename)
+        self._separator = separator
+        self._append = append
+        self._columns: list[str] = []
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        self._columns = []
+        if self._append and self._path.exists():
+            with self._path.open(newline="") as file:
+                self._columns = next(csv.reader(file, delimiter=self._separator), [])
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Write a line; figures that the first epoch did not have are left out."""
+        begins = not self._columns
+        self._columns = self._columns or ["epoch", *sorted(logs)]
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        with self._path.open("w" if begins else "a", newline="") as file:
+            writer = csv.DictWriter(
+                file, self._columns, restval="NA", extrasaction="ignore", delimiter=self._separator, lineterminator="\n"
+            )
+            if begins:
+                writer.writeheader()
+            writer.writerow({"epoch": epoch, **logs})
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the columns."""
+        return {"columns": self._columns}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on with them."""
+        self._columns = list(state["columns"])
+
+
+class BackupAndRestore(Callback):
+    """Has `fit` go on with a run that was interrupted, as `resume=True` does; it writes nothing.
+
+    Every run can be resumed: shards, coordinator and callbacks save what they need in the run's folder.
+
+    Parameters
+    ----------
+    backup_dir : str or Path, optional
+        Not used: the run's folder is the place.
+    """
+
+    decides = False
+
+    def __init__(self, backup_dir: str | Path | None = None, **_: object) -> None:
+        self.backup_dir = backup_dir

@@ -1,0 +1,109 @@
+"""What changes the learning rate: LearningRateScheduler and ReduceLROnPlateau."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from parashard.callbacks.base import Callback, Logs
+from parashard.callbacks.stopping import Mode, Monitor
+from parashard.errors import ConfigurationError
+
+
+class LearningRateScheduler(Callback):
+    """Sets the learning rate of each epoch.
+
+    Parameters
+    ----------
+    schedule : callable
+        (epoch, present rate) -> the epoch's rate. It is called before the epoch's steps begin; where training is
+        asynchronous, steps that are under way keep theirs, and `callbacks.learning_rates` of the report says which.
+    """
+
+    def __init__(self, schedule: Callable[[int, float], float], verbose: int = 0) -> None:
+        if not callable(schedule):
+            raise ConfigurationError(f"LearningRateScheduler: schedule is no function of epoch and rate: {schedule!r}")
+        self._schedule = schedule
+
+    def on_epoch_begin(self, epoch: int, logs: Logs) -> None:
+        """Set the epoch's rate."""
+        self.model.learning_rate = self._schedule(epoch, self.model.learning_rate)
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Tell the rate."""
+        logs["learning_rate"] = self.model.learning_rate
+
+
+class ReduceLROnPlateau(Callback):
+    """Lowers the learning rate when a figure has not become better for a while.
+
+    Parameters
+    ----------
+    monitor : str
+        Name of the figure.
+    factor : float
+        What the rate is multiplied with, less than 1.
+    patience : int
+        Epochs without a better value after which that happens.
+    mode : {"auto", "min", "max"}
+        What is better; "auto" goes by the name.
+    min_delta : float
+        A smaller change is none.
+    cooldown : int
+        Epochs after a change that are not counted.
+    min_lr : float
+        The rate never falls below it.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        factor: float = 0.1,
+        patience: int = 10,
+        verbose: int = 0,
+        mode: Mode = "auto",
+        min_delta: float = 1e-4,
+        cooldown: int = 0,
+        min_lr: float = 0.0,
+    ) -> None:
+        if not 0.0 < factor < 1.0:
+            raise ConfigurationError(f"ReduceLROnPlateau: factor must be more than 0 and less than 1, found {factor!r}")
+        self._monitor = Monitor(monitor, mode, min_delta)
+        self._factor, self._patience, self._cooldown, self._min_lr = factor, patience, cooldown, min_lr
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best, self.wait, self.cooldown_counter = self._monitor.worst, 0, 0
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        self._reset()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Look at the figure."""
+        logs["learning_rate"] = self.model.learning_rate
+        value = self._monitor.value(self, logs)
+        if value is None:
+            return
+        if self.cooldown_counter > 0:
+            self.cooldown_counter -= 1
+            self.wait = 0
+        if self._monitor.better(value, self.best):
+            self.best, self.wait = value, 0
+        elif self.cooldown_counter <= 0:
+            self.wait += 1
+            if self.wait >= self._patience and self.model.learning_rate > self._min_lr:
+                self.model.learning_rate = max(self.model.learning_rate * self._factor, self._min_lr)
+                self.cooldown_counter, self.wait = self._cooldown, 0
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the best value and how long ago it was."""
+        best = self.best if math.isfinite(self.best) else None
+        return {"best": best, "wait": self.wait, "cooldown": self.cooldown_counter}
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from it."""
+        self.best = self._monitor.worst if state["best"] is None else state["best"]
+        self.wait, self.cooldown_counter = state["wait"], state["cooldown"]

@@ -1,0 +1,154 @@
+"""What watches a figure: EarlyStopping, and what is better than what, which ReduceLROnPlateau shares."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from parashard.callbacks.base import Callback, Logs
+from parashard.errors import ConfigurationError
+
+Mode = Literal["auto", "min", "max"]
+_RISING = ("acc", "accuracy", "auc", "precision", "recall", "f1")
+"""How the names of figures end that are better when they are higher."""
+
+
+class Monitor:
+    """Whether a figure is better than another one.
+
+    Parameters
+    ----------
+    name : str
+        In an epoch's logs, such as "val_loss".
+    mode : {"auto", "min", "max"}
+        What is better; "auto" goes by the name.
+    min_delta : float
+        By how much at least.
+    """
+
+    def __init__(self, name: str, mode: Mode = "auto", min_delta: float = 0.0) -> None:
+        if mode not in ("auto", "min", "max"):
+            raise ConfigurationError(f"mode {mode!r} is unknown; allowed: auto, min, max")
+        self.name = name
+        self.rises = mode == "max" or (mode == "auto" and name.endswith(_RISING))
+        self._min_delta = abs(min_delta)
+        self.worst = -math.inf if self.rises else math.inf
+
+    def better(self, value: float, reference: float) -> bool:
+        """Tell whether a value is better than a reference; NaN never is."""
+        if self.rises:
+            return value - self._min_delta > reference
+        return value + self._min_delta < reference
+
+    def value(self, owner: Callback, logs: Logs) -> float | None:
+        """Return the figure of an epoch that has been evaluated, None of another one.
+
+        Raises
+        ------
+        ConfigurationError
+            If evaluated epochs do not have it.
+        """
+        found = logs.get(self.name)
+        # An epoch may be without an evaluation, and the mean loss is not known where who counted it was killed.
+        evaluated = any(name.startswith("val_") for name in logs)
+        if found is None and self.name != "loss" and (evaluated or not self.name.startswith("val_")):
+            raise ConfigurationError(
+                f"{type(owner).__name__}: monitor {self.name!r} is not among the figures: {', '.join(sorted(logs))}"
+            )
+        return found
+
+
+class EarlyStopping(Callback):
+    """Ends the training when a figure has not become better for a while.
+
+    In `sync:N` no further round begins; in `async` and `ssp:K` the steps that are under way are finished, and how many
+    they were since the epoch's end is in the report (`callbacks.stop_lag_steps`).
+
+    Parameters
+    ----------
+    monitor : str
+        Name of the figure.
+    min_delta : float
+        A smaller change is none.
+    patience : int
+        Epochs without a better value that are tolerated.
+    mode : {"auto", "min", "max"}
+        What is better; "auto" goes by the name.
+    baseline : float, optional
+        Values that are not better than it count as not better.
+    restore_best_weights : bool
+        Have the trainer go on with the weights of the best value: those that were evaluated, to the bit.
+    start_from_epoch : int
+        Earlier epochs are not looked at.
+    """
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        *,
+        min_delta: float = 0.0,
+        patience: int = 0,
+        verbose: int = 0,
+        mode: Mode = "auto",
+        baseline: float | None = None,
+        restore_best_weights: bool = False,
+        start_from_epoch: int = 0,
+    ) -> None:
+        self._monitor = Monitor(monitor, mode, min_delta)
+        self._patience = patience
+        self._baseline = baseline
+        self._start_from_epoch = start_from_epoch
+        self.uses_weights = restore_best_weights
+        self._reset()
+
+    def _reset(self) -> None:
+        self.best, self.best_epoch, self.wait = self._monitor.worst, -1, 0
+        self.stopped_epoch = 0
+        self._best_weights = ""
+
+    def on_train_begin(self, logs: Logs) -> None:
+        """Begin anew."""
+        self._reset()
+
+    def on_epoch_end(self, epoch: int, logs: Logs) -> None:
+        """Look at the figure."""
+        value = self._monitor.value(self, logs)
+        if value is None or epoch < self._start_from_epoch:
+            return
+        self.wait += 1
+        if self._monitor.better(value, self.best):
+            self.best, self.best_epoch = value, epoch
+            if self.uses_weights and self.model.has_weights:
+                path = self.model.run_dir / "best_weights.safetensors"
+                self.model.save_weights(path)
+                self._best_weights = str(path)
+            if self._baseline is None or self._monitor.better(value, self._baseline):
+                self.wait = 0
+                return
+        if self.wait >= self._patience and epoch > 0:
+            self.stopped_epoch = epoch
+            self.model.stop_training = True
+            best = f"best in epoch {self.best_epoch + 1} ({self.best:.6g})" if self.best_epoch >= 0 else "never finite"
+            self.model.stop_reason = f"EarlyStopping: {self._monitor.name} was {best}"
+
+    def on_train_end(self, logs: Logs) -> None:
+        """Have the trainer go on with the best weights, if it is to."""
+        if self._best_weights:
+            self.model.restore_weights(self._best_weights)
+
+    def get_state(self) -> dict[str, Any]:
+        """Return the best value and how long ago it was."""
+        return {
+            "best": self.best if math.isfinite(self.best) else None,
+            "best_epoch": self.best_epoch,
+            "wait": self.wait,
+            "stopped_epoch": self.stopped_epoch,
+            "weights": self._best_weights,
+        }
+
+    def set_state(self, state: Mapping[str, Any]) -> None:
+        """Go on from it."""
+        self.best = self._monitor.worst if state["best"] is None else state["best"]
+        self.best_epoch, self.wait = state["best_epoch"], state["wait"]
+        self.stopped_epoch, self._best_weights = state["stopped_epoch"], state["weights"]

@@ -1,0 +1,41 @@
+"""Follower: whoever follows a run in progress, for callbacks; and the error with which one ends the run.
+
+Knows no callback. `parashard.launch.running` calls it; `parashard.api.following` implements it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from parashard._proto import coordinator_pb2 as pb
+
+Follow = Callable[[pb.FollowRequest], pb.FollowReply]
+"""Asks the coordinator, once; the run's id is filled in."""
+
+
+class CallbackFailed(Exception):
+    """A callback raised, which is the cause: the run is to be saved and ended."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(f"a callback raised {type(error).__name__}: {error}")
+        self.error = error
+
+
+class Follower(Protocol):
+    """Follows a run, in the thread that supervises it."""
+
+    @property
+    def arguments(self) -> Sequence[str]:
+        """What the coordinator is started with."""
+
+    def look(self, follow: Follow, *, last: bool) -> None:
+        """Ask what has happened, and act on it; called many times a second, and with `last` once the job is done.
+
+        Raises
+        ------
+        CallbackFailed
+            If what it calls raised.
+        RetryLater
+            If the coordinator does not answer now.
+        """
