@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parashard import jax as jax
     from parashard import torch as torch
+    from parashard.api.connect import connect as connect
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
@@ -37,6 +38,7 @@ _PLACES = {
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",
+    "connect": "parashard.api.connect",
     "is_worker": "parashard.api.script",
 }
 _MODULES = ("jax", "torch")

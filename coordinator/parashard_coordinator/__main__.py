@@ -81,6 +81,7 @@ def main() -> int:
         type=Path,
         help="folder with what another process declares of data and model, which are not opened here then",
     )
+    parser.add_argument("--open", action="store_true", help="lease only the steps that the launcher has scheduled")
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="over the job file, such as cluster.shards=2"
@@ -112,7 +113,9 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
     run_id, resolved, run_store = take_up(arguments, job, store, stop)
     incarnation = run_store.incarnation
     plan, source = run_store.open_plan(resolved.plan, arguments.from_checkpoint)
-    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, resume=arguments.resume))
+    core = ExclusiveCore(
+        taken_up_core(resolved, run_id, run_store, stop, resume=arguments.resume, open_=arguments.open)
+    )
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -123,6 +126,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
         checkpoint_url=store.url,
+        examples=resolved.spec.examples,
         source=source,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
@@ -234,9 +238,11 @@ def _cluster(job: Job, kubernetes_job: str) -> Cluster | None:
     return open_cluster(kubernetes_job)
 
 
-def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool) -> Core:
+def taken_up_core(
+    resolved: ResolvedJob, run_id: str, run_store: RunStore, stop: Stop, *, resume: bool, open_: bool = False
+) -> Core:
     """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
-    job = new_job_record(resolved, run_id, run_store.incarnation)
+    job = new_job_record(resolved, run_id, run_store.incarnation, open_=open_)
     job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
@@ -247,7 +253,7 @@ def taken_up_core(resolved: ResolvedJob, run_id: str, run_store: RunStore, stop:
     return Core(job)
 
 
-def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int) -> JobRecord:
+def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int, *, open_: bool = False) -> JobRecord:
     """Return the state of a job at its start."""
     job, steps = resolved.job, resolved.steps
     policy = leasing_policy(job.consistency.policy)
@@ -263,6 +269,7 @@ def new_job_record(resolved: ResolvedJob, run_id: str, incarnation: int) -> JobR
         incarnation=incarnation,
         job_digest=resolved.digest,
         steps_total=steps.total,
+        open=open_,
         shards=job.cluster.shards,
         workers=job.cluster.workers,
         lease_batch=job.cluster.lease_batch,

@@ -193,7 +193,13 @@ class ShardClient:
         return Pulled(weights, self._sets)
 
     def push(
-        self, step: int, gradients: Mapping[str, Float32s], pulled: Pulled | None, *, skipped: bool = False
+        self,
+        step: int,
+        gradients: Mapping[str, Float32s],
+        pulled: Pulled | None,
+        *,
+        skipped: bool = False,
+        void: bool = False,
     ) -> Pushed:
         """Push a step's gradients to all shards, at once; return every shard's receipt.
 
@@ -208,6 +214,8 @@ class ShardClient:
             What the gradients were computed at; None: unknown.
         skipped : bool
             True: the empty push of a step that was given up.
+        void : bool
+            True: the step moves nothing; there are no gradients. Refused in `sync:N`.
 
         Raises
         ------
@@ -245,7 +253,8 @@ class ShardClient:
             arrays = self._checked(gradients)
             try:
                 prepared = [
-                    self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard]) for shard in unsettled
+                    self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])
+                    for shard in unsettled
                 ]
                 receipts = self._fan_out.request_all(push, len(prepared), settle, unacknowledged)
             finally:
@@ -279,6 +288,7 @@ class ShardClient:
         arrays: Mapping[str, Float32s],
         pulled: Pulled | None,
         skipped: bool,
+        void: bool,
         encoded: list[Encoded],
     ) -> Push:
         """Return a shard's part of a push; what had to be encoded joins `encoded`, to be settled."""
@@ -300,7 +310,7 @@ class ShardClient:
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
         context = self._observer.traceparent()
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context, void)
 
     # --- both ---
 

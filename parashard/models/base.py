@@ -38,10 +38,11 @@ class Model(Protocol):
         -------
         loss : float, or array of shape ()
             On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
-        gradients : mapping of str to array
+        gradients : mapping of str to array, or None
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
             of zeros, which is not sent. The caller owns them: they may still be pushed while the next step is computed,
-            so a model must not write into them again.
+            so a model must not write into them again. None in place of the mapping, in `async` and `ssp`: the step
+            moves nothing, while gradients of zeros move what has momentum or decays.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:

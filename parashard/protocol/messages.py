@@ -85,6 +85,7 @@ class Push(NamedTuple):
     pulled_version: int | None  # None: unknown, or of another incarnation
     payload: Buffers
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
+    void: bool = False  # the step is recorded, and moves nothing: no weight, no moment, no decay
 
 
 class Receipt(NamedTuple):

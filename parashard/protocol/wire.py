@@ -101,6 +101,8 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
     )
     if push.traceparent:  # not among the arguments: an empty one would cost as much as any other
         header.traceparent = push.traceparent
+    if push.void:
+        header.void = True
     for piece in push.slices:
         header.slices.add(
             variable=piece.partition.variable,
@@ -124,6 +126,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         pulled_version=header.pulled_version if header.pulled else None,
         payload=Buffers([payload]),
         traceparent=header.traceparent,
+        void=header.void,
     )
 
 

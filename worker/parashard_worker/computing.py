@@ -46,7 +46,7 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
 
-    def gradients(self, step: int, values: Mapping[str, Float32s]) -> tuple[float, int, dict[str, Float32s]]:
+    def gradients(self, step: int, values: Mapping[str, Float32s]) -> tuple[float, int, dict[str, Float32s] | None]:
         """Compute a step.
 
         Parameters
@@ -61,9 +61,9 @@ class Task(NamedTuple):
         loss : float
         examples : int
             How many the step has.
-        gradients : dict of str to ndarray of float32
+        gradients : dict of str to ndarray of float32, or None
             Finite, of every variable that is not frozen; clipped to `clip_norm` together. On a CPU they may be views of
-            `values`, if the model made them so.
+            `values`, if the model made them so. None: the step moves nothing.
 
         Raises
         ------
@@ -79,21 +79,17 @@ class Task(NamedTuple):
         batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, inputs, targets))
         variables = self.device.variables_from_host(values)
         raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
-        trainable = self._trainable(raw)
         try:
-            loss, gradients = self.device.to_host(raw_loss, trainable)
+            if raw is None:
+                return self.device.to_host(raw_loss, {})[0], len(indices), None
+            loss, gradients = self.device.to_host(raw_loss, self._trainable(raw))
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
-        norm = _global_norm(gradients) if self.clip_norm is not None else 0.0
-        # Before anything is sent: a bad gradient must reach no shard.
-        bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
-        if bad:
+        try:
+            return loss, len(indices), sendable(step, loss, gradients, self.clip_norm)
+        except NonFiniteGradient:
             _check_examples(indices, inputs, targets)
-            raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
-        if self.clip_norm is not None and norm > self.clip_norm:
-            factor = np.float32(self.clip_norm / norm)
-            gradients = {name: gradient * factor for name, gradient in gradients.items()}
-        return loss, len(indices), gradients
+            raise
 
     def metrics(
         self, values: Mapping[str, Float32s], computing: Callable[[], AbstractContextManager[None]]
@@ -130,13 +126,13 @@ class Task(NamedTuple):
                 totals[name] = totals.get(name, 0.0) + value * (stop - start)
         return {name: total / examples for name, total in totals.items()}
 
-    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None]]:
+    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
         """Return a model's loss and gradients if that is what it returned."""
         due = "due is a loss and a mapping of gradients by variable"
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(f"returned {_in_words(result)}; {due}")
         loss, gradients = result
-        if not isinstance(gradients, Mapping):
+        if gradients is not None and not isinstance(gradients, Mapping):
             raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
         if not _is_number(loss):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
@@ -188,6 +184,24 @@ class Task(NamedTuple):
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
+
+
+def sendable(step: int, loss: float, gradients: dict[str, Float32s], clip_norm: float | None) -> dict[str, Float32s]:
+    """Return gradients that may be pushed: all finite (P6), and clipped to `clip_norm` together.
+
+    Raises
+    ------
+    NonFiniteGradient
+        Before anything is sent: a bad gradient must reach no shard.
+    """
+    norm = _global_norm(gradients) if clip_norm is not None else 0.0
+    bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
+    if bad:
+        raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
+    if clip_norm is not None and norm > clip_norm:
+        factor = np.float32(clip_norm / norm)
+        return {name: gradient * factor for name, gradient in gradients.items()}
+    return gradients
 
 
 def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:

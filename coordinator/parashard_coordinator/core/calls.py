@@ -43,6 +43,7 @@ class Options(NamedTuple):
     target_mean_squared_error: float | None = None
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
+    open: bool = False  # steps are leased once they are scheduled, and how many there will be is not known
     retry_pause_s: float = RETRY_PAUSE_S
     examples_of: Callable[[int], str] = lambda step: ""  # a step's examples, for people
     against_divergence: str = "lower optimizer.learning_rate or set optimizer.clip_norm"
@@ -62,7 +63,7 @@ class CompletedStep(NamedTuple):
 
     step: int
     incarnations: list[int]
-    loss: float
+    loss: float | None
     examples: int
     skipped: bool = False
 
@@ -109,6 +110,7 @@ class LeaseCall(NamedTuple):
     leaving: bool = False
     computing: Sequence[int] = ()
     phases_s: Mapping[str, float] = MappingProxyType({})
+    steps_only: bool = False
 
 
 class LeaseAnswer(NamedTuple):

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
@@ -22,6 +24,8 @@ from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
 NOTED_MAX = 4096
+NOTHING: Float32s = np.empty(0, np.float32)
+"""The gradient of a push that moves nothing."""
 
 
 class Cut(NamedTuple):
@@ -42,7 +46,10 @@ class Journal(Protocol):
     position: int
 
     def append(self, step: int, gradient: Float32s | None, *, staleness: int | None, skipped: bool) -> int:
-        """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
+        """Note a push, before it moves the weights, and return its position; never raises.
+
+        A gradient of None is zero; one of no elements moves nothing.
+        """
 
 
 class Shard:
@@ -207,7 +214,7 @@ class Shard:
         )
 
     def _take(self, push: Push) -> Receipt:
-        gradient = self.storage.decode_gradient(push.slices, push.payload.whole())
+        gradient = NOTHING if push.void else self.storage.decode_gradient(push.slices, push.payload.whole())
         self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
@@ -215,10 +222,10 @@ class Shard:
                 f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
             )
         lag = push.step - self.updates.applied.lowest_missing()
-        if self._pulled is not None:
+        if self._pulled is not None and not push.void:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
-            logged = gradient if push.slices else None
+            logged = gradient if push.slices or push.void else None
             position = self.journal.append(push.step, logged, staleness=staleness, skipped=push.skipped)
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
@@ -280,6 +287,8 @@ class Shard:
             )
 
     def _check_slices(self, push: Push) -> None:
+        if push.void and (push.slices or push.skipped or self.updates.round is not None):
+            raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
         size_bytes = self.storage.check_slices(push.slices)
         if size_bytes != push.payload.nbytes:
             raise ShapeMismatch(

@@ -71,7 +71,10 @@ class UpdatePolicy(Protocol):
         """Make the weights those that a round starts from, or raise StaleRound."""
 
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only."""
+        """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only.
+
+        One of no elements moves nothing: its step is recorded.
+        """
 
 
 class ImmediateUpdates:
@@ -134,7 +137,8 @@ class ImmediateUpdates:
     def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
-        self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
+        if gradient.size:
+            self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
         self.applied.add(step)
         return PushResult.APPLIED
 
