@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
+from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line
 from parashard.process import cuda
 from parashard.process.arguments import check_host
@@ -71,6 +73,8 @@ def run_job(
     tls_dir: Path | None = None,
     trace: bool = False,
     script: ScriptCommand | None = None,
+    declared: bool = False,
+    steering: Steering | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -96,8 +100,13 @@ def run_job(
         True: all processes send spans.
     script : ScriptCommand, optional
         What its workers are; data and model are declared in `run_dir` then.
+    declared : bool
+        True: they are, and its workers join from elsewhere.
+    steering : Steering, optional
+        Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
-    if script is None and loaded.job.model.kind == "script":
+    declared = declared or script is not None
+    if not declared and loaded.job.model.kind == "script":
         raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
     if loaded.job.cluster.launcher != "local":
         raise ConfigurationError(
@@ -114,9 +123,9 @@ def run_job(
     cluster.variables = _thread_variables(loaded.job)
     cluster.script = script
     cluster.tell = view.say
-    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=script is not None)
+    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=declared, steering=steering)
     # As Ctrl-C: the report is written, the terminal restored.
-    before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
+    signals = _EndingSignals(() if steering is not None else ENDING_SIGNALS)
     try:
         run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
         state, reason = run.until_over()
@@ -130,11 +139,10 @@ def run_job(
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
         exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
-        _ignore_signals()  # the cleanup must not be interrupted
+        signals.ignore()  # the cleanup must not be interrupted
         view.close()
         cluster.end(loaded.job.cluster.grace_s)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.restore()
         os.close(lock)
         with suppress(OSError):
             (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
@@ -150,6 +158,23 @@ def run_job(
         exit_code, reason = _copied(run_dir, output, reason)
     copy = output if exit_code == ExitCode.DONE else None
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy)
+
+
+class _EndingSignals:
+    """Signals that end a run in an orderly way, until `restore`; none where a program has them."""
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        self._before = {number: signal.signal(number, _interrupt_once) for number in numbers}
+
+    def ignore(self) -> None:
+        """Do nothing at any of them."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def restore(self) -> None:
+        """Do what was done before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

@@ -21,7 +21,7 @@ class Model(Protocol):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float | Array, Mapping[str, Array]]:
+    ) -> tuple[float | Array | None, Mapping[str, Array | None] | None]:
         """Return the mean loss over a batch and its gradient by every variable.
 
         Parameters
@@ -38,6 +38,7 @@ class Model(Protocol):
         -------
         loss : float, or array of shape ()
             On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
+            None: it is not told.
         gradients : mapping of str to array, or None
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
             of zeros, which is not sent. The caller owns them: they may still be pushed while the next step is computed,

@@ -46,7 +46,9 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
 
-    def gradients(self, step: int, values: Mapping[str, Float32s]) -> tuple[float, int, dict[str, Float32s] | None]:
+    def gradients(
+        self, step: int, values: Mapping[str, Float32s]
+    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
         """Compute a step.
 
         Parameters
@@ -58,7 +60,8 @@ class Task(NamedTuple):
 
         Returns
         -------
-        loss : float
+        loss : float, or None
+            None: the model does not tell.
         examples : int
             How many the step has.
         gradients : dict of str to ndarray of float32, or None
@@ -80,13 +83,16 @@ class Task(NamedTuple):
         variables = self.device.variables_from_host(values)
         raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
         try:
-            if raw is None:
-                return self.device.to_host(raw_loss, {})[0], len(indices), None
-            loss, gradients = self.device.to_host(raw_loss, self._trainable(raw))
+            number, gradients = self.device.to_host(
+                0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)
+            )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
+        loss = None if raw_loss is None else number
+        if raw is None:
+            return loss, len(indices), None
         try:
-            return loss, len(indices), sendable(step, loss, gradients, self.clip_norm)
+            return loss, len(indices), sendable(step, number, gradients, self.clip_norm)
         except NonFiniteGradient:
             _check_examples(indices, inputs, targets)
             raise
@@ -134,6 +140,8 @@ class Task(NamedTuple):
         loss, gradients = result
         if gradients is not None and not isinstance(gradients, Mapping):
             raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
+        if loss is None:
+            return None, gradients
         if not _is_number(loss):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
         return _scalar(loss), gradients

@@ -39,7 +39,7 @@ class _Computed(NamedTuple):
     """A step whose push is under way."""
 
     step: int
-    loss: float
+    loss: float | None
     examples: int
     skipped: bool
     pulled: Pulled | None  # released after the push: a model may return views of its variables as gradients
@@ -192,7 +192,7 @@ class StepLoop:
         if not self._depth:
             self._settle()
 
-    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float, int, dict[str, Float32s] | None]:
+    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float | None, int, dict[str, Float32s] | None]:
         return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
 
     def _settle(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any, Self
 import numpy as np
 
 from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pull_buffers import read_only
 from parashard.client.shard_client import Pulled
 from parashard.data.base import Batch, Indices
 from parashard.errors import (
@@ -206,7 +207,7 @@ class Session:
         """
         if self._pulled is None:
             raise ConfigurationError("session.pull() is of a step: call it in `for step in session.steps()`, once each")
-        return {name: _read_only(values) for name, values in self._pulled.variables.items()}
+        return read_only(self._pulled.variables)
 
     def push(
         self,
@@ -341,12 +342,6 @@ class Session:
     def _ended(self) -> tuple[str, str] | None:
         """Return how the run ended, once its coordinator does not answer any more."""
         return how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
-
-
-def _read_only(values: Float32s) -> Float32s:
-    view = values.view()
-    view.flags.writeable = False
-    return view
 
 
 def _tell_hung(reason: str) -> None:
