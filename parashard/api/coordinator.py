@@ -7,6 +7,7 @@ carries values between them, `parashard.api.background` runs the job.
 
 from __future__ import annotations
 
+import atexit
 import threading
 import time
 import weakref
@@ -20,7 +21,7 @@ from typing import Any, Self
 from parashard.api.background import BackgroundRun, Variables, within
 from parashard.api.calls import Call, Calls, PerWorker
 from parashard.api.functions import Function, name_of, names_now
-from parashard.api.jobs import Parts, check_same_call, checked_optimizer, checked_strategy, job_of
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
 from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
 from parashard.api.script import COORDINATOR, SCRIPT
 from parashard.api.strategies import ParameterServerStrategy
@@ -275,7 +276,7 @@ class Coordinator:
         report = self._run.finish(self._timeout_s if timeout_s is None else timeout_s)
         with suppress(OSError):
             self._calls.drop_calls(lambda number: True)
-            self._calls.drop_results(self._is_unwanted)
+        atexit.register(self._calls.drop_results, lambda number: True)  # until then they can be fetched
         self._raise_error()
         return report
 
@@ -287,13 +288,18 @@ class Coordinator:
 
     def _work(self, loaded: LoadedJob, variables: Mapping[str, Any]) -> None:
         """Be a worker, and end."""
+        if SCRIPT.run_dir is None:
+            raise ConfigurationError(
+                "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
+                "RUN-FOLDER, on a disk that it shares with the script"
+            )
         source = ScheduledSource()
 
         def check(run_dir: Path) -> None:
             check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), SCRIPT.sha256, run_dir)
 
         functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name)
-        SCRIPT.work(functions, source, SCRIPT.sha256, check)
+        SCRIPT.work(functions, source, SCRIPT.sha256, check, lambda theirs: check_same_job(loaded, theirs))
 
     def _start(self, loaded: LoadedJob) -> None:
         declared = declare(ScheduledSource.spec, self._variables, SCRIPT.sha256)

@@ -14,6 +14,7 @@ from parashard.errors import ConfigurationError
 from parashard.job.declaration import read_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
+from parashard.job.schema import Job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
 from parashard.plan.optimizers import SGD, OptimizerSpec
 
@@ -118,7 +119,12 @@ def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256
             "buffer of the module is drawn without a seed"
         )
     file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
-    theirs = dict(leaves(load_job(file, environ={}).job.plain()))
+    check_same_job(mine, load_job(file, environ={}).job)
+
+
+def check_same_job(mine: LoadedJob, other: Job) -> None:
+    """Refuse, in a worker, a call whose job is not the run's."""
+    theirs = dict(leaves(other.plain()))
     own = dict(leaves(mine.job.plain()))
     for key in sorted(theirs.keys() | own.keys()):
         if key[0] in DEFINING and theirs.get(key) != own.get(key):

@@ -17,6 +17,7 @@ from parashard.api.functions import Function, found
 from parashard.client.pull_buffers import read_only
 from parashard.data.base import Batch, DataSpec, Indices
 from parashard.errors import ConfigurationError
+from parashard.models.base import Nothing
 from parashard.models.blame import named_with_line
 from parashard.plan.variables import Float32s
 
@@ -64,7 +65,7 @@ class ScheduledFunctions:
 
     def loss_and_gradients(
         self, variables: Mapping[str, Any], batch: Batch, xp: Any
-    ) -> tuple[float | None, Mapping[str, Any] | None]:
+    ) -> tuple[float | Nothing, Mapping[str, Any] | Nothing]:
         """Call the function of a step; its result is stored before its gradients are pushed.
 
         What it raises is stored, too, and then the step moves nothing: that is its answer.
@@ -77,15 +78,15 @@ class ScheduledFunctions:
             wrong = isinstance(error, ConfigurationError)
             says = f"{_short(call.function)}: {error}" if wrong else named_with_line(error)
             self._calls.write_error(batch.step, f"{self._worker or 'a worker'}: {says}")
-            return None, None
+            return Nothing.NO_LOSS, Nothing.NO_PUSH
         number = isinstance(result, float | int | np.floating) and bool(np.isfinite(result))
-        return (float(result) if number else None), gradients
+        return (float(result) if number else Nothing.NO_LOSS), gradients
 
     def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return no metrics: such a job has no held-out examples."""
         return {}
 
-    def _called(self, call: Call, weights: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None]:
+    def _called(self, call: Call, weights: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | Nothing]:
         function = found(call.function)
         if not isinstance(function, Function):
             raise ConfigurationError("this worker's script has no such function")
@@ -93,7 +94,7 @@ class ScheduledFunctions:
         kwargs = {name: self._resolved(value) for name, value in call.kwargs.items()}
         returned = function(weights, *args, **kwargs)
         if not function.pushes:
-            return returned, None
+            return returned, Nothing.NO_PUSH
         if not isinstance(returned, tuple | list) or len(returned) != 2 or not isinstance(returned[1], Mapping):
             raise ConfigurationError(
                 "a function with @ps.function returns (result, gradients), gradients by variable; one that pushes "

@@ -31,6 +31,7 @@ from parashard.store.durable import write_durably
 
 if TYPE_CHECKING:
     from parashard.data.base import DataSource
+    from parashard.job.schema import Job
     from parashard.models.base import Model
 
 COORDINATOR = "ps.Coordinator"
@@ -71,19 +72,21 @@ class Script:
         self._calls = 0
         self._last = False
         if self.is_worker:
-            self._answers = json.loads((self.run_dir / CALLS_FILE).read_text())
+            if self.run_dir is not None:
+                self._answers = answers_in(self.run_dir)
             sys.excepthook = self._fail
             atexit.register(self._miss)
 
     @property
-    def run_dir(self) -> Path:
-        """The run folder of the worker that this process is."""
-        return Path(self._arguments[self._arguments.index("--connect") + 1])
+    def run_dir(self) -> Path | None:
+        """The run folder of the worker that this process is; None: it only has the coordinator's address."""
+        run = Path(self._arguments[self._arguments.index("--connect") + 1])
+        return run if run.is_dir() else None
 
     @property
     def _own_call(self) -> str:
         """The call that this worker is for."""
-        return COORDINATOR if (self.run_dir / CALLS).is_dir() else "fit"
+        return COORDINATOR if self.run_dir is not None and (self.run_dir / CALLS).is_dir() else "fit"
 
     @contextmanager
     def call(self, kind: str) -> Iterator[Call]:
@@ -130,7 +133,14 @@ class Script:
         """Write what the calls so far returned to where the workers of the next one find it."""
         write_durably(run_dir / CALLS_FILE, json.dumps(self._answers).encode())
 
-    def work(self, model: Model, source: DataSource, model_sha256: str, check: Callable[[Path], None]) -> NoReturn:
+    def work(
+        self,
+        model: Model,
+        source: DataSource,
+        model_sha256: str,
+        check: Callable[[Path], None],
+        check_job: Callable[[Job], None],
+    ) -> NoReturn:
         """Be the worker that this process is for, and end.
 
         Parameters
@@ -141,12 +151,16 @@ class Script:
             As it was declared.
         check : callable
             Raises if this call is not the one of the run in this folder.
+        check_job : callable
+            The same by the coordinator's job, where there is no folder.
         """
         from parashard_worker.__main__ import OwnTask, main
 
         atexit.unregister(self._miss)
-        check(self.run_dir)
-        end_process(main(self._arguments, OwnTask(model, source, model_sha256)))
+        if self.run_dir is not None:
+            check(self.run_dir)
+        at_join = check_job if self.run_dir is None else None
+        end_process(main(self._arguments, OwnTask(model, source, model_sha256, at_join)))
 
     @property
     def _name(self) -> str:
@@ -212,7 +226,7 @@ class Script:
         )
 
     def _end(self, says: str) -> NoReturn:
-        print(f"parashard {self.worker_name}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+        print(f"parashard {self.worker_name or 'worker'}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
         end_process(ExitCode.CONFIGURATION)
 
 

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
-from parashard.api.jobs import Parts, check_same_call, checked_optimizer, checked_strategy, job_of
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.arrays import AnyArray, Split
@@ -224,6 +224,7 @@ class Trainer:
                 source,
                 code,
                 lambda run_dir: check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir),
+                lambda theirs: check_same_job(loaded, theirs),
             )
         outcome = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.exit_code == INTERRUPTED:

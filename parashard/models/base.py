@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
 from parashard.data.base import Array, Batch
 from parashard.plan.variables import Float32s, Variable
+
+
+class Nothing(enum.Enum):
+    """What a model returns that has no loss to tell, or whose step moves nothing.
+
+    Gradients of zeros move what has momentum or decays; a push of nothing is recorded, and moves nothing (`async` and
+    `ssp`). None is neither: it is what a function returns that forgets to.
+    """
+
+    NO_LOSS = "no loss"
+    NO_PUSH = "no push"
 
 
 class Model(Protocol):
@@ -21,7 +33,7 @@ class Model(Protocol):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float | Array | None, Mapping[str, Array | None] | None]:
+    ) -> tuple[float | Array, Mapping[str, Array] | Nothing]:
         """Return the mean loss over a batch and its gradient by every variable.
 
         Parameters
@@ -38,12 +50,10 @@ class Model(Protocol):
         -------
         loss : float, or array of shape ()
             On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
-            None: it is not told.
-        gradients : mapping of str to array, or None
+        gradients : mapping of str to array
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
             of zeros, which is not sent. The caller owns them: they may still be pushed while the next step is computed,
-            so a model must not write into them again. None in place of the mapping, in `async` and `ssp`: the step
-            moves nothing, while gradients of zeros move what has momentum or decays.
+            so a model must not write into them again.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:

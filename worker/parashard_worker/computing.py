@@ -15,7 +15,7 @@ import numpy as np
 
 from parashard.data.base import Array, Batch, DataSource, Indices
 from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
-from parashard.models.base import Model
+from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.plan.partition import Plan
 from parashard.plan.steps import StepPlan
@@ -138,13 +138,14 @@ class Task(NamedTuple):
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(f"returned {_in_words(result)}; {due}")
         loss, gradients = result
-        if gradients is not None and not isinstance(gradients, Mapping):
+        if gradients is not Nothing.NO_PUSH and not isinstance(gradients, Mapping):
             raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
-        if loss is None:
-            return None, gradients
+        pushed = None if gradients is Nothing.NO_PUSH else gradients
+        if loss is Nothing.NO_LOSS:
+            return None, pushed
         if not _is_number(loss):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
-        return _scalar(loss), gradients
+        return _scalar(loss), pushed
 
     def _judged(self, metrics: object) -> dict[str, float]:
         """Return a model's metrics as floats if that is what it returned."""
