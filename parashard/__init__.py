@@ -16,6 +16,12 @@ if TYPE_CHECKING:
     from parashard import callbacks as callbacks
     from parashard import jax as jax
     from parashard import torch as torch
+    from parashard.api.cluster import Cluster as Cluster
+    from parashard.api.connect import connect as connect
+    from parashard.api.coordinator import Coordinator as Coordinator
+    from parashard.api.coordinator import FunctionFailed as FunctionFailed
+    from parashard.api.coordinator import RemoteValue as RemoteValue
+    from parashard.api.functions import function as function
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
@@ -38,6 +44,12 @@ _PLACES = {
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",
+    "Cluster": "parashard.api.cluster",
+    "Coordinator": "parashard.api.coordinator",
+    "FunctionFailed": "parashard.api.coordinator",
+    "RemoteValue": "parashard.api.coordinator",
+    "connect": "parashard.api.connect",
+    "function": "parashard.api.functions",
     "is_worker": "parashard.api.script",
 }
 _MODULES = ("callbacks", "jax", "torch")

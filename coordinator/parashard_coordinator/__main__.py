@@ -92,6 +92,7 @@ def main() -> int:
         type=Path,
         help="folder with what another process declares of data and model, which are not opened here then",
     )
+    parser.add_argument("--open", action="store_true", help="lease only the steps that the launcher has scheduled")
     parser.add_argument("--model-folder", type=Path, help="where a model of your own is looked up")
     parser.add_argument(
         "--callbacks", choices=["follow", "decide"], help="the launcher runs callbacks, which may decide with `decide`"
@@ -132,7 +133,9 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         decide=arguments.callbacks == "decide",
         store_evaluated=arguments.store_evaluated,
     )
-    core = ExclusiveCore(taken_up_core(resolved, run_id, run_store, stop, callbacks, resume=arguments.resume))
+    core = ExclusiveCore(
+        taken_up_core(resolved, run_id, run_store, stop, callbacks, resume=arguments.resume, open_=arguments.open)
+    )
     reply = pb.GetJobReply(
         run_id=run_id,
         job_digest=resolved.digest,
@@ -143,6 +146,7 @@ def serve(arguments: argparse.Namespace, stop: Stop, tracer: Tracer | None) -> E
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
         checkpoint_url=store.url,
+        examples=resolved.spec.examples,
         source=source,
     )
     coordination = Coordination(core, resolved, plan, reply, run_dir, run_store, credentials, _observer_of(tracer))
@@ -262,9 +266,10 @@ def taken_up_core(
     callbacks: Callbacks = NO_CALLBACKS,
     *,
     resume: bool,
+    open_: bool = False,
 ) -> Core:
     """Return the core of a job, with what an earlier coordinator has stored, and take the run over from it."""
-    job = new_job_record(resolved, run_id, run_store.incarnation, callbacks)
+    job = new_job_record(resolved, run_id, run_store.incarnation, callbacks, open_=open_)
     job.opened(resolved.summary(), resolved.spec.warnings)
     saved = run_store.load_saved()
     if saved is not None:
@@ -276,7 +281,12 @@ def taken_up_core(
 
 
 def new_job_record(
-    resolved: ResolvedJob, run_id: str, incarnation: int, callbacks: Callbacks = NO_CALLBACKS
+    resolved: ResolvedJob,
+    run_id: str,
+    incarnation: int,
+    callbacks: Callbacks = NO_CALLBACKS,
+    *,
+    open_: bool = False,
 ) -> JobRecord:
     """Return the state of a job at its start."""
     job, steps = resolved.job, resolved.steps
@@ -293,6 +303,7 @@ def new_job_record(
         incarnation=incarnation,
         job_digest=resolved.digest,
         steps_total=steps.total,
+        open=open_,
         shards=job.cluster.shards,
         workers=job.cluster.workers,
         lease_batch=job.cluster.lease_batch,

@@ -39,7 +39,7 @@ class GetJobRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetJobReply(_message.Message):
-    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256")
+    __slots__ = ("run_id", "job_digest", "job_toml", "plan", "model_folder", "steps_total", "data_fingerprint", "checkpoint_url", "source", "initial_sha256", "examples")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     JOB_DIGEST_FIELD_NUMBER: _ClassVar[int]
     JOB_TOML_FIELD_NUMBER: _ClassVar[int]
@@ -50,6 +50,7 @@ class GetJobReply(_message.Message):
     CHECKPOINT_URL_FIELD_NUMBER: _ClassVar[int]
     SOURCE_FIELD_NUMBER: _ClassVar[int]
     INITIAL_SHA256_FIELD_NUMBER: _ClassVar[int]
+    EXAMPLES_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     job_digest: str
     job_toml: str
@@ -60,7 +61,8 @@ class GetJobReply(_message.Message):
     checkpoint_url: str
     source: str
     initial_sha256: str
-    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ...) -> None: ...
+    examples: int
+    def __init__(self, run_id: _Optional[str] = ..., job_digest: _Optional[str] = ..., job_toml: _Optional[str] = ..., plan: _Optional[_Union[Plan, _Mapping]] = ..., model_folder: _Optional[str] = ..., steps_total: _Optional[int] = ..., data_fingerprint: _Optional[str] = ..., checkpoint_url: _Optional[str] = ..., source: _Optional[str] = ..., initial_sha256: _Optional[str] = ..., examples: _Optional[int] = ...) -> None: ...
 
 class Plan(_message.Message):
     __slots__ = ("version", "variables", "shards")
@@ -207,7 +209,7 @@ class ShardAddress(_message.Message):
     def __init__(self, address: _Optional[str] = ..., incarnation: _Optional[int] = ..., data_address: _Optional[str] = ..., local_path: _Optional[str] = ...) -> None: ...
 
 class LeaseRequest(_message.Message):
-    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing")
+    __slots__ = ("run_id", "worker", "incarnation", "sequence", "held", "completed", "failed", "evaluated", "want", "wait_s", "leaving", "phases", "held_evaluations", "computing", "steps_only")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -222,6 +224,7 @@ class LeaseRequest(_message.Message):
     PHASES_FIELD_NUMBER: _ClassVar[int]
     HELD_EVALUATIONS_FIELD_NUMBER: _ClassVar[int]
     COMPUTING_FIELD_NUMBER: _ClassVar[int]
+    STEPS_ONLY_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     worker: str
     incarnation: int
@@ -236,7 +239,8 @@ class LeaseRequest(_message.Message):
     phases: PhaseSeconds
     held_evaluations: _containers.RepeatedScalarFieldContainer[int]
     computing: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ...) -> None: ...
+    steps_only: bool
+    def __init__(self, run_id: _Optional[str] = ..., worker: _Optional[str] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ..., held: _Optional[_Iterable[int]] = ..., completed: _Optional[_Iterable[_Union[CompletedStep, _Mapping]]] = ..., failed: _Optional[_Iterable[_Union[FailedStep, _Mapping]]] = ..., evaluated: _Optional[_Iterable[_Union[EvaluationResult, _Mapping]]] = ..., want: _Optional[int] = ..., wait_s: _Optional[float] = ..., leaving: _Optional[bool] = ..., phases: _Optional[_Union[PhaseSeconds, _Mapping]] = ..., held_evaluations: _Optional[_Iterable[int]] = ..., computing: _Optional[_Iterable[int]] = ..., steps_only: _Optional[bool] = ...) -> None: ...
 
 class CompletedStep(_message.Message):
     __slots__ = ("step", "incarnations", "loss", "examples", "skipped")
@@ -489,32 +493,38 @@ class ProcessExit(_message.Message):
     def __init__(self, process: _Optional[_Union[ProcessName, _Mapping]] = ..., exit_code: _Optional[int] = ..., reason: _Optional[str] = ..., number: _Optional[int] = ...) -> None: ...
 
 class SuperviseRequest(_message.Message):
-    __slots__ = ("run_id", "exits", "running", "stop_reason")
+    __slots__ = ("run_id", "exits", "running", "stop_reason", "scheduled", "closed")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     EXITS_FIELD_NUMBER: _ClassVar[int]
     RUNNING_FIELD_NUMBER: _ClassVar[int]
     STOP_REASON_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULED_FIELD_NUMBER: _ClassVar[int]
+    CLOSED_FIELD_NUMBER: _ClassVar[int]
     run_id: str
     exits: _containers.RepeatedCompositeFieldContainer[ProcessExit]
     running: _containers.RepeatedCompositeFieldContainer[ProcessName]
     stop_reason: str
-    def __init__(self, run_id: _Optional[str] = ..., exits: _Optional[_Iterable[_Union[ProcessExit, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop_reason: _Optional[str] = ...) -> None: ...
+    scheduled: int
+    closed: bool
+    def __init__(self, run_id: _Optional[str] = ..., exits: _Optional[_Iterable[_Union[ProcessExit, _Mapping]]] = ..., running: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop_reason: _Optional[str] = ..., scheduled: _Optional[int] = ..., closed: _Optional[bool] = ...) -> None: ...
 
 class SuperviseReply(_message.Message):
-    __slots__ = ("start", "stop", "state", "reason", "kill", "exit_code")
+    __slots__ = ("start", "stop", "state", "reason", "kill", "exit_code", "complete")
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
     EXIT_CODE_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
     start: _containers.RepeatedCompositeFieldContainer[ProcessName]
     stop: _containers.RepeatedCompositeFieldContainer[ProcessName]
     state: JobState
     reason: str
     kill: _containers.RepeatedCompositeFieldContainer[ProcessName]
     exit_code: int
-    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., exit_code: _Optional[int] = ...) -> None: ...
+    complete: _containers.RepeatedCompositeFieldContainer[_shard_pb2.Interval]
+    def __init__(self, start: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., stop: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., state: _Optional[_Union[JobState, str]] = ..., reason: _Optional[str] = ..., kill: _Optional[_Iterable[_Union[ProcessName, _Mapping]]] = ..., exit_code: _Optional[int] = ..., complete: _Optional[_Iterable[_Union[_shard_pb2.Interval, _Mapping]]] = ...) -> None: ...
 
 class CreateCheckpointRequest(_message.Message):
     __slots__ = ("run_id", "request")

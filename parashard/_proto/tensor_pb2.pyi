@@ -64,7 +64,7 @@ class TensorSlice(_message.Message):
     def __init__(self, variable: _Optional[str] = ..., row_start: _Optional[int] = ..., row_stop: _Optional[int] = ..., row_elements: _Optional[int] = ..., dtype: _Optional[_Union[DType, str]] = ..., kept: _Optional[int] = ...) -> None: ...
 
 class PushHeader(_message.Message):
-    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate")
+    __slots__ = ("target", "worker", "step", "total_bytes", "slices", "skipped", "pulled", "pulled_version", "traceparent", "learning_rate", "void")
     TARGET_FIELD_NUMBER: _ClassVar[int]
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
@@ -75,6 +75,7 @@ class PushHeader(_message.Message):
     PULLED_VERSION_FIELD_NUMBER: _ClassVar[int]
     TRACEPARENT_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
+    VOID_FIELD_NUMBER: _ClassVar[int]
     target: Target
     worker: str
     step: int
@@ -85,7 +86,8 @@ class PushHeader(_message.Message):
     pulled_version: int
     traceparent: str
     learning_rate: float
-    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ...) -> None: ...
+    void: bool
+    def __init__(self, target: _Optional[_Union[Target, _Mapping]] = ..., worker: _Optional[str] = ..., step: _Optional[int] = ..., total_bytes: _Optional[int] = ..., slices: _Optional[_Iterable[_Union[TensorSlice, _Mapping]]] = ..., skipped: _Optional[bool] = ..., pulled: _Optional[bool] = ..., pulled_version: _Optional[int] = ..., traceparent: _Optional[str] = ..., learning_rate: _Optional[float] = ..., void: _Optional[bool] = ...) -> None: ...
 
 class PushReply(_message.Message):
     __slots__ = ("result", "version", "staleness_known", "staleness")

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import parashard
+from parashard.api.calls import CALLS
 from parashard.errors import BadData, ConfigurationError, JobFailed
 from parashard.launch.local_cluster import ScriptCommand
 from parashard.models.blame import named_with_line
@@ -30,8 +31,11 @@ from parashard.store.durable import write_durably
 
 if TYPE_CHECKING:
     from parashard.data.base import DataSource
+    from parashard.job.schema import Job
     from parashard.models.base import Model
 
+COORDINATOR = "ps.Coordinator"
+"""The call after which a worker calls what is scheduled."""
 CALLS_FILE = "calls.json"
 """In a run folder: what the script's calls before this run returned."""
 
@@ -66,15 +70,24 @@ class Script:
         self._arguments = arguments or []
         self._answers: list[dict[str, Any]] = []
         self._calls = 0
+        self._last = False
         self._within = False
         if self.is_worker:
-            self._answers = json.loads((self._run_dir / CALLS_FILE).read_text())
+            if self.run_dir is not None:
+                self._answers = answers_in(self.run_dir)
             sys.excepthook = self._fail
             atexit.register(self._miss)
 
     @property
-    def _run_dir(self) -> Path:
-        return Path(self._arguments[self._arguments.index("--connect") + 1])
+    def run_dir(self) -> Path | None:
+        """The run folder of the worker that this process is; None: it only has the coordinator's address."""
+        run = Path(self._arguments[self._arguments.index("--connect") + 1])
+        return run if run.is_dir() else None
+
+    @property
+    def _own_call(self) -> str:
+        """The call that this worker is for."""
+        return COORDINATOR if self.run_dir is not None and (self.run_dir / CALLS).is_dir() else "fit"
 
     @contextmanager
     def call(self, kind: str) -> Iterator[Call]:
@@ -87,6 +100,9 @@ class Script:
                 raise ConfigurationError("fit is called within a fit, by a callback: a script's fits come one by one")
             yield Call({})  # of a callback, which runs in the parent alone
             return
+        if self._last and kind != "evaluate":
+            raise ConfigurationError(f"{kind} after ps.Coordinator(...): a script has one, and no fit after it")
+        self._last = kind == COORDINATOR
         self._calls += 1
         made = Call(self._answer(kind))
         if "error" in made.answer:
@@ -108,7 +124,7 @@ class Script:
         """Return what the present call returned in the parent; empty: it is to be made here."""
         if not self.is_worker:
             return {}
-        answers = [*self._answers, {"call": "fit"}][: self._calls]
+        answers = [*self._answers, {"call": self._own_call}][: self._calls]
         due = answers[-1]["call"]
         if due != kind:
             self._end(
@@ -117,11 +133,23 @@ class Script:
             )
         return self._answers[self._calls - 1] if self._calls <= len(self._answers) else {}
 
+    @property
+    def worker_name(self) -> str:
+        """The name of the worker that this process is; "": the next free one."""
+        return self._arguments[self._arguments.index("--name") + 1]
+
     def write_answers(self, run_dir: Path) -> None:
         """Write what the calls so far returned to where the workers of the next one find it."""
         write_durably(run_dir / CALLS_FILE, json.dumps(self._answers).encode())
 
-    def work(self, model: Model, source: DataSource, model_sha256: str, check: Callable[[Path], None]) -> NoReturn:
+    def work(
+        self,
+        model: Model,
+        source: DataSource,
+        model_sha256: str,
+        check: Callable[[Path], None],
+        check_job: Callable[[Job], None],
+    ) -> NoReturn:
         """Be the worker that this process is for, and end.
 
         Parameters
@@ -132,12 +160,16 @@ class Script:
             As it was declared.
         check : callable
             Raises if this call is not the one of the run in this folder.
+        check_job : callable
+            The same by the coordinator's job, where there is no folder.
         """
         from parashard_worker.__main__ import OwnTask, main
 
         atexit.unregister(self._miss)
-        check(self._run_dir)
-        end_process(main(self._arguments, OwnTask(model, source, model_sha256)))
+        if self.run_dir is not None:
+            check(self.run_dir)
+        at_join = check_job if self.run_dir is None else None
+        end_process(main(self._arguments, OwnTask(model, source, model_sha256, at_join)))
 
     @property
     def _name(self) -> str:
@@ -198,13 +230,12 @@ class Script:
 
     def _miss(self) -> None:
         self._end(
-            f"{self._name} ended before its call {len(self._answers) + 1}, fit, which this worker is for: a script "
-            "makes the same calls wherever it runs"
+            f"{self._name} ended before its call {len(self._answers) + 1}, {self._own_call}, which this worker is for: "
+            "a script makes the same calls wherever it runs"
         )
 
     def _end(self, says: str) -> NoReturn:
-        name = self._arguments[self._arguments.index("--name") + 1]
-        print(f"parashard {name}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
+        print(f"parashard {self.worker_name or 'worker'}: {says}", file=sys.stderr, flush=True)  # noqa: T201  # the launcher shows the last line
         end_process(ExitCode.CONFIGURATION)
 
 

@@ -17,34 +17,31 @@ import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
 from parashard.api.following import ClusterFollower
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import Callbacks, checked
 from parashard.data.arrays import AnyArray, Split
-from parashard.data.base import Batch, DataSpec
+from parashard.data.base import Batch
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.job.declaration import declare, parts_of, read_declaration, write_declaration
-from parashard.job.keys import leaves, shown
-from parashard.job.load import LoadedJob, job_from_table, load_job
+from parashard.job.declaration import declare, parts_of, write_declaration
+from parashard.job.load import LoadedJob
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
-from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
+from parashard.launch.run_files import CHECKPOINTS, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Initial, Model
-from parashard.plan.optimizers import SGD, OptimizerSpec
+from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.process.shell import ExitCode
 from parashard.store import open_store
 from parashard.store.arrays import read_arrays
 
-DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
-"""The tables of a job that decide what its steps compute."""
 EXAMPLES_AT_ONCE = 1000
-_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
@@ -134,16 +131,9 @@ class Trainer:
                 f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
                 f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
-        if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
-            raise ConfigurationError(
-                f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
-                f"{type(optimizer).__name__}"
-            )
-        if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
-            raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
         self._model = model
-        self._optimizer = optimizer or SGD(0.01)
-        self._strategy = strategy or ParameterServerStrategy()
+        self._optimizer = checked_optimizer(optimizer)
+        self._strategy = checked_strategy(strategy)
         self._seed = seed
         self._name = name
         self._settings = dict(settings or {})
@@ -244,7 +234,13 @@ class Trainer:
         loaded = self._job(epochs, batch_size, source)
         if SCRIPT.is_worker:
             code = self._code_sha256()
-            SCRIPT.work(self._model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
+            SCRIPT.work(
+                self._model,
+                source,
+                code,
+                lambda run_dir: check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir),
+                lambda theirs: check_same_job(loaded, theirs),
+            )
         outcome, follower = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.raised is not None:
             raise outcome.raised
@@ -310,23 +306,8 @@ class Trainer:
 
     def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
-        script = SCRIPT.path
-        table: dict[str, Any] = {
-            "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
-            "data": {"source": "script"},
-            "model": {"kind": "script"},
-            "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
-            "consistency": {"policy": self._strategy.consistency},
-            "cluster": dict(self._strategy.cluster),
-        }
-        for key, value in self._settings.items():
-            above, _, name = key.rpartition(".")
-            if not above or "." in above:
-                raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
-            if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
-                raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
-            table.setdefault(above, {})[name] = value
-        return job_from_table(table, script)
+        parts = Parts(self._name or SCRIPT.path.stem, self._optimizer, self._strategy, self._seed, self._settings)
+        return job_of(parts, SCRIPT.path, epochs=epochs, batch_size=batch_size)
 
     def _run(
         self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int
@@ -421,31 +402,6 @@ def _newest(name: str) -> Path | None:
     except ConfigurationError:
         return None
     return None if is_done(run_dir) else run_dir
-
-
-def _check_same(mine: LoadedJob, spec: DataSpec, code_sha256: str, run_dir: Path) -> None:
-    """Refuse, in a worker, a call that is not the parent's: no attempt would go better."""
-    whole = read_declaration(run_dir)
-    declared = whole.spec
-    if spec.fingerprint != declared.fingerprint:
-        raise ConfigurationError(
-            f"the data of this call are others in this worker ({spec.summary()}) than in the process that started it "
-            f"({declared.summary()}); a script loads the same data wherever it runs"
-        )
-    if code_sha256 != whole.model_sha256:
-        raise ConfigurationError(
-            "the model is another one in this worker than in the process that started it: the script was edited, or a "
-            "buffer of the module is drawn without a seed"
-        )
-    file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
-    theirs = dict(leaves(load_job(file, environ={}).job.plain()))
-    own = dict(leaves(mine.job.plain()))
-    for key in sorted(theirs.keys() | own.keys()):
-        if key[0] in DEFINING and theirs.get(key) != own.get(key):
-            raise ConfigurationError(
-                f"this call is another one in this worker: {'.'.join(key)} is {shown(own.get(key))} here and "
-                f"{shown(theirs.get(key))} in the process that started it"
-            )
 
 
 def _view(verbose: int) -> JobView:

@@ -72,6 +72,8 @@ class OnDemand(NamedTuple):
     attribute: str
     help: str
     """The first paragraph of its help."""
+    words_last: bool = False
+    """Whether what follows its first argument is another program's, options too."""
 
     def load(self, name: str) -> Any:
         """Import the command and return it as click has it."""
@@ -79,7 +81,7 @@ class OnDemand(NamedTuple):
         if isinstance(found, App):
             return typer.main.get_group(found)
         alone = App(add_completion=False)
-        alone.command(name)(found)
+        alone.command(name, context_settings={"allow_interspersed_args": not self.words_last})(found)
         return typer.main.get_command(alone)
 
 

@@ -34,7 +34,9 @@ class _CommandLine(OnDemandGroup):
             "scale",
             "Change the number of workers of a running job, on a local cluster or on Kubernetes.",
         ),
-        "worker": OnDemand("worker", "worker", "Join a running job with one more worker, from anywhere."),
+        "worker": OnDemand(
+            "worker", "worker", "Join a running job with one more worker, from anywhere.", words_last=True
+        ),
         "kill": OnDemand(
             "runs",
             "kill",

@@ -5,6 +5,7 @@ Parses and executes; decides nothing. Loaded by `parashard.cli.main`.
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from typing import Annotated
 import typer
 
 from parashard.cli.options import DeviceName, Sets, TlsDir, Trace, complete_runs
-from parashard.launch.local_cluster import MODULES
+from parashard.errors import ConfigurationError
+from parashard.launch.local_cluster import MODULES, WORKER_ARGUMENTS
 from parashard.launch.run_folders import place_of
 from parashard.process.shell import LogFormat
 
@@ -36,13 +38,36 @@ def worker(
     log_format: Annotated[
         LogFormat, typer.Option(help="text for people; logfmt or json: a line of fields for each event.")
     ] = LogFormat.TEXT,
+    script: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[SCRIPT ARGS...]",
+            help="Of a run that a script has started: the script and its arguments, which come last.",
+        ),
+    ] = None,
 ) -> None:
-    """Join a running job with one more worker, from anywhere."""
-    arguments = ["--connect", place_of(connect), "--name", name, "--device", device or "", "--log-format", log_format]
+    """Join a running job with one more worker, from anywhere.
+
+    A worker of a script's run is the same script, with the same arguments and the same data: `parashard worker
+    --connect RUN train.py ARGS`.
+    """
+    place = place_of(connect)
+    if Path(place).is_dir():
+        place = str(Path(place).absolute())  # a script may go to another folder
+    arguments = ["--connect", place, "--name", name, "--device", device or "", "--log-format", log_format]
     arguments += [part for text in set_ or () for part in ("--set", text)]
     if model_folder is not None:
         arguments += ["--model-folder", str(model_folder.absolute())]
     if tls_dir is not None:
         arguments += ["--tls-dir", str(tls_dir.absolute())]
     arguments += ["--trace"] if trace else []
+    if script:
+        environ = {**os.environ, WORKER_ARGUMENTS: json.dumps(arguments)}
+        os.execve(sys.executable, [sys.executable, *_checked(script)], environ)
     os.execv(sys.executable, [sys.executable, "-P", "-m", MODULES["worker"], *arguments])
+
+
+def _checked(script: list[str]) -> list[str]:
+    if not Path(script[0]).is_file():
+        raise ConfigurationError(f"{script[0]} is not there: the script of a run comes after the options")
+    return script

@@ -7,6 +7,8 @@ by `parashard.client.shard_client`.
 from __future__ import annotations
 
 import threading
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -80,3 +82,19 @@ class PullBuffers:
         with self._lock:
             if len(self._free) < KEPT_MAX:
                 self._free.append(weights)
+
+
+def read_only(variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arrays that cannot be written to over the memory of others; arrays of a GPU as they are.
+
+    A pulled array that a program writes to would be wrong in every later step: only what has moved is pulled again.
+    """
+    return {name: _read_only(values) for name, values in variables.items()}
+
+
+def _read_only(values: Any) -> Any:
+    if not isinstance(values, np.ndarray):
+        return values
+    view = values.view()
+    view.flags.writeable = False
+    return view

@@ -200,6 +200,7 @@ class ShardClient:
         *,
         skipped: bool = False,
         learning_rate: float | None = None,
+        void: bool = False,
     ) -> Pushed:
         """Push a step's gradients to all shards, at once; return every shard's receipt.
 
@@ -216,6 +217,8 @@ class ShardClient:
             True: the empty push of a step that was given up.
         learning_rate : float, optional
             The step's, as its lease says; None: the job's.
+        void : bool
+            True: the step moves nothing; there are no gradients. Refused in `sync:N`.
 
         Raises
         ------
@@ -253,7 +256,7 @@ class ShardClient:
             arrays = self._checked(gradients)
             try:
                 prepared = [
-                    self._prepare(shard, begun, step, arrays, pulled, skipped, unsettled[shard])._replace(
+                    self._prepare(shard, begun, step, arrays, pulled, skipped, void, unsettled[shard])._replace(
                         learning_rate=learning_rate
                     )
                     for shard in unsettled
@@ -290,6 +293,7 @@ class ShardClient:
         arrays: Mapping[str, Float32s],
         pulled: Pulled | None,
         skipped: bool,
+        void: bool,
         encoded: list[Encoded],
     ) -> Push:
         """Return a shard's part of a push; what had to be encoded joins `encoded`, to be settled."""
@@ -311,7 +315,7 @@ class ShardClient:
         version = pulled.versions[shard] if pulled is not None and known else None
         target = self._target(shard, view)
         context = self._observer.traceparent()
-        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context)
+        return Push(target, self._worker, step, tuple(slices), skipped, version, Buffers(pieces), context, void)
 
     # --- both ---
 

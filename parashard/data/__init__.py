@@ -55,7 +55,10 @@ def open_source(options: DataOptions) -> DataSource:
 
             return open_parquet(options)
         case ScriptDataOptions():
-            raise ConfigurationError('data.source is "script": run the script, which has the data')
+            raise ConfigurationError(
+                'data.source is "script": run the script, which has the data; another worker of its run is `parashard '
+                "worker --connect RUN SCRIPT ARGS`"
+            )
         case SyntheticOptions():
             from parashard.data.synthetic import SyntheticSource
 

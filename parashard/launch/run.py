@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +26,7 @@ from parashard.launch.local_cluster import MODULES, LocalCluster, ScriptCommand
 from parashard.launch.run_files import CHECKPOINTS, NEW_JOB_FILE, PREPROCESSING_FILE, WEIGHTS_FILE, beside
 from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.launch.running import Running
+from parashard.launch.steering import Steering
 from parashard.launch.stopping import report_of_saved, saved_in, stopped_line
 from parashard.process import cuda
 from parashard.process.arguments import check_host
@@ -75,6 +77,8 @@ def run_job(
     trace: bool = False,
     script: ScriptCommand | None = None,
     follower: Follower | None = None,
+    declared: bool = False,
+    steering: Steering | None = None,
 ) -> Outcome:
     """Run a job to its end on this machine; when this returns, all its processes have ended.
 
@@ -102,15 +106,13 @@ def run_job(
         What its workers are; data and model are declared in `run_dir` then.
     follower : Follower, optional
         Hears of what happens, for callbacks.
+    declared : bool
+        True: they are, and its workers join from elsewhere.
+    steering : Steering, optional
+        Of a program that calls this in a thread of its own: it stops the run, and signals are the program's business.
     """
-    if script is None and loaded.job.model.kind == "script":
-        raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
-    if loaded.job.cluster.launcher != "local":
-        raise ConfigurationError(
-            f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
-            "processes yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or "
-            "set cluster.launcher=local"
-        )
+    declared = declared or script is not None
+    _check_local(loaded, declared=declared)
     credentials = _all_roles(tls_dir) if tls_dir is not None else None
     check_host(loaded.job.cluster.host, loaded.job.cluster.insecure, credentials)
     _check_devices(loaded)
@@ -120,10 +122,19 @@ def run_job(
     cluster.variables = _thread_variables(loaded.job)
     cluster.script = script
     cluster.tell = view.say
-    declared = script is not None
-    run = Running(loaded, run_dir, cluster, view, credentials, trace=trace, declared=declared, follower=follower)
+    run = Running(
+        loaded,
+        run_dir,
+        cluster,
+        view,
+        credentials,
+        trace=trace,
+        declared=declared,
+        follower=follower,
+        steering=steering,
+    )
     # As Ctrl-C: the report is written, the terminal restored.
-    before = {number: signal.signal(number, _interrupt_once) for number in ENDING_SIGNALS}
+    signals = _EndingSignals(() if steering is not None else ENDING_SIGNALS)
     try:
         run.start_coordinator(init, resume=resume, from_checkpoint=from_checkpoint)
         state, reason = run.until_over()
@@ -137,11 +148,10 @@ def run_job(
     except OSError as error:  # of the run directory, at the start: later errors of the disk are handled
         exit_code, reason = run.failure_code, f"run directory {run_dir}: {why_failed(error)}"
     finally:
-        _ignore_signals()  # the cleanup must not be interrupted
+        signals.ignore()  # the cleanup must not be interrupted
         view.close()
         cluster.end(loaded.job.cluster.grace_s)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        signals.restore()
         os.close(lock)
         with suppress(OSError):
             (run_dir / NEW_JOB_FILE).unlink(missing_ok=True)
@@ -157,6 +167,35 @@ def run_job(
         exit_code, reason = _copied(run_dir, output, reason)
     copy = output if exit_code == ExitCode.DONE else None
     return Outcome(int(exit_code), report, reason, run_dir, run.accepted, copy, run.raised)
+
+
+def _check_local(loaded: LoadedJob, *, declared: bool) -> None:
+    """Refuse a job that this machine's launcher cannot run."""
+    if not declared and loaded.job.model.kind == "script":
+        raise ConfigurationError(f"{loaded.path} has this run's data and model: run it, with fit(..., resume=True)")
+    if loaded.job.cluster.launcher != "local":
+        raise ConfigurationError(
+            f'cluster.launcher is "{loaded.job.cluster.launcher}": `parashard run` starts a local cluster; start the '
+            "processes yourself (python -m parashard_coordinator, python -m parashard_server, parashard worker), or "
+            "set cluster.launcher=local"
+        )
+
+
+class _EndingSignals:
+    """Signals that end a run in an orderly way, until `restore`; none where a program has them."""
+
+    def __init__(self, numbers: Sequence[signal.Signals]) -> None:
+        self._before = {number: signal.signal(number, _interrupt_once) for number in numbers}
+
+    def ignore(self) -> None:
+        """Do nothing at any of them."""
+        for number in self._before:
+            signal.signal(number, signal.SIG_IGN)
+
+    def restore(self) -> None:
+        """Do what was done before."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
 
 
 def _interrupt_once(number: int, frame: FrameType | None) -> None:

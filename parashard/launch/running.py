@@ -19,10 +19,12 @@ from parashard.launch.following import CallbackFailed, Follower
 from parashard.launch.local_cluster import MODULES, Ended, LocalCluster
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, REPORT_FILE
 from parashard.launch.run_folders import coordinator_in
+from parashard.launch.steering import Steering
 from parashard.process.awake_clock import AwakeClock
 from parashard.process.backoff import BACKOFF_MAX_S, backoff_s
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.proto_conversion import intervals_from
 from parashard.protocol.rpc import CONTROL_DEADLINE_S
 from parashard.security.credentials import Credentials
 from parashard.store.durable import rename_durably
@@ -54,6 +56,8 @@ class Running:
         True: the run directory has a declaration of data and model, which the coordinator does not open then.
     follower : Follower, optional
         Hears of what happens, for callbacks.
+    steering : Steering, optional
+        Of the program that has started the run in a thread of its own.
     """
 
     def __init__(
@@ -67,8 +71,10 @@ class Running:
         trace: bool,
         declared: bool = False,
         follower: Follower | None = None,
+        steering: Steering | None = None,
     ) -> None:
         self._follower = follower
+        self._steering = steering
         self._stop_reason = ""
         self.raised: BaseException | None = None
         """What a callback raised: the run is saved and ended."""
@@ -101,6 +107,8 @@ class Running:
             self._arguments += ["--declaration", str(self._run_dir)]
         if self._follower is not None:
             self._arguments += self._follower.arguments
+        if self._steering is not None and self._steering.open_length:
+            self._arguments += ["--open"]
         if init is not None:
             self._arguments += ["--init", str(init.absolute())]
         first = ["--job", str(self._run_dir / NEW_JOB_FILE)]
@@ -117,14 +125,16 @@ class Running:
                 raise JobFailed(
                     f"cluster.start_s is {self._cluster_options.start_s:.0f} s, in which it did not come up"
                 )
-            time.sleep(SUPERVISE_S)
+            self._pause()
         self.accepted = True
         (self._run_dir / REPORT_FILE).unlink(missing_ok=True)  # of an earlier start of this run
         rename_durably(self._run_dir / NEW_JOB_FILE, self._run_dir / JOB_FILE)
         self._run_id = str(where["run_id"])
         self._arguments += ["--job", str(self._run_dir / JOB_FILE), "--run-id", self._run_id]
         self._client = CoordinatorClient(str(where["address"]), where=str(self._run_dir), credentials=self._credentials)
-        if not self._cluster_options.workers:
+        if self._steering is not None:
+            self._steering.tell(accepted=True)
+        elif not self._cluster_options.workers:
             self._view.say(f"no workers: the job waits until one joins: parashard worker --connect {self._run_dir}")
 
     def until_over(self) -> tuple[pb.JobState, str]:
@@ -145,7 +155,7 @@ class Running:
                 if isinstance(error, NotReady):  # it answers: our certificate has expired
                     self._silence.heard(self._clock.now_s())
                 self._check_silence()
-                time.sleep(SUPERVISE_S)
+                self._pause()
                 continue
             self._silence.heard(self._clock.now_s())
             misconfigured = orders.exit_code == ExitCode.CONFIGURATION
@@ -162,7 +172,13 @@ class Running:
                 return orders.state, orders.reason
             self._obey(orders)
             self._tell_follower(last=False)
+            self._pause()
+
+    def _pause(self) -> None:
+        if self._steering is None:
             time.sleep(SUPERVISE_S)
+        else:
+            self._steering.pause(SUPERVISE_S)
 
     def _tell_follower(self, *, last: bool) -> None:
         """Have the follower ask what has happened; while the coordinator does not answer, later."""
@@ -248,10 +264,14 @@ class Running:
             for e in ended
         ]
         running = [_process(name) for name in self._cluster.running if name != "coordinator"]
-        return self._client.supervise(
-            pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running, stop_reason=self._stop_reason),
-            deadline_s=SUPERVISE_DEADLINE_S,
-        )
+        request = pb.SuperviseRequest(run_id=self._run_id, exits=exits, running=running, stop_reason=self._stop_reason)
+        if self._steering is not None and self._steering.open_length:
+            request.closed = self._steering.closed  # first: once it is closed, nothing more is scheduled
+            request.scheduled = self._steering.scheduled
+        orders = self._client.supervise(request, deadline_s=SUPERVISE_DEADLINE_S)
+        if self._steering is not None:
+            self._steering.report(intervals_from(orders.complete))
+        return orders
 
     def _obey(self, orders: pb.SuperviseReply) -> None:
         for process in orders.start:

@@ -104,6 +104,18 @@ def saved_by_shard(catalogue: Catalogue) -> list[IntervalSet]:
     return [first if newest is None else manifests[newest].steps for manifests in by_round]
 
 
+def restorable_in_all(catalogue: Catalogue, keep: int) -> IntervalSet:
+    """Return the steps that are in every checkpoint that a shard might be restored from, in `async` and `ssp`.
+
+    None before each shard has `keep` checkpoints: it might be restored from the initial values.
+    """
+    record = catalogue.newest_plan()
+    saved = [_manifests(catalogue, record.version, shard) for shard in range(len(record.plan.shards))] if record else []
+    if not saved or any(len(manifests) < keep for manifests in saved):
+        return IntervalSet()
+    return reduce(IntervalSet.intersection, [manifest.steps for manifests in saved for manifest in manifests])
+
+
 def _manifests(catalogue: Catalogue, plan_version: int, shard: int) -> list[ShardManifest]:
     found = []
     for id_ in catalogue.shard_checkpoints(plan_version, shard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from typing import Any, Protocol, runtime_checkable
 
@@ -10,6 +11,17 @@ from parashard.plan.variables import Float32s, Variable
 
 Initial = Variable | Float32s | tuple[Variable, Float32s]
 """What a model starts from under one name."""
+
+
+class Nothing(enum.Enum):
+    """What a model returns that has no loss to tell, or whose step moves nothing.
+
+    Gradients of zeros move what has momentum or decays; a push of nothing is recorded, and moves nothing (`async` and
+    `ssp`). None is neither: it is what a function returns that forgets to.
+    """
+
+    NO_LOSS = "no loss"
+    NO_PUSH = "no push"
 
 
 class Model(Protocol):
@@ -24,7 +36,7 @@ class Model(Protocol):
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
-    ) -> tuple[float | Array, Mapping[str, Array]]:
+    ) -> tuple[float | Array, Mapping[str, Array] | Nothing]:
         """Return the mean loss over a batch and its gradient by every variable.
 
         Parameters

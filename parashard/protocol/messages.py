@@ -86,6 +86,7 @@ class Push(NamedTuple):
     payload: Buffers
     traceparent: str = ""  # the sender's span (docs/tracing.md); as it came: a shard has not looked at it
     learning_rate: float | None = None  # the step's, in place of the job's (P37)
+    void: bool = False  # the step is recorded, and moves nothing: no weight, no moment, no decay
 
 
 class Receipt(NamedTuple):

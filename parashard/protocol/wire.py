@@ -103,6 +103,8 @@ def push_header(push: Push) -> tensor_pb2.PushHeader:
         header.traceparent = push.traceparent
     if push.learning_rate is not None:
         header.learning_rate = push.learning_rate
+    if push.void:
+        header.void = True
     for piece in push.slices:
         header.slices.add(
             variable=piece.partition.variable,
@@ -127,6 +129,7 @@ def push_from(header: tensor_pb2.PushHeader, payload: memoryview) -> Push:
         payload=Buffers([payload]),
         traceparent=header.traceparent,
         learning_rate=header.learning_rate or None,
+        void=header.void,
     )
 
 

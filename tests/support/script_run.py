@@ -10,8 +10,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from parashard.errors import ConfigurationError
+from parashard.errors import ConfigurationError, RetryLater
 from parashard.launch.run_processes import processes_of, send
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
 from support.cluster_run import DEADLINE_S, eventually
 from support.command_run import DIES_WITH_US
 
@@ -87,6 +88,19 @@ class ScriptRun:
         """Kill a process of the newest run, waiting until it is there."""
         eventually(lambda: name in self.processes(), f"{name} runs", told=self.complaint)
         send(self.runs()[-1], name, signal.SIGKILL)
+
+    def steps_complete(self) -> int:
+        """Return how many steps of the newest run every shard has; 0 while its coordinator is away."""
+        if "coordinator" not in self.processes():
+            return 0
+        where = str(self.runs()[-1])
+        client = CoordinatorClient(find_coordinator(where), where=where)
+        try:
+            return client.get_status().steps_complete
+        except RetryLater:
+            return 0
+        finally:
+            client.close()
 
     def interrupt(self) -> None:
         """Press Ctrl-C."""

@@ -51,6 +51,7 @@ def small_cluster(
         plan=plan_message(resolved.plan),
         steps_total=resolved.steps.total,
         data_fingerprint=resolved.spec.fingerprint,
+        examples=resolved.spec.examples,
     )
     core = ExclusiveCore(Core(new_job_record(resolved, RUN, 1)))
     coordinator = Server("127.0.0.1:0")

@@ -14,6 +14,7 @@ from parashard.data.base import Batch
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
+from parashard_worker import transfers as transfers_module
 from support.in_process import push
 from support.loop_cases import HELD_OUT, Job, evaluation
 from support.waiting import DEADLINE_S
@@ -177,7 +178,8 @@ def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
     def takes(seconds: float) -> None:
         clock.now_s += seconds
 
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    for module in (loop_module, transfers_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1)
     job.cluster.before = lambda address, request: takes(1.0 if isinstance(request, PullRun) else 10.0)
     job.model.before = lambda batch: takes(100.0)
@@ -189,7 +191,8 @@ def test_each_phase_counts_its_own_time(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_transfer_beside_computing_counts_and_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, began, computed = SimpleNamespace(now_s=0.0), threading.Event(), threading.Event()
-    monkeypatch.setattr(loop_module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
+    for module in (loop_module, transfers_module):
+        monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: clock.now_s))
     job = Job(0, 1, depth=1)
 
     def pull_ahead(address: str, request: PullRun | Push) -> None:
@@ -232,7 +235,7 @@ def test_whatever_may_be_under_way_waits_for_no_other(depth: int) -> None:
                 others.wait(DEADLINE_S)
             return SimpleNamespace(receipts=(), incarnations=(1, 1))
 
-    job.loop._client = Held()  # type: ignore[assignment]
+    job.loop._transfers._client = Held()  # type: ignore[assignment]
     job.run(stopping=lambda: len(pulls) > 2 * depth)
     assert not others.broken
 

@@ -59,7 +59,8 @@ class Worker:
             RUN, DIGEST, cluster.plan, "worker-0", connect=cluster.connect, look=self.job.look, observer=spans
         )
         client.use(cluster.view())
-        self.job.loop._client, self.job.loop._leasing = client, self.leasing
+        for part in (self.job.loop, self.job.loop._transfers):
+            part._client, part._leasing = client, self.leasing
         self.requests: list[Push | PullRun] = []
         cluster.before = lambda address, request: self.requests.append(request)
 

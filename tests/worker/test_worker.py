@@ -21,7 +21,7 @@ from parashard.job.schema import Job
 from parashard.models.softmax import SoftmaxRegression
 from parashard.process.shell import Stop
 from parashard.protocol.messages import PushResult
-from parashard_worker import leasing, worker
+from parashard_worker import leasing, membership
 from parashard_worker.worker import Worker, WorkerEnd, WorkerSettings
 from support.in_process import DIGEST, RUN, WEIGHT_AND_BIAS, Cluster, plan_of
 from support.resolved_job import resolved_here
@@ -187,12 +187,12 @@ def test_a_worker_that_was_suspended_while_a_shard_was_away_has_its_retry_budget
 
     shards.before = away
     monkeypatch.setattr(leasing, "time", SimpleNamespace(monotonic=lambda: virtual_time.now_s))
-    monkeypatch.setattr(worker, "connect_by", lambda kind, credentials: shards.connect)
+    monkeypatch.setattr(membership, "connect_by", lambda kind, credentials: shards.connect)
     coordinator: Any = SimpleNamespace(get_view=no_view)
     told = pb.GetJobReply(run_id=RUN, job_digest=DIGEST)
-    task: Any = SimpleNamespace(plan=plan)
     joined = leasing.Joined(RUN, "worker-0", 1, 10.0)
-    _, client = Worker(coordinator)._connected(told, job(), task, joined, lambda: joined, Stop())
+    member = membership.Membership(coordinator, told, job(), plan)
+    _, client = member.connected(joined, Stop(), leasing.end_process)
     client.use(shards.view())
     assert client.push(0, {}, None).receipts[0].result is PushResult.APPLIED
     assert next(answers, None) is None, "it was away, and the worker suspended meanwhile"

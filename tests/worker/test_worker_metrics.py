@@ -12,8 +12,8 @@ from support.loop_cases import Job
 def test_the_loops_counters_are_reported() -> None:
     job = Job(*range(3)).run()
     job.loop.phases_s.update(pull=1.5)
-    job.loop.transfer_s = 2.5
-    job.loop.staleness_pushes = 5
+    job.loop._transfers.transfer_s = 2.5
+    job.loop._transfers.staleness_pushes = 5
     job.loop.computed = 4
     registry = CollectorRegistry()
     registry.register(WorkerCollector(job.loop, "worker-7"))

@@ -7,13 +7,14 @@ from parashard.process.imports import imported
 # isort: split
 
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parashard.data.base import DataSource
 from parashard.errors import JobFailed
 from parashard.job.layers import parse_set
+from parashard.job.schema import Job
 from parashard.launch.run_folders import how_it_ended
 from parashard.models.base import Model
 from parashard.process.allocator import EVERY_STEP, keep_freed_memory
@@ -24,6 +25,7 @@ from parashard.process.shell import ExitCode, Stop, end_process, run_service
 from parashard.security.identity import Role
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
 from parashard.telemetry.tracing import tracing
+from parashard_worker.loading import job_of
 from parashard_worker.worker import Worker, WorkerSettings
 
 if TYPE_CHECKING:
@@ -38,6 +40,8 @@ class OwnTask(NamedTuple):
     model: Model | None = None
     source: DataSource | None = None
     model_sha256: str = ""
+    check: Callable[[Job], None] | None = None
+    """Raises if the coordinator's job is not the program's."""
 
 
 def main(words: Sequence[str] | None = None, own: OwnTask | None = None) -> int:
@@ -83,11 +87,16 @@ def serve(arguments: Namespace, stop: Stop, tracer: Tracer | None, own: OwnTask 
         own_process=True,
     )
     coordinator = client_of(arguments, stop, credentials)
-    model, source, model_sha256 = own or OwnTask()
+    model, source, model_sha256, check = own or OwnTask()
+    reply = None
+    if check is not None:
+        reply = coordinator.get_job()
+        check(job_of(reply))
     worker = Worker(
         coordinator,
         model,
         source,
+        reply,
         model_sha256=model_sha256,
         settings=settings,
         credentials=credentials,

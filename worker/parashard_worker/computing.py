@@ -15,12 +15,12 @@ import numpy as np
 
 from parashard.data.base import Array, Batch, DataSource, Indices
 from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
-from parashard.models.base import Model
+from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.plan.partition import Plan
 from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, Variable
 from parashard_worker.device import Device
 
 EVALUATION_EXAMPLES = 1000  # held-out examples that are judged at once
@@ -47,7 +47,9 @@ class Task(NamedTuple):
     clip_norm: float | None
     round_steps: int | None  # sync mode: N
 
-    def gradients(self, step: int, values: Mapping[str, Float32s]) -> tuple[float, int, dict[str, Float32s]]:
+    def gradients(
+        self, step: int, values: Mapping[str, Float32s]
+    ) -> tuple[float | None, int, dict[str, Float32s] | None]:
         """Compute a step.
 
         Parameters
@@ -59,12 +61,13 @@ class Task(NamedTuple):
 
         Returns
         -------
-        loss : float
+        loss : float, or None
+            None: the model does not tell.
         examples : int
             How many the step has.
-        gradients : dict of str to ndarray of float32
+        gradients : dict of str to ndarray of float32, or None
             Finite, of every variable that is not frozen; clipped to `clip_norm` together, but for state without a
-            gradient. On a CPU they may be views of `values`, if the model made them so.
+            gradient. On a CPU they may be views of `values`, if the model made them so. None: the step moves nothing.
 
         Raises
         ------
@@ -80,22 +83,20 @@ class Task(NamedTuple):
         batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, inputs, targets))
         variables = self.device.variables_from_host(values)
         raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
-        trainable = self._trainable(raw)
         try:
-            loss, gradients = self.device.to_host(raw_loss, trainable)
+            number, gradients = self.device.to_host(
+                0.0 if raw_loss is None else raw_loss, {} if raw is None else self._trainable(raw)
+            )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
-        clipped = {name: gradient for name, gradient in gradients.items() if not self.plan.variables[name].state}
-        norm = _global_norm(clipped) if self.clip_norm is not None else 0.0
-        # Before anything is sent: a bad gradient must reach no shard.
-        bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
-        if bad:
+        loss = None if raw_loss is None else number
+        if raw is None:
+            return loss, len(indices), None
+        try:
+            return loss, len(indices), sendable(step, number, gradients, self.clip_norm, self.plan.variables)
+        except NonFiniteGradient:
             _check_examples(indices, inputs, targets)
-            raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
-        if self.clip_norm is not None and norm > self.clip_norm:
-            factor = np.float32(self.clip_norm / norm)
-            gradients |= {name: gradient * factor for name, gradient in clipped.items()}
-        return loss, len(indices), gradients
+            raise
 
     def metrics(
         self, values: Mapping[str, Float32s], computing: Callable[[], AbstractContextManager[None]]
@@ -132,17 +133,20 @@ class Task(NamedTuple):
                 totals[name] = totals.get(name, 0.0) + value * (stop - start)
         return {name: total / examples for name, total in totals.items()}
 
-    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None]]:
+    def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
         """Return a model's loss and gradients if that is what it returned."""
         due = "due is a loss and a mapping of gradients by variable"
         if not isinstance(result, tuple | list) or len(result) != 2:
             raise self._wrong(f"returned {_in_words(result)}; {due}")
         loss, gradients = result
-        if not isinstance(gradients, Mapping):
+        if gradients is not Nothing.NO_PUSH and not isinstance(gradients, Mapping):
             raise self._wrong(f"returned a loss and {_in_words(gradients)}; {due}")
+        pushed = None if gradients is Nothing.NO_PUSH else gradients
+        if loss is Nothing.NO_LOSS:
+            return None, pushed
         if not _is_number(loss):
             raise self._wrong(f"returned {_in_words(loss)} as the loss; due is a number, the mean over the batch")
-        return _scalar(loss), gradients
+        return _scalar(loss), pushed
 
     def _judged(self, metrics: object) -> dict[str, float]:
         """Return a model's metrics as floats if that is what it returned."""
@@ -196,6 +200,33 @@ class Task(NamedTuple):
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
+
+
+def sendable(
+    step: int,
+    loss: float,
+    gradients: dict[str, Float32s],
+    clip_norm: float | None,
+    variables: Mapping[str, Variable],
+) -> dict[str, Float32s]:
+    """Return gradients that may be pushed: all finite (P6), and clipped to `clip_norm` together.
+
+    State without a gradient is not clipped, and no part of the norm.
+
+    Raises
+    ------
+    NonFiniteGradient
+        Before anything is sent: a bad gradient must reach no shard.
+    """
+    clipped = {name: gradient for name, gradient in gradients.items() if not variables[name].state}
+    norm = _global_norm(clipped) if clip_norm is not None else 0.0
+    bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
+    if bad:
+        raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
+    if clip_norm is not None and norm > clip_norm:
+        factor = np.float32(clip_norm / norm)
+        return gradients | {name: gradient * factor for name, gradient in clipped.items()}
+    return gradients
 
 
 def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:

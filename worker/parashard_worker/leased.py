@@ -51,6 +51,8 @@ class LeasedWork:
         When the worker joined.
     retry_budget_s : float
         How long the coordinator may be away before the worker gives up.
+    evaluates : bool
+        False: it takes steps only.
     """
 
     def __init__(
@@ -62,7 +64,9 @@ class LeasedWork:
         step_timeout_s: float,
         now_s: float,
         retry_budget_s: float = 60.0,
+        evaluates: bool = True,
     ) -> None:
+        self._evaluates = evaluates
         self._joined = joined
         self._batch = batch
         self._ahead = ahead
@@ -216,6 +220,7 @@ class LeasedWork:
             leaving=self._leaving,
             computing=[] if self._leaving or self._announcing is None else [self._announcing],
             phases=pb.PhaseSeconds(**phases_s),
+            steps_only=not self._evaluates,
         )
 
     def accept(self, request: pb.LeaseRequest, reply: pb.LeaseReply, now_s: float) -> None:

@@ -55,6 +55,8 @@ class Leasing:
         Called with the reason once a hung step has been reported; by default it ends the process.
     observer : StepObserver
         Sees what becomes of the steps.
+    evaluates : bool
+        See `LeasedWork`.
 
     Attributes
     ----------
@@ -76,6 +78,7 @@ class Leasing:
         retry_budget_s: float = 60.0,
         on_hung: Callable[[str], None] | None = None,
         observer: StepObserver = NO_STEP_OBSERVER,
+        evaluates: bool = True,
     ) -> None:
         self._client = client
         self._join = join
@@ -95,6 +98,7 @@ class Leasing:
             step_timeout_s=step_timeout_s,
             now_s=self.clock.now_s(),
             retry_budget_s=retry_budget_s,
+            evaluates=evaluates,
         )
         self.phases_s: dict[str, float] = {}
         self._thread = threading.Thread(target=self._run, name="leasing", daemon=True)

@@ -54,7 +54,7 @@ def load_task(
     reply: pb.GetJobReply,
     job: Job,
     *,
-    threads: int,
+    threads: int | None,
     worker: str = "",
     device: str = "",
     model_folder: Path | None = None,
@@ -70,8 +70,8 @@ def load_task(
         What the coordinator says of the job.
     job : Job
         The same, with what is different on this machine.
-    threads : int
-        To which compute libraries are limited.
+    threads : int, optional
+        To which compute libraries are limited; None: they stay as they are.
     worker : str
         Its name in the job; "": the next free one.
     device : str
@@ -92,7 +92,8 @@ def load_task(
     """
     opened_device = open_device(device or job.cluster.device, worker)
     opened = open_source(job.data) if source is None else source
-    limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
+    if threads is not None:
+        limit_threads(threads)  # again: what reads the data may have brought a BLAS of its own
     spec = opened.spec
     _check_data(job, spec, reply)
     plan = plan_from(reply.plan)

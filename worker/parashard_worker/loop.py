@@ -7,12 +7,10 @@ it does; nor arithmetic, which is `parashard_worker.computing`'s.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
 
 from parashard._proto import coordinator_pb2 as pb
@@ -22,16 +20,15 @@ from parashard.errors import (
     InvalidRequest,
     NonFiniteGradient,
     ParashardError,
-    Redo,
-    RetryLater,
-    StaleIncarnation,
 )
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
 from parashard.process import failpoints
 from parashard.process.logs import log
 from parashard_worker.computing import Task, WrongResult
+from parashard_worker.evaluating import Keep, evaluate
 from parashard_worker.leasing import Leasing
+from parashard_worker.transfers import Transfers
 
 POLL_S = 0.2
 
@@ -42,7 +39,7 @@ class _Computed(NamedTuple):
     """A step whose push is under way."""
 
     step: int
-    loss: float
+    loss: float | None
     examples: int
     skipped: bool
     pulled: Pulled | None  # released after the push: a model may return views of its variables as gradients
@@ -81,12 +78,8 @@ class StepLoop:
     ----------
     phases_s : dict of str to float
         Where the time went: of "pull" and "push" only what was waited for; evaluations are in none.
-    transfer_s : float
-        Duration of every step's pull and push, added up, waited for or not.
     computed : int
         Steps whose gradient was computed, whatever became of it.
-    staleness_pushes : int
-        Staleness of every push, the greatest of its shards', added up.
     """
 
     def __init__(
@@ -96,25 +89,33 @@ class StepLoop:
         leasing: Leasing,
         *,
         depth: int,
-        keep: Callable[[int, Mapping[str, Float32s]], str] = lambda evaluation, values: "",
+        keep: Keep = lambda evaluation, values: "",
     ) -> None:
         self._keep = keep
         self._task = task
         self._client = client
         self._leasing = leasing
         self._depth = depth
+        self._transfers = Transfers(client, leasing, task.round_steps)
         # A thread for whatever may be under way: the pulls of this step and of `depth` more, and `depth` pushes.
-        self._transfers: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
+        self._executor: Executor = ThreadPoolExecutor(2 * depth + 1, "transfer") if depth else Inline()
         self._pulling: deque[tuple[pb.Grant, Future[Pulled | None]]] = deque()
         self._pushing: deque[tuple[_Computed, Future[tuple[int, ...]]]] = deque()
         self._evaluation: pb.EvaluationGrant | None = None
         self.phases_s = dict.fromkeys(("lease", "pull", "compute", "push"), 0.0)
-        self.transfer_s = 0.0
-        self._adding = threading.Lock()
         self.steps = 0
         self.examples = 0
         self.computed = 0
-        self.staleness_pushes = 0
+
+    @property
+    def transfer_s(self) -> float:
+        """Duration of every step's pull and push, added up, waited for or not."""
+        return self._transfers.transfer_s
+
+    @property
+    def staleness_pushes(self) -> int:
+        """Staleness of every push, the greatest of its shards', added up."""
+        return self._transfers.staleness_pushes
 
     def run(self, stopping: Callable[[], bool]) -> None:
         """Work until the job is over or `stopping` says so; what is half done then is finished or given back."""
@@ -123,19 +124,19 @@ class StepLoop:
             if self._pulling:
                 self._compute(*self._pulling.popleft())
             elif self._evaluation is not None:
-                self._evaluate(self._evaluation)
+                evaluate(self._evaluation, self._task, self._client, self._leasing, self._keep)
                 self._evaluation = None
             elif self._pushing:
                 self._settle()
             elif self._leasing.over:
                 break
-            self._leasing.phases_s = {**self.phases_s, "transfer": self.transfer_s}
+            self._leasing.phases_s = {**self.phases_s, "transfer": self._transfers.transfer_s}
         while self._pushing:
             self._settle()
         for grant, _ in self._pulling:
             self._leasing.dropped(grant.step)
         self._pulling.clear()
-        self._transfers.shutdown(wait=False, cancel_futures=True)
+        self._executor.shutdown(wait=False, cancel_futures=True)
 
     def _fill(self) -> None:
         """Start pulls until the pipeline is full or no step is at hand."""
@@ -150,32 +151,18 @@ class StepLoop:
                 self._evaluation = work  # done once nothing pulled waits: those weights would grow stale meanwhile
             else:
                 started_s = time.perf_counter()
-                self._pulling.append((work, self._transfers.submit(self._pull, work)))
+                self._pulling.append((work, self._executor.submit(self._transfers.pull, work)))
                 self.phases_s["pull"] += time.perf_counter() - started_s
-
-    def _pull(self, grant: pb.Grant) -> Pulled | None:
-        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
-        if self._leasing.view > self._client.view.number:
-            # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
-            self._client.refresh()
-        if grant.skip:
-            return None
-        with self._transferring():
-            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step))
-        failpoints.hit("worker.pull.done")
-        return pulled
 
     def _compute(self, grant: pb.Grant, pulling: Future[Pulled | None]) -> None:
         started_s = time.perf_counter()
         try:
             pulled = pulling.result()
-        except InvalidRequest as error:  # the step is as good as before: something else answers where the shard was
-            log.warning("pull-refused", step=grant.step, error=str(error))
-            self._leasing.dropped(grant.step)
-            self._client.refresh()
+        except InvalidRequest as error:
+            self._transfers.pull_refused(grant.step, error)
             return
         except ParashardError as error:
-            self._gave_up(grant.step, error)
+            self._transfers.gave_up(grant.step, error)
             return
         finally:
             self.phases_s["pull"] += time.perf_counter() - started_s
@@ -204,22 +191,13 @@ class StepLoop:
             self._settle()
         computed = _Computed(grant.step, loss, examples, grant.skip, pulled)
         started_s = time.perf_counter()
-        self._pushing.append((computed, self._transfers.submit(self._push, grant, gradients, pulled)))
+        self._pushing.append((computed, self._executor.submit(self._transfers.push, grant, gradients, pulled)))
         self.phases_s["push"] += time.perf_counter() - started_s
         if not self._depth:
             self._settle()
 
-    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float, int, dict[str, Float32s]]:
+    def _gradients(self, step: int, pulled: Pulled | None) -> tuple[float | None, int, dict[str, Float32s] | None]:
         return self._task.gradients(step, pulled.variables) if pulled is not None else (0.0, 0, {})
-
-    def _push(self, grant: pb.Grant, gradients: Mapping[str, Float32s], pulled: Pulled | None) -> tuple[int, ...]:
-        with self._transferring():
-            rate = grant.learning_rate or None
-            pushed = self._client.push(grant.step, gradients, pulled, skipped=grant.skip, learning_rate=rate)
-        with self._adding:
-            self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
-        failpoints.hit("worker.push.done")
-        return pushed.incarnations
 
     def _settle(self) -> None:
         """Wait for the oldest push and report its step."""
@@ -228,7 +206,7 @@ class StepLoop:
         try:
             incarnations = push.result()
         except ParashardError as error:
-            self._gave_up(computed.step, error)
+            self._transfers.gave_up(computed.step, error)
             return
         finally:
             self.phases_s["push"] += time.perf_counter() - started_s
@@ -245,50 +223,3 @@ class StepLoop:
                 skipped=computed.skipped,
             )
         )
-
-    def _gave_up(self, step: int, error: ParashardError) -> None:
-        """Report a step that did not go through, by what the error asks for."""
-        if isinstance(error, InvalidRequest):
-            self._leasing.failed(step, str(error))
-        elif isinstance(error, Redo | RetryLater):
-            # The round is over, or the shard has another incarnation: the step will be leased again
-            # with a newer view.
-            log.info("step-dropped", step=step, error=str(error))
-            self._leasing.dropped(step)
-            self._client.refresh()
-        else:
-            raise error
-
-    @contextmanager
-    def _transferring(self) -> Iterator[None]:
-        """Add how long a pull or a push took, over any retries; called from several threads."""
-        started_s = time.perf_counter()
-        try:
-            yield
-        finally:
-            with self._adding:
-                self.transfer_s += time.perf_counter() - started_s
-
-    def _evaluate(self, grant: pb.EvaluationGrant) -> None:
-        round_ = grant.round if grant.for_round else None
-        try:
-            pulled = self._client.pull(round_=round_)
-            if pulled.incarnations != tuple(grant.incarnations):
-                raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
-        except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: another attempt may succeed
-            log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
-            self._leasing.evaluation_dropped(grant.evaluation)
-            self._client.refresh()
-            return
-        try:
-            metrics = self._task.metrics(pulled.variables, lambda: self._leasing.computing(grant))
-        except BaseException as error:  # the model's code
-            log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
-            self._leasing.evaluated(grant, {}, described(error))
-            return
-        weights = self._keep(grant.evaluation, pulled.variables) if grant.store else ""
-        pulled.release()
-        self._leasing.evaluated(grant, metrics, weights=weights)
-
-    def _round(self, step: int) -> int | None:
-        return step // self._task.round_steps if self._task.round_steps else None

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -20,32 +20,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from parashard._proto import coordinator_pb2 as pb
-from parashard.client.shard_client import ShardClient
 from parashard.data.base import DataSource
 from parashard.job.layers import Override
-from parashard.job.schema import Job
 from parashard.models.base import Model
 from parashard.process import failpoints
 from parashard.process.logs import bound, log
 from parashard.process.shell import Stop
 from parashard.protocol.coordinator_client import CoordinatorClient
-from parashard.protocol.proto_conversion import view_from
 from parashard.security.credentials import Credentials
 from parashard.telemetry.http import HttpPort
 from parashard.telemetry.metrics import Metrics
 from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
-from parashard.transports.base import View
-from parashard.transports.choosing import connect_by
-from parashard_worker.computing import Task
 from parashard_worker.evaluated import keep_evaluated
-from parashard_worker.leasing import Joined, Leasing, end_process
+from parashard_worker.leasing import Leasing, end_process
 from parashard_worker.loading import job_of, limit_compute_threads, load_task
 from parashard_worker.loop import StepLoop
+from parashard_worker.membership import LEAVE_S, Introduction, Membership
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector
 
-LEAVE_S = 2.0  # for the last report
 LOOK_S = 1.0  # how long the thread that watches for a stop may outlive the run
 
 
@@ -131,7 +125,6 @@ class Worker:
         self._settings = settings
         self._credentials = credentials
         self._observer = observer
-        self._token = int.from_bytes(os.urandom(8))
 
     def run(self, stop: Stop) -> WorkerEnd:
         """Work until the job is over or a stop is asked for; what is held then is given back.
@@ -169,83 +162,30 @@ class Worker:
         http = HttpPort(settings.host, settings.http_port, metrics, lambda: "" if joined else "not in the job yet")
         http.start()
         try:
-            join = partial(self._join, reply, task, http.address)
-            member = join(settings.name)
+            membership = Membership(
+                coordinator, reply, job, task.plan, credentials=self._credentials, observer=self._observer
+            )
+            device = task.device
+            member = membership.join(Introduction(settings.name, device.fingerprint(), device.name, http.address))
             joined = True
             failpoints.hit("worker.boot.joined")
             with bound(worker=member.name, incarnation=member.incarnation):
-                log.info("joined", device=task.device.name, threads=threads, http=http.address)
-                leasing, client = self._connected(reply, job, task, member, partial(join, member.name), stop)
+                log.info("joined", device=device.name, threads=threads, http=http.address)
+                on_hung = end_process if settings.own_process else tell_hung
+                leasing, client = membership.connected(member, stop, on_hung)
                 keep = partial(keep_evaluated, reply.checkpoint_url)
                 loop = StepLoop(task, client, leasing, depth=job.cluster.pipeline_depth, keep=keep)
                 metrics.add(partial(_collector, loop, member.name))
-                with self._left_in_time(stop, leasing, job.cluster.grace_s):
-                    self._work(reply, client, leasing, loop, stop)
+                with (
+                    self._left_in_time(stop, leasing, job.cluster.grace_s),
+                    membership.working(leasing, client),
+                ):
+                    loop.run(lambda: stop.asked)
                 reason = stop.reason or leasing.hung or leasing.reason
                 log.info("left", steps=loop.steps, reason=reason)
         finally:
             http.stop()
         return WorkerEnd(loop.steps, leasing.state == pb.JOB_STATE_FAILED, reason)
-
-    def _join(self, reply: pb.GetJobReply, task: Task, http_address: str, name: str) -> Joined:
-        """Join the job, for the first time or at a coordinator that was started anew."""
-        member = self._coordinator.register_worker(
-            pb.RegisterWorkerRequest(
-                run_id=reply.run_id,
-                job_digest=reply.job_digest,
-                name=name,
-                fingerprint=task.device.fingerprint(),
-                http_address=http_address,
-                device=task.device.name,
-                token=self._token,
-            )
-        )
-        return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
-
-    def _view(self, run_id: str) -> View:
-        return view_from(self._coordinator.get_view(run_id))
-
-    def _connected(
-        self, reply: pb.GetJobReply, job: Job, task: Task, member: Joined, join: Callable[[], Joined], stop: Stop
-    ) -> tuple[Leasing, ShardClient]:
-        """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
-        cluster = job.cluster
-        self._observer.joined(reply.run_id, member.name)
-        leasing = Leasing(
-            self._coordinator,
-            member,
-            batch=cluster.lease_batch,
-            ahead=cluster.pipeline_depth,
-            step_timeout_s=cluster.step_timeout_s,
-            join=join,
-            retry_budget_s=cluster.retry_budget_s,
-            on_hung=end_process if self._settings.own_process else _tell_hung,
-            observer=self._observer,
-        )
-        client = ShardClient(
-            reply.run_id,
-            reply.job_digest,
-            task.plan,
-            member.name,
-            retry_budget_s=cluster.retry_budget_s,
-            cancelled=stop.event,
-            now_s=leasing.clock.now_s,
-            look=lambda: self._view(reply.run_id),
-            connect=connect_by(cluster.transport, self._credentials),
-            observer=self._observer,
-        )
-        return leasing, client
-
-    def _work(self, reply: pb.GetJobReply, client: ShardClient, leasing: Leasing, loop: StepLoop, stop: Stop) -> None:
-        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
-        try:
-            client.use(self._coordinator.patiently(lambda: self._view(reply.run_id)))
-            loop.run(lambda: stop.asked)
-        finally:
-            leasing.leave(LEAVE_S)
-            client.close()
-        if leasing.failure is not None:
-            raise leasing.failure
 
     @contextmanager
     def _left_in_time(self, stop: Stop, leasing: Leasing, grace_s: float) -> Iterator[None]:
@@ -280,5 +220,6 @@ def _collector(loop: StepLoop, name: str) -> Collector:
     return WorkerCollector(loop, name)
 
 
-def _tell_hung(reason: str) -> None:
+def tell_hung(reason: str) -> None:
+    """Say that a model takes too long, in a process that waits for it."""
     log.critical("hung", reason=reason)

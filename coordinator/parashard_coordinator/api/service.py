@@ -12,6 +12,7 @@ from typing import Any
 from parashard._proto import coordinator_pb2 as pb
 from parashard._proto import coordinator_pb2_grpc
 from parashard.process import failpoints
+from parashard.protocol.proto_conversion import interval_messages
 from parashard.protocol.rpc import SERVER_THREADS, Server
 from parashard.telemetry.observing import NO_LEASE_OBSERVER, LeaseObserver
 from parashard_coordinator.api.shard_reports import announcement, check_count
@@ -174,7 +175,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
         def again(core: Core, now_s: float) -> LeaseAnswer | None:
             if not core.job.workers.waits(request.worker, request.incarnation, request.sequence):
                 return None
-            return core.grant(core.job.workers.by_name[request.worker], request.want, now_s, answer.revoked)
+            worker = core.job.workers.by_name[request.worker]
+            return core.grant(worker, request.want, now_s, answer.revoked, steps_only=request.steps_only)
 
         with self._counting:
             if self._waiters >= WAITERS_MAX:
@@ -215,6 +217,8 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
             if request.stop_reason:
                 core.job.stop(request.stop_reason)
             orders = core.supervise(exits, running, now_s)
+            if request.HasField("scheduled"):
+                core.scheduled(request.scheduled, closed=request.closed)
             return pb.SuperviseReply(
                 start=_processes(orders.start),
                 stop=_processes(orders.stop),
@@ -222,6 +226,7 @@ class CoordinatorService(coordinator_pb2_grpc.CoordinatorServicer):
                 state=core.job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
                 reason=core.job.reason,
                 exit_code=core.job.exit_code,
+                complete=interval_messages(core.job.leases.complete) if request.HasField("scheduled") else (),
             )
 
         return self._core.run_exclusive(supervise)
@@ -266,7 +271,8 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         held=list(request.held),
         held_evaluations=list(request.held_evaluations),
         completed=[
-            CompletedStep(c.step, list(c.incarnations), c.loss, c.examples, c.skipped) for c in request.completed
+            CompletedStep(c.step, list(c.incarnations), c.loss if c.HasField("loss") else None, c.examples, c.skipped)
+            for c in request.completed
         ],
         failed=[_failed(failed) for failed in request.failed],
         evaluated=[_evaluated(e) for e in request.evaluated],
@@ -274,6 +280,7 @@ def lease_call(request: pb.LeaseRequest) -> LeaseCall:
         leaving=request.leaving,
         computing=list(request.computing),
         phases_s={phase: getattr(request.phases, phase) for phase in PHASES},
+        steps_only=request.steps_only,
     )
 
 

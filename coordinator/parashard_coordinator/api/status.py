@@ -60,7 +60,7 @@ class StatusView:
             job=self._job_name,
             state=job.state.value,  # type: ignore[arg-type]  # the enum's values are the wire's
             reason=job.reason,
-            steps_total=leases.target,
+            steps_total=job.steps_due,
             steps_complete=len(leases.complete),
             steps_leased=leases.leased,
             examples_per_s=progress.examples_per_s(now_s),

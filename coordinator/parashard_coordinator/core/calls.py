@@ -44,6 +44,7 @@ class Options(NamedTuple):
     target_mean_squared_error: float | None = None
     same_arithmetic: bool = False
     incarnation: int = 1  # of the coordinator
+    open: bool = False  # steps are leased once they are scheduled, and how many there will be is not known
     retry_pause_s: float = RETRY_PAUSE_S
     steps_per_epoch: int = 0  # 0: nobody follows the job for callbacks
     callbacks_decide: bool = False
@@ -66,7 +67,7 @@ class CompletedStep(NamedTuple):
 
     step: int
     incarnations: list[int]
-    loss: float
+    loss: float | None
     examples: int
     skipped: bool = False
 
@@ -114,6 +115,7 @@ class LeaseCall(NamedTuple):
     leaving: bool = False
     computing: Sequence[int] = ()
     phases_s: Mapping[str, float] = MappingProxyType({})
+    steps_only: bool = False
 
 
 class LeaseAnswer(NamedTuple):

@@ -173,10 +173,12 @@ class Core:
         if call.leaving:
             self._left(worker, "gave its leases back")
             return self._answer([], [], revoked, "the worker leaves")
-        return self.grant(worker, call.want, now_s, revoked)
+        return self.grant(worker, call.want, now_s, revoked, steps_only=call.steps_only)
 
-    def grant(self, worker: Worker, want: int, now_s: float, revoked: Sequence[int] = ()) -> LeaseAnswer:
-        """Grant up to `want` steps, and an evaluation if one is due."""
+    def grant(
+        self, worker: Worker, want: int, now_s: float, revoked: Sequence[int] = (), *, steps_only: bool = False
+    ) -> LeaseAnswer:
+        """Grant up to `want` steps, or an evaluation if one is due and the worker takes such."""
         job = self.job
         if job.state is JobState.STARTING:
             return self._answer([], [], revoked, "not every shard is up")
@@ -185,7 +187,7 @@ class Core:
         if job.ending is not None:
             return self._answer([], [], revoked, "every step is in; the report follows")
         evaluations: list[Evaluation] = []
-        if job.rounds.returning_to is None:
+        if job.rounds.returning_to is None and not steps_only:
             incarnations = job.shards.incarnations()
             evaluations = job.evaluations.grant(worker.name, job.leases.lowest_incomplete, incarnations, now_s)
         if evaluations:
@@ -279,6 +281,16 @@ class Core:
         job.workers_wanted = workers
         job.scale_requests += 1
         job.decisions += 1
+
+    def scheduled(self, steps: int, *, closed: bool) -> None:
+        """Open the steps below `steps`, in a job of open length; once it is closed, the job ends when they are in."""
+        job = self.job
+        if job.scheduled is None or job.over:
+            return
+        job.scheduled = max(job.scheduled, steps)
+        if closed and not job.early_stop and job.state is JobState.RUNNING:
+            job.leases.stop_at(max(job.scheduled, job.leases.leased_so_far()))
+            self._stop_early("the schedule is closed")
 
     def supervise(self, exits: Sequence[Exit], running: Sequence[ProcessName], now_s: float) -> Orders:
         """Take note of processes that ended, their leases with them, and say what to start and stop."""
@@ -482,18 +494,23 @@ class Core:
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
                 reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
         if reached:
-            self._stop_early(reached)
+            self._stop_at_frontier(reached)
+
+    def _stop_at_frontier(self, why: str) -> None:
+        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
+        if self.job.state is JobState.RUNNING and not self.job.leases.finished:
+            self.job.leases.stop_at_frontier()
+            self._stop_early(why)
 
     def _stop_early(self, why: str) -> None:
-        """Lease no new step; the job ends with what is leased (P8). Nothing, if it ends anyway."""
+        """End the job at the steps below the leases' lowered target."""
         job = self.job
-        if job.state is not JobState.RUNNING or job.leases.finished:
-            return
-        target = job.leases.stop_at_frontier()
+        target = job.leases.target
         job.evaluations.stop_at(target)
         job.early_stop = why
         job.decisions += 1
-        job.change_state(JobState.DRAINING, f"{why}; finishing {target:,} of {job.options.steps_total:,} steps")
+        of_all = "" if job.scheduled is not None else f" of {job.options.steps_total:,}"
+        job.change_state(JobState.DRAINING, f"{why}; finishing {target:,}{of_all} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job
@@ -524,7 +541,7 @@ class Core:
         job = self.job
         drain = job.drain_target
         callbacks = job.following.lease_limit(job.leases.target)
-        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), callbacks)
+        limit = min(job.evaluations.lease_limit(), job.rounds.lease_limit(), callbacks, job.steps_due)
         return limit if drain is None else min(limit, drain)
 
     def _begin(self, now_s: float) -> None:

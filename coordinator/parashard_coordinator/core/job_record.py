@@ -110,6 +110,8 @@ class JobRecord:
         self.state = JobState.STARTING if options.shards else JobState.RUNNING
         self.reason = "waiting for the shards" if options.shards else ""
         self.early_stop = ""
+        self.scheduled: int | None = 0 if options.open else None
+        """In a job of open length: the steps below may be leased; its launcher says so again to each coordinator."""
         self.ending: DueCheckpoint | None = None  # what the job ends with, once that is stored
         self.stopped = False  # by its user
         self.supervision = Supervision(launcher, options.silence_s, options.lease_ttl_s, options.start_s)
@@ -135,6 +137,11 @@ class JobRecord:
     def state_name(self) -> str:
         """The state in one word; a job that its user stopped has not failed."""
         return "stopped" if self.stopped else self.state.name.lower()
+
+    @property
+    def steps_due(self) -> int:
+        """How many steps there are to do, as far as is known."""
+        return self.leases.target if self.scheduled is None else min(self.leases.target, self.scheduled)
 
     @property
     def complete(self) -> bool:
@@ -319,11 +326,13 @@ class JobRecord:
         drain = self.drain_target
         if drain is not None and drain <= self.leases.limit():
             return "leasing pauses for a checkpoint"
-        if self.evaluations.lease_limit() <= self.leases.lowest_incomplete:
-            return "waiting for an evaluation's result"
-        if self.following.lease_limit(self.leases.target) <= self.leases.lowest_incomplete:
-            return "waiting for callbacks"
-        return self.policy.reason(self.leases.lowest_incomplete)
+        lowest = self.leases.lowest_incomplete
+        limits = (
+            (self.steps_due, "nothing is scheduled"),
+            (self.evaluations.lease_limit(), "waiting for an evaluation's result"),
+            (self.following.lease_limit(self.leases.target), "waiting for callbacks"),
+        )
+        return next((why for limit, why in limits if limit <= lowest), self.policy.reason(lowest))
 
     # --- changes of state, and the events that say so ---
 

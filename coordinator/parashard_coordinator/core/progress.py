@@ -93,7 +93,7 @@ class Progress:
         self.last_step_s = now_s
         self._rate.add(examples, now_s)
         self._rate_by_worker.setdefault(worker, Rate()).add(examples, now_s)
-        if loss is None:  # a skipped step has none
+        if loss is None:  # a skipped step has none, and a program's own loop need not tell
             return []
         if not math.isfinite(loss):
             stands = self._finite_due > 0

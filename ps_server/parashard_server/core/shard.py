@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol
 
+import numpy as np
+
 from parashard.errors import MalformedFrame, NonFiniteGradient, ShapeMismatch, StaleIncarnation, StalePlan, WrongRun
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import ELEMENT_BYTES
@@ -23,6 +25,8 @@ from parashard_server.state.snapshot import Snapshot
 from parashard_server.state.storage import Storage
 
 NOTED_MAX = 4096
+NOTHING: Float32s = np.empty(0, np.float32)
+"""The gradient of a push that moves nothing."""
 
 
 class Cut(NamedTuple):
@@ -51,7 +55,10 @@ class Journal(Protocol):
         skipped: bool,
         learning_rate: float | None = None,
     ) -> int:
-        """Note a push, before it moves the weights; None: its gradient is zero. Return its position; never raises."""
+        """Note a push, before it moves the weights, and return its position; never raises.
+
+        A gradient of None is zero; one of no elements moves nothing.
+        """
 
 
 class Shard:
@@ -223,16 +230,14 @@ class Shard:
         )
 
     def _take(self, push: Push) -> Receipt:
-        gradient = self.storage.decode_gradient(push.slices, push.payload.whole()) if push.slices else None
-        if gradient is not None:
-            self._check_values(push.step, gradient)
+        gradient = self._gradient_of(push)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
             raise MalformedFrame(
                 f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
             )
         lag = push.step - self.updates.applied.lowest_missing()
-        if self._pulled is not None and gradient is not None:
+        if self._pulled is not None and gradient is not None and not push.void:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
             position = self.journal.append(
@@ -251,6 +256,16 @@ class Shard:
         else:
             self.record.buffered_pushes += 1
         return Receipt(result, self.updates.version, staleness)
+
+    def _gradient_of(self, push: Push) -> Float32s | None:
+        """Return a push's gradient in the shard's layout; None: it is empty, NOTHING: it moves nothing."""
+        if push.void:
+            return NOTHING
+        if not push.slices:
+            return None
+        gradient = self.storage.decode_gradient(push.slices, push.payload.whole())
+        self._check_values(push.step, gradient)
+        return gradient
 
     def _note(self, step: int, position: int) -> None:
         if self.updates.round is None:
@@ -299,6 +314,8 @@ class Shard:
             )
 
     def _check_slices(self, push: Push) -> None:
+        if push.void and (push.slices or push.skipped or self.updates.round is not None):
+            raise MalformedFrame(f"step {push.step}: a push that moves nothing has no slices, and no place in a round")
         size_bytes = self.storage.check_slices(push.slices)
         if size_bytes != push.payload.nbytes:
             raise ShapeMismatch(

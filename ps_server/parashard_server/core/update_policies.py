@@ -76,7 +76,10 @@ class UpdatePolicy(Protocol):
     def take(
         self, step: int, gradient: Float32s | None, staleness: int | None, learning_rate: float | None = None
     ) -> PushResult:
-        """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call. None: empty."""
+        """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call only.
+
+        None: the push was empty. One of no elements moves nothing: its step is recorded.
+        """
 
 
 class ImmediateUpdates:
@@ -141,13 +144,14 @@ class ImmediateUpdates:
     ) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
-        self._storage.apply(
-            self._storage.zeros() if gradient is None else gradient,
-            t=len(self.applied) + 1,
-            damping=damping,
-            pushes=int(gradient is not None),
-            learning_rate=learning_rate,
-        )
+        if gradient is None or gradient.size:
+            self._storage.apply(
+                self._storage.zeros() if gradient is None else gradient,
+                t=len(self.applied) + 1,
+                damping=damping,
+                pushes=int(gradient is not None),
+                learning_rate=learning_rate,
+            )
         self.applied.add(step)
         return PushResult.APPLIED
 

@@ -105,7 +105,7 @@ class WriteAheadLog:
         Parameters
         ----------
         gradient : ndarray of float32, shape (elements,), or None
-            In the shard's layout, as it was applied; only read. None: zeros.
+            In the shard's layout, as it was applied; only read. None: zeros; no elements: the push moved nothing.
         staleness : int or None
             None where it is unknown.
         learning_rate : float, optional

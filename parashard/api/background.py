@@ -1,0 +1,203 @@
+"""BackgroundRun: a run in a thread of this program, which goes on meanwhile.
+
+Owns its start, its end and what became of it. Knows no session and no function. Called by `parashard.api.cluster` and
+`parashard.api.coordinator`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from parashard.client.shard_client import ShardClient
+from parashard.data.base import Batch
+from parashard.display.live import NoView
+from parashard.errors import ConfigurationError, JobFailed, ParashardError
+from parashard.job.declaration import DeclaredJob, write_declaration
+from parashard.job.load import LoadedJob, job_from_toml
+from parashard.launch.local_cluster import ScriptCommand
+from parashard.launch.run import Outcome, run_job
+from parashard.launch.run_files import WEIGHTS_FILE
+from parashard.launch.run_folders import discard_unbegun
+from parashard.launch.steering import Steering
+from parashard.plan.variables import Float32s
+from parashard.process.shell import ExitCode
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.protocol.proto_conversion import plan_from, view_from
+from parashard.store.arrays import read_arrays
+from parashard.transports.choosing import connect_by
+
+STOP_S = 60.0
+"""For a run that is stopped to end: shards save their state."""
+
+
+class Variables:
+    """What a job without a model of its own starts from, in the place of a model."""
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        if not isinstance(values, Mapping):
+            raise ConfigurationError(
+                f"variables is a mapping of names to arrays to start from, found {type(values).__name__}"
+            )
+        self._values = dict(values)
+
+    def initial_variables(self) -> Mapping[str, Any]:
+        """Return the first values."""
+        return self._values
+
+    def loss_and_gradients(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Any:
+        """There is none: the program computes its steps itself."""
+        raise NotImplementedError
+
+    def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """There is none."""
+        raise NotImplementedError
+
+
+class BackgroundRun:
+    """A declared job that runs beside its program.
+
+    Parameters
+    ----------
+    loaded : LoadedJob
+    run_dir : Path
+        New, or of the run that is resumed.
+    declared : DeclaredJob
+        Its data and first values.
+    steering : Steering
+        Steers it.
+    script : ScriptCommand, optional
+        What its workers are; None: they join from elsewhere.
+    resume : bool
+        True: go on with the run in `run_dir`.
+    """
+
+    def __init__(
+        self,
+        loaded: LoadedJob,
+        run_dir: Path,
+        declared: DeclaredJob,
+        steering: Steering,
+        *,
+        script: ScriptCommand | None = None,
+        resume: bool = False,
+    ) -> None:
+        self.run_dir = run_dir
+        self._loaded = loaded
+        self._declared = declared
+        self._steering = steering
+        self._script = script
+        self._resume = resume
+        self._outcome: Outcome | None = None
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="parashard-run", daemon=True)
+
+    def start(self) -> None:
+        """Start it, and return once its coordinator has accepted the job.
+
+        Raises
+        ------
+        ConfigurationError
+            If the job is refused; nothing of it is left.
+        JobFailed
+            If it could not be started.
+        """
+        write_declaration(self.run_dir, self._declared)
+        atexit.register(self.stop)
+        self._thread.start()
+        start_s = self._loaded.job.cluster.start_s * 2
+        if not self._steering.wait_for(lambda: self._steering.accepted, start_s):
+            self.stop()
+            self.check()
+            raise JobFailed(f"the job did not start within {start_s:.0f} s; {self.run_dir} has its logs")
+
+    def check(self) -> None:
+        """Raise what ended the run, if it has ended without being done."""
+        if not self._steering.ended:
+            return
+        if self._error is not None:
+            raise self._error
+        outcome = self._outcome
+        assert outcome is not None
+        if outcome.exit_code != ExitCode.DONE:
+            raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
+
+    def finish(self, timeout_s: float) -> dict[str, Any]:
+        """Wait until the job is done, and return its report."""
+        atexit.unregister(self.stop)
+        if not self._steering.wait_for(lambda: self._steering.ended, timeout_s):
+            raise JobFailed(f"the job is not done after {timeout_s:.0f} s; `parashard status` says what it waits for")
+        self._thread.join()
+        self.check()
+        assert self._outcome is not None
+        return self._outcome.report
+
+    def stop(self) -> None:
+        """Interrupt it: shards save their state, and all its processes end."""
+        atexit.unregister(self.stop)
+        self._steering.stop()
+        if self._thread.is_alive():
+            self._thread.join(STOP_S)
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the weights: the final ones, or those that the shards have now, each at a moment of its own."""
+        if self._steering.ended:
+            self.check()
+            return read_arrays(self.run_dir / WEIGHTS_FILE)
+        coordinator = CoordinatorClient(find_coordinator(str(self.run_dir)), where=str(self.run_dir))
+        try:
+            reply = coordinator.get_job()
+            job = job_from_toml(reply.job_toml)
+            coordinator.retry_budget_s = job.cluster.retry_budget_s
+            client = ShardClient(
+                reply.run_id,
+                reply.job_digest,
+                plan_from(reply.plan),
+                "reader",
+                retry_budget_s=job.cluster.retry_budget_s,
+                look=lambda: view_from(coordinator.get_view(reply.run_id)),
+                connect=connect_by(job.cluster.transport, None),
+            )
+            try:
+                client.use(coordinator.patiently(lambda: view_from(coordinator.get_view(reply.run_id))))
+                return {name: np.array(values) for name, values in client.pull().variables.items()}
+            finally:
+                client.close()
+        finally:
+            coordinator.close()
+
+    def _run(self) -> None:
+        try:
+            self._outcome = run_job(
+                self._loaded,
+                self.run_dir,
+                NoView(),
+                init=None,
+                output=None,
+                resume=self._resume,
+                script=self._script,
+                declared=True,
+                steering=self._steering,
+            )
+        except BaseException as error:  # noqa: BLE001  # the program's thread raises it
+            self._error = error
+        finally:
+            refused = self._error is not None or (self._outcome is not None and self._outcome.is_refused)
+            if refused and not self._resume:
+                with suppress(OSError, ParashardError):
+                    discard_unbegun(self.run_dir, keep=False)
+            self._steering.tell(ended=True)
+
+
+def within(run: BackgroundRun, leave: Callable[[], object], error: BaseException | None) -> None:
+    """End a `with`: as its program says if that ended well, else by stopping the run."""
+    if error is None:
+        leave()
+    else:
+        run.stop()

@@ -1,0 +1,217 @@
+"""Calls: the arguments and the results of scheduled functions, as files in the run folder.
+
+A value is arrays and what JSON has; one file has one value: safetensors, in which the array `json` says how the others
+lie in it. Nothing is pickled. A file is whole or not there. Owns the folder and the encoding; knows no function. Called
+by the coordinator's program and by its workers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from parashard.errors import BadData, ConfigurationError
+from parashard.store.arrays import from_bytes, to_bytes
+
+CALLS = "calls"
+"""The folder in a run folder; a run that has one is a coordinator's."""
+VALUE_BYTES_MAX = 256 << 20
+DEPTH_MAX = 64
+_JSON = "json"
+_CALL, _RESULT, _ERROR = "call", "result", "error"
+_ALLOWED = "allowed are arrays, numbers, text, None, and lists, tuples and dicts (by text) of them"
+
+
+class PerWorker(NamedTuple):
+    """In arguments: an iterator that each worker makes once, by a function without arguments."""
+
+    number: int
+    function: str
+
+
+class Call(NamedTuple):
+    """A scheduled function's name and arguments."""
+
+    function: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
+class Calls:
+    """The files of a run's calls, by their numbers.
+
+    Parameters
+    ----------
+    run_dir : Path
+        The run folder, which workers see, too.
+    """
+
+    def __init__(self, run_dir: Path) -> None:
+        self._folder = run_dir / CALLS
+        self._writes = itertools.count()
+
+    def make(self) -> None:
+        """Make the folder."""
+        self._folder.mkdir(exist_ok=True)
+
+    def write(self, number: int, call: Call) -> int:
+        """Write a call, and return its length in bytes."""
+        content = encoded({"function": call.function, "args": list(call.args), "kwargs": dict(call.kwargs)})
+        self._replace(number, _CALL, content)
+        return len(content)
+
+    def read(self, number: int) -> Call:
+        """Return a call.
+
+        Raises
+        ------
+        BadData
+            If it is not there, or damaged.
+        """
+        value = self._read(number, _CALL)
+        return Call(value["function"], tuple(value["args"]), value["kwargs"])
+
+    def write_result(self, number: int, result: Any) -> None:
+        """Write what a call returned, in place of an earlier attempt's result or error."""
+        self._replace(number, _RESULT, encoded(result))
+        self._path(number, _ERROR).unlink(missing_ok=True)
+
+    def write_error(self, number: int, says: str) -> None:
+        """Write what a call raised."""
+        self._replace(number, _ERROR, encoded(says))
+
+    def error(self, number: int) -> str:
+        """Return what a call raised, or ""."""
+        return str(self._read(number, _ERROR)) if self._path(number, _ERROR).exists() else ""
+
+    def result(self, number: int) -> Any:
+        """Return what a call returned."""
+        return self._read(number, _RESULT)
+
+    def drop_result(self, number: int) -> None:
+        """Remove the result or the error of a call."""
+        for kind in (_RESULT, _ERROR):
+            self._path(number, kind).unlink(missing_ok=True)
+
+    def drop_calls(self, unused: Callable[[int], bool]) -> int:
+        """Remove the calls that are not used any more; return how many bytes the others have."""
+        kept_bytes = 0
+        for entry in os.scandir(self._folder):
+            number, _, kind = entry.name.partition(".")
+            if kind == _CALL and number.isdecimal():
+                if unused(int(number)):
+                    Path(entry.path).unlink(missing_ok=True)
+                else:
+                    kept_bytes += entry.stat().st_size
+        return kept_bytes
+
+    def drop_results(self, unused: Callable[[int], bool]) -> None:
+        """Remove the results that nobody will fetch."""
+        for entry in os.scandir(self._folder):
+            number, _, kind = entry.name.partition(".")
+            if kind in (_RESULT, _ERROR) and number.isdecimal() and unused(int(number)):
+                Path(entry.path).unlink(missing_ok=True)
+
+    def _path(self, number: int, kind: str) -> Path:
+        return self._folder / f"{number}.{kind}"
+
+    def _replace(self, number: int, kind: str, content: bytes) -> None:
+        path = self._path(number, kind)
+        temporary = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}-{next(self._writes)}")
+        temporary.write_bytes(content)
+        temporary.replace(path)
+
+    def _read(self, number: int, kind: str) -> Any:
+        path = self._path(number, kind)
+        try:
+            return decoded(path.read_bytes())
+        except OSError as error:
+            raise BadData(f"{path}: cannot be read: {error.strerror}") from None
+        except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+            raise BadData(f"{path}: is damaged: {error}") from None
+
+
+# --- values ---
+
+
+def encoded(value: Any) -> bytes:
+    """Return a value as a file's content.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is something else in it than arrays and what JSON has, or it is too large.
+    """
+    arrays: dict[str, NDArray[Any]] = {}
+    tree = _tree(value, arrays, 0)
+    size_bytes = sum(array.nbytes for array in arrays.values())
+    if size_bytes > VALUE_BYTES_MAX:
+        raise ConfigurationError(
+            f"the arrays of one call have {size_bytes:,} bytes; allowed are {VALUE_BYTES_MAX:,}: have each worker read "
+            "large data itself, by create_per_worker_dataset"
+        )
+    text = json.dumps(tree).encode()
+    return to_bytes({**arrays, _JSON: np.frombuffer(text, np.uint8)})
+
+
+def decoded(content: bytes) -> Any:
+    """Return the value in a file's content; arrays are new ones."""
+    arrays = from_bytes(content)
+    return _value(json.loads(arrays[_JSON].tobytes()), arrays)
+
+
+def host_array(value: Any) -> NDArray[Any]:
+    """Return an array of any framework as one of NumPy."""
+    if hasattr(value, "detach"):  # a tensor of PyTorch, wherever it is
+        value = value.detach().cpu()
+    return np.asarray(value)
+
+
+def _tree(value: Any, arrays: dict[str, NDArray[Any]], depth: int) -> Any:  # one for each kind
+    if depth > DEPTH_MAX:
+        raise ConfigurationError(f"a value is nested more than {DEPTH_MAX} times")
+    if value is None or isinstance(value, bool | int | float | str):
+        return value if not isinstance(value, np.generic) else value.item()
+    if isinstance(value, PerWorker):
+        return {"per_worker": [value.number, value.function]}
+    if isinstance(value, tuple | list):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_tree(item, arrays, depth + 1) for item in value]}
+    if isinstance(value, Mapping):
+        if not all(isinstance(name, str) for name in value):
+            raise ConfigurationError(f"a dict has a key that is no text; {_ALLOWED}")
+        return {"dict": {name: _tree(item, arrays, depth + 1) for name, item in value.items()}}
+    array = host_array(value) if hasattr(value, "__array__") else None
+    if array is None or array.dtype.kind not in "biuf" or array.dtype.itemsize > 8:
+        found = f"an array of {array.dtype}" if array is not None else type(value).__name__
+        raise ConfigurationError(f"found {found}; {_ALLOWED}")
+    arrays[str(len(arrays))] = np.array(array, order="C")
+    return {"scalar" if isinstance(value, np.generic) else "array": str(len(arrays) - 1)}
+
+
+def _value(tree: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:  # noqa: PLR0911  # one for each kind
+    if not isinstance(tree, dict):
+        return tree
+    ((kind, content),) = tree.items()
+    match kind:
+        case "list":
+            return [_value(item, arrays) for item in content]
+        case "tuple":
+            return tuple(_value(item, arrays) for item in content)
+        case "dict":
+            return {name: _value(item, arrays) for name, item in content.items()}
+        case "array":
+            return arrays[content]
+        case "scalar":
+            return arrays[content][()]
+        case "per_worker":
+            return PerWorker(int(content[0]), str(content[1]))
+    raise ValueError(f"{kind!r} is unknown")

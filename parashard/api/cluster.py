@@ -1,0 +1,117 @@
+"""Cluster: shards and a coordinator for a job whose steps sessions compute, started by a program.
+
+    with ps.Cluster({"w": np.zeros(3)}, ps.SGD(0.1), examples=1000, batch_size=10) as cluster:
+        with ps.connect(cluster.run_dir) as session:
+            for step in session.steps():
+                session.push(step, {"w": ...})
+        weights = cluster.weights()
+
+Owns the declaration of such a job. Knows no loop: `parashard.api.connect` joins it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.jobs import Parts, checked_optimizer, checked_strategy, job_of
+from parashard.api.script import SCRIPT
+from parashard.api.strategies import ParameterServerStrategy
+from parashard.data.base import DataSpec
+from parashard.errors import ConfigurationError
+from parashard.job.declaration import declare
+from parashard.launch.run_folders import is_done, new_run_dir, resumed_run_dir
+from parashard.launch.steering import Steering
+from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.variables import Float32s
+
+FINISH_S = 600.0
+
+
+class Cluster:
+    """A job of numbered steps over examples that only its sessions know.
+
+    Parameters
+    ----------
+    variables : mapping of str to array
+        What it starts from, in float32.
+    optimizer : OptimizerSpec, optional
+        The shards run it; default: SGD with a rate of 0.01.
+    strategy : ParameterServerStrategy, optional
+        Its shards and consistency; its `workers` do not count: the sessions are the workers.
+    examples, epochs, batch_size : int
+        A step is `batch_size` of the `examples`, in an order of its own in each epoch.
+    seed : int
+    name : str, optional
+        Of the job; default: the program's.
+    settings : mapping of str to object, optional
+        Further keys of a job file.
+    resume : bool
+        True: go on with the newest run of this name, if it is not done; else begin one.
+
+    Attributes
+    ----------
+    run_dir : Path
+        What sessions, of this program or of any other on this machine, connect to.
+    """
+
+    def __init__(
+        self,
+        variables: Mapping[str, Any],
+        optimizer: OptimizerSpec | None = None,
+        strategy: ParameterServerStrategy | None = None,
+        *,
+        examples: int,
+        epochs: int = 1,
+        batch_size: int = 1,
+        seed: int = 0,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        resume: bool = False,
+    ) -> None:
+        if SCRIPT.is_worker:
+            raise ConfigurationError("ps.Cluster has no workers of its own: ps.connect(cluster.run_dir) joins it")
+        if examples < 1:
+            raise ConfigurationError(f"examples must be at least 1, found {examples}")
+        program = Path(sys.argv[0] or "session.py")
+        chosen = checked_strategy(strategy)
+        sessions = ParameterServerStrategy(consistency=chosen.consistency, **{**chosen.cluster, "workers": 0})
+        parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
+        loaded = job_of(parts, program, epochs=epochs, batch_size=batch_size)
+        declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
+        begun = _unfinished(parts.name) if resume else None
+        self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()
+        self._run = BackgroundRun(loaded, self.run_dir, declared, Steering(), resume=begun is not None)
+
+    def __enter__(self) -> Self:
+        self._run.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        within(self._run, self.finish, error)
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the final weights, or those that the shards have now; the arrays are the caller's."""
+        return self._run.weights()
+
+    def finish(self, timeout_s: float = FINISH_S) -> dict[str, Any]:
+        """Wait until every step is in, and return the run's report; the end of the `with` does so, too."""
+        return self._run.finish(timeout_s)
+
+    def stop(self) -> None:
+        """End it here: shards save their state, and `resume=True` goes on."""
+        self._run.stop()
+
+
+def _unfinished(name: str) -> Path | None:
+    try:
+        run_dir = resumed_run_dir(None, name)
+    except ConfigurationError:
+        return None
+    return None if is_done(run_dir) else run_dir

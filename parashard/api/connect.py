@@ -1,0 +1,52 @@
+"""connect: a program joins a job that runs, as one of its workers, and computes its steps in a loop of its own.
+
+Owns what a user gives. The session itself is the worker's (`parashard_worker.session`), and is imported with the first
+call.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from parashard.launch.run_folders import place_of
+
+if TYPE_CHECKING:
+    from parashard_worker.session import Session
+
+
+def connect(
+    run: str | os.PathLike[str],
+    *,
+    name: str = "",
+    data: bool = True,
+    settings: Mapping[str, Any] | None = None,
+    tls_dir: str | os.PathLike[str] | None = None,
+) -> Session:
+    """Return a session in a job that runs; it joins where its `with` begins.
+
+    Parameters
+    ----------
+    run : str or path
+        A run directory, a name under `runs/`, or the coordinator's host:port.
+    name : str
+        Its name in the job; default: the next free one.
+    data : bool
+        Whether steps come with their examples, and held-out examples are judged by the job's model: where a job file
+        names data and model. A script's are only in its own workers; False: no job's are opened.
+    settings : mapping of str to object, optional
+        What is elsewhere on this machine, such as {"data.path": "/mnt/mnist"}.
+    tls_dir : path, optional
+        Credentials, of a cluster that asks for them.
+    """
+    from parashard_worker.session import Session
+
+    return Session(
+        place_of(os.fspath(run)),
+        name=name,
+        data=data,
+        overrides=[(key, value, "settings") for key, value in (settings or {}).items()],
+        tls_dir=None if tls_dir is None else Path(tls_dir),
+    )

@@ -1,0 +1,367 @@
+"""Coordinator: a program schedules functions, workers call them; after TensorFlow's `ClusterCoordinator`.
+
+A schedule number is a step of a job of open length: it is leased, and what it pushes is in once, whatever is killed.
+Owns the program's side: the queue, results, errors. `parashard.api.scheduled` is a worker's side, `parashard.api.calls`
+carries values between them, `parashard.api.background` runs the job.
+"""
+
+from __future__ import annotations
+
+import atexit
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from parashard.api.background import BackgroundRun, Variables, within
+from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.functions import Function, name_of, names_now
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
+from parashard.api.scheduled import ScheduledFunctions, ScheduledSource
+from parashard.api.script import COORDINATOR, SCRIPT
+from parashard.api.strategies import ParameterServerStrategy
+from parashard.checkpoints.catalogue import Catalogue
+from parashard.errors import ConfigurationError, ParashardError
+from parashard.job.declaration import declare
+from parashard.job.load import LoadedJob
+from parashard.launch.run_files import CHECKPOINTS
+from parashard.launch.run_folders import new_run_dir
+from parashard.launch.steering import Steering
+from parashard.launch.stopping import restorable_in_all
+from parashard.plan.intervals import IntervalSet
+from parashard.plan.optimizers import OptimizerSpec
+from parashard.plan.variables import Float32s
+from parashard.store import open_store
+
+QUEUE = 1024
+TIMEOUT_S = 600.0
+SWEEP_S = 5.0
+KEPT_BYTES_MAX = 4 << 30
+"""Of the arguments of calls that a shard which is killed may need again."""
+ERRORS_MAX = 100
+_NOT_SET = object()
+
+
+class FunctionFailed(ParashardError):
+    """A scheduled function raised an error, or returned what is no result: what it says has the worker and the line."""
+
+
+class RemoteValue:
+    """What a scheduled function will have returned.
+
+    Where a worker or a shard was killed a function may have run more than once: its push is in once, and this is the
+    result of one of its runs, perhaps not of the one whose push is in.
+    """
+
+    def __init__(self, coordinator: Coordinator, number: int) -> None:
+        self._coordinator = coordinator
+        self.number = number
+        self._value: Any = _NOT_SET
+
+    def fetch(self, timeout_s: float | None = None) -> Any:
+        """Wait until the function's push is in, and return its result.
+
+        Raises
+        ------
+        FunctionFailed
+            If it raised an error.
+        JobFailed
+            If the job has ended before.
+        TimeoutError
+            If it takes longer than `timeout_s` (default: the coordinator's).
+        """
+        if self._value is _NOT_SET:
+            self._value = self._coordinator._fetched(self.number, timeout_s)
+        return self._value
+
+    @property
+    def fetched(self) -> bool:
+        """Whether the result is in this process already."""
+        return self._value is not _NOT_SET
+
+
+class Coordinator:
+    """Schedules functions on the workers of a cluster, which it starts; one in a script.
+
+        with ps.Coordinator(ps.ParameterServerStrategy(workers=4), variables={"w": w}, optimizer=ps.Adam(1e-3)) as it:
+            losses = [it.schedule(train_step, args=(i,)) for i in range(1000)]
+            it.join()
+            weights = it.weights()
+
+    In a worker, which is the script run again, nothing of the script follows after this: it calls what is scheduled.
+    So functions are defined before.
+
+    Parameters
+    ----------
+    strategy : ParameterServerStrategy, optional
+        `async` or `ssp:K`.
+    variables : mapping of str to array
+        What it starts from, in float32.
+    optimizer : OptimizerSpec, optional
+        The shards run it; default: SGD with a rate of 0.01.
+    seed : int
+    name : str, optional
+        Of the job; default: the script's.
+    settings : mapping of str to object, optional
+        Further keys of a job file.
+    queue : int
+        Scheduled functions that are not complete; `schedule` waits while there are as many.
+    timeout_s : float
+        How long any call here waits where it is not told another time.
+
+    Attributes
+    ----------
+    run_dir : Path
+        The run's folder: checkpoints, logs, weights.
+    """
+
+    def __init__(
+        self,
+        strategy: ParameterServerStrategy | None = None,
+        *,
+        variables: Mapping[str, Any],
+        optimizer: OptimizerSpec | None = None,
+        seed: int = 0,
+        name: str | None = None,
+        settings: Mapping[str, Any] | None = None,
+        queue: int = QUEUE,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        if queue < 1:
+            raise ConfigurationError(f"queue must be at least 1, found {queue}")
+        chosen = checked_strategy(strategy)
+        if chosen.consistency.startswith("sync"):
+            raise ConfigurationError(
+                f'ps.Coordinator with consistency = "{chosen.consistency}": functions are scheduled one by one, and '
+                "a round is many; allowed: async, ssp:K"
+            )
+        self._queue, self._timeout_s = queue, timeout_s
+        self._variables = Variables(variables)
+        self._defined = names_now()
+        self._scheduling = threading.Lock()
+        self._noting = threading.Lock()
+        self._noted = IntervalSet()  # complete steps whose errors have been looked for
+        self._errors: deque[tuple[int, str]] = deque(maxlen=ERRORS_MAX)  # not raised yet
+        self._values: weakref.WeakValueDictionary[int, RemoteValue] = weakref.WeakValueDictionary()
+        self._next = 0
+        self._per_worker = 0
+        self._swept_s = time.monotonic()
+        self._kept_bytes = 0
+        with SCRIPT.call(COORDINATOR) as call:
+            parts = Parts(name or SCRIPT.path.stem, checked_optimizer(optimizer), chosen, seed, settings or {})
+            calm = {"device": "cpu", "speculate_after": 0}  # a function may have effects: no second run without a death
+            loaded = job_of(parts, SCRIPT.path, epochs=1, batch_size=1, cluster=calm)
+            if SCRIPT.is_worker:
+                self._work(loaded, variables)
+            self._steering = Steering(open_length=True, on_report=self._note)
+            self._start(loaded)
+            call.answer = {"run_dir": str(self.run_dir)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        within(self._run, self.close, error)
+
+    # --- scheduling ---
+
+    def schedule(
+        self,
+        function: Function,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout_s: float | None = None,
+    ) -> RemoteValue:
+        """Have a worker call a function, some time; return at once, unless the queue is full.
+
+        Parameters
+        ----------
+        function : Function
+            Marked by `@ps.function`.
+        args, kwargs
+            After the weights, which come first: arrays, and what JSON has.
+        timeout_s : float, optional
+            How long to wait for a place in the queue.
+
+        Raises
+        ------
+        FunctionFailed
+            If a function that was scheduled before raised an error; this one is not scheduled.
+        """
+        if not isinstance(function, Function):
+            raise ConfigurationError("coordinator.schedule(f, ...): f is a function that @ps.function marks")
+        call = Call(name_of(function, self._defined, "coordinator.schedule"), tuple(args), dict(kwargs or {}))
+        with self._scheduling:
+            if self._steering.closed or self._steering.stopping:
+                raise ConfigurationError("coordinator.schedule after coordinator.close()")
+            self._wait(lambda: self._outstanding() < self._queue, timeout_s, f"the queue of {self._queue} is full")
+            if self._kept_bytes > KEPT_BYTES_MAX:
+                raise ConfigurationError(
+                    f"the arguments of calls that are in no checkpoint yet have {self._kept_bytes:,} bytes; allowed "
+                    f"are {KEPT_BYTES_MAX:,}: lower checkpoint.every_s, or have each worker read large data itself"
+                )
+            self._raise_error()
+            number = self._next
+            self._kept_bytes += self._calls.write(number, call)
+            self._values[number] = value = RemoteValue(self, number)
+            self._next += 1
+            self._steering.schedule(self._next)
+        return value
+
+    def create_per_worker_dataset(self, function: Callable[[], Any]) -> PerWorker:
+        """Return an argument for `schedule` that is an iterator of its own in each worker.
+
+        Parameters
+        ----------
+        function : callable
+            At the script's top level, without arguments; each worker calls it once, and iterates over what it returns.
+            A worker that is started again begins anew.
+        """
+        name = name_of(function, self._defined, "coordinator.create_per_worker_dataset")
+        self._per_worker += 1
+        return PerWorker(self._per_worker - 1, name)
+
+    def join(self, timeout_s: float | None = None) -> None:
+        """Wait until every function that was scheduled has run and its push is in, on every shard.
+
+        Raises
+        ------
+        FunctionFailed
+            If one raised an error: the first of them that nobody has seen, and all are seen by that. The others have
+            run, and what they pushed is in.
+        """
+        self._wait(lambda: not self._outstanding(), timeout_s, "functions are not complete")
+        self._raise_error()
+
+    def done(self) -> bool:
+        """Tell whether every function that was scheduled has run and its push is in; raises as `join` does."""
+        self._run.check()
+        self._raise_error()
+        return not self._outstanding()
+
+    def fetch(self, values: Any, timeout_s: float | None = None) -> Any:
+        """Return a value, or a list, tuple or dict of values, with the results in place of the remote values."""
+        if isinstance(values, RemoteValue):
+            return values.fetch(timeout_s)
+        if isinstance(values, Mapping):
+            return {name: self.fetch(value, timeout_s) for name, value in values.items()}
+        if isinstance(values, list | tuple):
+            return type(values)([self.fetch(value, timeout_s) for value in values])
+        return values
+
+    def weights(self) -> dict[str, Float32s]:
+        """Return the weights as they are now, by name; the arrays are the caller's. After `join`, all pushes are in."""
+        return self._run.weights()
+
+    def close(self, timeout_s: float | None = None) -> dict[str, Any]:
+        """Wait for what is scheduled, end the cluster, and return the run's report; its folder has the weights.
+
+        Raises
+        ------
+        FunctionFailed
+            As `join`; the cluster has ended by then.
+        """
+        self._steering.close()
+        if not self._next:
+            self._run.stop()
+            return {}
+        report = self._run.finish(self._timeout_s if timeout_s is None else timeout_s)
+        with suppress(OSError):
+            self._calls.drop_calls(lambda number: True)
+        atexit.register(self._calls.drop_results, lambda number: True)  # until then they can be fetched
+        self._raise_error()
+        return report
+
+    def stop(self) -> None:
+        """End the cluster at once; what is not complete is lost."""
+        self._run.stop()
+
+    # --- inside ---
+
+    def _work(self, loaded: LoadedJob, variables: Mapping[str, Any]) -> None:
+        """Be a worker, and end."""
+        if SCRIPT.run_dir is None:
+            raise ConfigurationError(
+                "a worker of ps.Coordinator gets its arguments from the run folder: parashard worker --connect "
+                "RUN-FOLDER, on a disk that it shares with the script"
+            )
+        source = ScheduledSource()
+
+        def check(run_dir: Path) -> None:
+            check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), SCRIPT.sha256, run_dir)
+
+        functions = ScheduledFunctions(variables, Calls(SCRIPT.run_dir), SCRIPT.worker_name)
+        SCRIPT.work(functions, source, SCRIPT.sha256, check, lambda theirs: check_same_job(loaded, theirs))
+
+    def _start(self, loaded: LoadedJob) -> None:
+        declared = declare(ScheduledSource.spec, self._variables, SCRIPT.sha256)
+        self.run_dir = new_run_dir(None, loaded.job.job.name).absolute()
+        self._calls = Calls(self.run_dir)
+        self._calls.make()
+        SCRIPT.write_answers(self.run_dir)
+        self._store_url = loaded.job.checkpoint.url or str(self.run_dir / CHECKPOINTS)
+        self._kept_checkpoints = loaded.job.checkpoint.keep
+        self._run = BackgroundRun(loaded, self.run_dir, declared, self._steering, script=SCRIPT.command)
+        self._run.start()
+
+    def _outstanding(self) -> int:
+        return self._next - len(self._steering.complete)
+
+    def _wait(self, condition: Callable[[], bool], timeout_s: float | None, what: str) -> None:
+        allowed_s = self._timeout_s if timeout_s is None else timeout_s
+        if self._steering.wait_for(condition, allowed_s):
+            return
+        self._run.check()
+        raise TimeoutError(f"after {allowed_s:g} s {what}; `parashard status` says what the job waits for")
+
+    def _raise_error(self) -> None:
+        """Raise the first error that nobody has seen; all are seen by that."""
+        with self._noting:
+            errors, self._errors = self._errors, deque(maxlen=ERRORS_MAX)
+        if errors:
+            more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+            raise FunctionFailed(f"{errors[0][1]}{more}")
+
+    def _fetched(self, number: int, timeout_s: float | None) -> Any:
+        self._wait(lambda: number in self._steering.complete, timeout_s, f"call {number} is not complete")
+        says = self._calls.error(number)
+        if says:
+            with self._noting:
+                self._errors = deque((error for error in self._errors if error[0] != number), maxlen=ERRORS_MAX)
+            raise FunctionFailed(says)
+        result = self._calls.result(number)
+        self._calls.drop_result(number)
+        return result
+
+    def _note(self, complete: IntervalSet) -> None:
+        """Look for the errors of steps that are complete now; in the run's thread."""
+        for start, stop in complete.intervals():
+            for new_start, new_stop in list(self._noted.missing(start, stop)):
+                for number in range(new_start, new_stop):
+                    says = self._calls.error(number)
+                    if says:
+                        with self._noting:
+                            self._errors.append((number, says))
+                self._noted.add_range(new_start, new_stop)
+        if time.monotonic() - self._swept_s > SWEEP_S:
+            self._swept_s = time.monotonic()
+            with suppress(OSError, ParashardError):  # P21: what could not be removed is removed later
+                self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove results that nobody can fetch, and arguments that no shard can need again."""
+        self._calls.drop_results(self._is_unwanted)
+        saved = restorable_in_all(Catalogue(open_store(self._store_url)), self._kept_checkpoints)
+        self._kept_bytes = self._calls.drop_calls(lambda number: number in saved)
+
+    def _is_unwanted(self, number: int) -> bool:
+        value = self._values.get(number)
+        return number in self._noted and (value is None or value.fetched)

@@ -1,0 +1,134 @@
+"""Jobs of a script: the table of settings that a call makes, and the check that a worker's call makes the same one.
+
+Knows no process. Called by the trainer, the coordinator and the cluster of `parashard.api`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from parashard.api.strategies import ParameterServerStrategy
+from parashard.errors import ConfigurationError
+from parashard.job.declaration import read_declaration
+from parashard.job.keys import leaves, shown
+from parashard.job.load import LoadedJob, job_from_table, load_job
+from parashard.job.schema import Job
+from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
+from parashard.plan.optimizers import SGD, OptimizerSpec
+
+DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
+"""The tables of a job that decide what its steps compute."""
+_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
+
+
+class Parts(NamedTuple):
+    """What a program says of a job besides its data and its model."""
+
+    name: str
+    optimizer: OptimizerSpec
+    strategy: ParameterServerStrategy
+    seed: int
+    settings: Mapping[str, Any]
+
+
+def checked_optimizer(optimizer: OptimizerSpec | None) -> OptimizerSpec:
+    """Return the optimizer, by default SGD with a rate of 0.01."""
+    if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
+        raise ConfigurationError(
+            f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
+            f"{type(optimizer).__name__}"
+        )
+    return optimizer or SGD(0.01)
+
+
+def checked_strategy(strategy: ParameterServerStrategy | None) -> ParameterServerStrategy:
+    """Return the strategy, by default two shards and two workers, asynchronous."""
+    if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
+        raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
+    return strategy or ParameterServerStrategy()
+
+
+def job_of(
+    parts: Parts,
+    program: Path,
+    *,
+    epochs: int,
+    batch_size: int,
+    frozen: Sequence[str] = (),
+    cluster: Mapping[str, Any] | None = None,
+) -> LoadedJob:
+    """Return the job of a call, checked as a job file is.
+
+    Parameters
+    ----------
+    parts : Parts
+    program : Path
+        The file that makes the call.
+    epochs, batch_size : int
+        Of its data.
+    frozen : sequence of str
+        Variables that are not trained.
+    cluster : mapping of str to object, optional
+        Keys of `[cluster]` where the program says nothing else.
+    """
+    table: dict[str, Any] = {
+        "job": {"name": parts.name, "seed": parts.seed, "epochs": epochs, "batch_size": batch_size},
+        "data": {"source": "script"},
+        "model": {"kind": "script"},
+        "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
+        "variables": {name: {"frozen": True} for name in frozen},
+        "consistency": {"policy": parts.strategy.consistency},
+        "cluster": {**(cluster or {}), **parts.strategy.cluster},
+    }
+    for key, value in parts.settings.items():
+        above, _, name = key.rpartition(".")
+        if not above or "." in above:
+            raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
+        if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
+            raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
+        table.setdefault(above, {})[name] = value
+    return job_from_table(table, program)
+
+
+def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256: str, run_dir: Path) -> None:
+    """Refuse, in a worker, a call that is not the parent's: no attempt would go better.
+
+    Parameters
+    ----------
+    mine : LoadedJob
+        The job of the call in this process.
+    fingerprint, summary : str
+        Of its data.
+    code_sha256 : str
+        Of its model.
+    run_dir : Path
+        Of the parent's call.
+    """
+    whole = read_declaration(run_dir)
+    declared = whole.spec
+    if fingerprint != declared.fingerprint:
+        raise ConfigurationError(
+            f"the data of this call are others in this worker ({summary}) than in the process that started it "
+            f"({declared.summary()}); a script loads the same data wherever it runs"
+        )
+    if code_sha256 != whole.model_sha256:
+        raise ConfigurationError(
+            "the model is another one in this worker than in the process that started it: the script was edited, or a "
+            "buffer of the module is drawn without a seed"
+        )
+    file = next(path for path in (run_dir / NEW_JOB_FILE, run_dir / JOB_FILE) if path.exists())
+    check_same_job(mine, load_job(file, environ={}).job)
+
+
+def check_same_job(mine: LoadedJob, other: Job) -> None:
+    """Refuse, in a worker, a call whose job is not the run's."""
+    theirs = dict(leaves(other.plain()))
+    own = dict(leaves(mine.job.plain()))
+    for key in sorted(theirs.keys() | own.keys()):
+        if key[0] in DEFINING and theirs.get(key) != own.get(key):
+            raise ConfigurationError(
+                f"this call is another one in this worker: {'.'.join(key)} is {shown(own.get(key))} here and "
+                f"{shown(theirs.get(key))} in the process that started it"
+            )

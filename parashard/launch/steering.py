@@ -1,0 +1,98 @@
+"""Steering: how a program steers a run that it has started in a thread of its own, and what it hears of it.
+
+Owns the handover between two threads. Knows no function and no cluster. The program's side is `parashard.api`'s; the
+run's is `parashard.launch.running`'s.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from parashard.plan.intervals import IntervalSet
+
+EAGER_S = 0.01  # between two looks at the job while the program may be waiting for a step
+
+
+class Steering:
+    """The steps of a job that are scheduled, those that are complete, and the wish to stop.
+
+    Parameters
+    ----------
+    open_length : bool
+        True: only scheduled steps are leased, and the job ends once the schedule is closed and they are in.
+    on_report : callable, optional
+        Called in the run's thread with the complete steps, whenever the coordinator has told of them.
+    """
+
+    def __init__(self, *, open_length: bool = False, on_report: Callable[[IntervalSet], None] | None = None) -> None:
+        self.open_length = open_length
+        self._on_report = on_report
+        self._wake = threading.Event()
+        self._changed = threading.Condition()
+        self.scheduled = 0
+        self.closed = False
+        self.stopping = False
+        self.complete = IntervalSet()
+        """Steps that every shard has; a shard that is killed may have to be given some again."""
+        self.accepted = False
+        self.ended = False
+
+    # --- the program's side ---
+
+    def schedule(self, steps: int) -> None:
+        """Open the steps below `steps`."""
+        self.scheduled = max(self.scheduled, steps)
+        self._wake.set()
+
+    def close(self) -> None:
+        """Let the job end when what is scheduled is in."""
+        self.closed = True
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Interrupt the run, as Ctrl-C does; shards save their state."""
+        self.stopping = True
+        self._wake.set()
+
+    def wait_for(self, condition: Callable[[], bool], timeout_s: float) -> bool:
+        """Wait until something holds or the run has ended, for at most so long; return whether it holds."""
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            while not condition() and not self.ended:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0.0:
+                    break
+                self._changed.wait(left_s)
+            return condition()
+
+    # --- the run's side ---
+
+    def pause(self, pause_s: float) -> None:
+        """Wait until the program has a wish, for at most so long.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            If it is to stop.
+        """
+        waited_for = self.scheduled > len(self.complete)
+        if self._wake.wait(min(pause_s, EAGER_S) if waited_for else pause_s):
+            self._wake.clear()
+        if self.stopping:
+            raise KeyboardInterrupt
+
+    def report(self, complete: IntervalSet) -> None:
+        """Take note of the complete steps."""
+        if self._on_report is not None:
+            self._on_report(complete)
+        with self._changed:
+            self.complete = complete
+            self._changed.notify_all()
+
+    def tell(self, *, accepted: bool = False, ended: bool = False) -> None:
+        """Take note that the coordinator has accepted the job, or that the run has ended."""
+        with self._changed:
+            self.accepted, self.ended = self.accepted or accepted, self.ended or ended
+            self._changed.notify_all()

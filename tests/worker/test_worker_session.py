@@ -1,0 +1,156 @@
+"""A session: a program computes a job's steps in a loop of its own, and each is in once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.data import open_source
+from parashard.errors import ConfigurationError, NonFiniteGradient, ShapeMismatch, UnknownVariable, WrongRun
+from parashard.job.load import job_from_toml
+from parashard.models.softmax import SoftmaxRegression
+from parashard.process.shell import Stop
+from parashard_worker.session import Session, Step
+from parashard_worker.worker import Worker
+from support.resolved_job import resolved_here
+from support.small_cluster import SmallCluster, small_cluster
+from support.small_job import SMALL_JOB
+
+EXAMPLES, STEPS = 64, 16
+CLUSTER = '[cluster]\nshards = 1\ntransport = "grpc"\npipeline_depth = 0\n'
+
+
+def resolved(more: str = "") -> Any:
+    text = SMALL_JOB.replace('source = "synthetic"', f'source = "synthetic"\nexamples = {EXAMPLES}')
+    return resolved_here(job_from_toml(text + CLUSTER + more))
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[SmallCluster]:
+    with small_cluster(resolved(), tmp_path / "store") as running:
+        yield running
+
+
+def session_of(cluster: SmallCluster, **more: Any) -> Session:
+    return Session(cluster.client.address, **more)
+
+
+SPEC = open_source(resolved().job.data).spec
+
+
+def computed(weights: Mapping[str, Any], step: Step) -> tuple[float, Mapping[str, Any]]:
+    assert step.batch is not None
+    return SoftmaxRegression(SPEC).loss_and_gradients(weights, step.batch, np)
+
+
+def weights_of(cluster: SmallCluster) -> Any:
+    return cluster.shard.shard.storage.weights
+
+
+def test_a_loop_of_one_s_own_gives_the_weights_of_the_job_s_worker(cluster: SmallCluster, tmp_path: Path) -> None:
+    numbers = []
+    with session_of(cluster) as session:
+        for step in session.steps():
+            loss, gradients = computed(session.pull(), step)
+            assert session.push(step, gradients, loss=loss)
+            numbers.append((step.number, step.epoch))
+    assert sorted(numbers) == [(number, number // 8) for number in range(STEPS)]
+    with small_cluster(resolved(), tmp_path / "other") as other:
+        Worker(other.client).run(Stop())
+        np.testing.assert_array_equal(weights_of(cluster), weights_of(other))
+
+
+@pytest.mark.parametrize("policy", ["async", "ssp:2", "sync:4"])
+def test_a_step_that_is_not_pushed_comes_again(tmp_path: Path, policy: str) -> None:
+    with small_cluster(resolved(f'[consistency]\npolicy = "{policy}"\n'), tmp_path / "store") as cluster:
+        seen: list[int] = []
+        with session_of(cluster) as session:
+            for step in session.steps():
+                seen.append(step.number)
+                if seen.count(step.number) == 2 or step.number % 3:
+                    session.push(step, {})
+        assert sorted(set(seen)) == list(range(STEPS))
+        assert len(seen) > STEPS
+        assert cluster.steps_applied() >= STEPS - (4 if policy == "sync:4" else 0), (
+            "the last round waits for its commit"
+        )
+
+
+def test_what_a_session_holds_is_given_back_when_it_ends(cluster: SmallCluster) -> None:
+    session = session_of(cluster, name="mine")
+    with pytest.raises(ZeroDivisionError), session:  # noqa: PT012  # the loop is what raises
+        for step in session.steps():
+            session.push(step, {}, loss=1 / step.number)  # of step 0 there is none
+    assert cluster.core.run_exclusive(lambda core, _: core.job.leases.leased) == 0
+    events = cluster.core.run_exclusive(lambda core, _: list(core.job.events))
+    assert any("mine failed at step 0" in event and "ZeroDivisionError" in event for event in events)
+    with session_of(cluster) as other:
+        done = [other.push(step, {}) for step in other.steps()]
+    assert done == [True] * STEPS
+
+
+def test_no_push_moves_nothing_and_is_in(cluster: SmallCluster) -> None:
+    before = weights_of(cluster).copy()
+    with session_of(cluster, data=False) as session:
+        for step in session.steps():
+            assert step.batch is None
+            assert len(step.indices) == 8
+            session.push(step, None)
+    assert cluster.steps_applied() == STEPS
+    np.testing.assert_array_equal(weights_of(cluster), before)
+
+
+def test_the_weights_are_the_session_s(cluster: SmallCluster) -> None:
+    with session_of(cluster) as session:
+        with pytest.raises(ConfigurationError, match="of a step"):
+            session.pull()
+        steps = session.steps()
+        first = next(steps)
+        assert session.push(first, {})
+        with pytest.raises(ConfigurationError, match="of a step"):
+            session.pull()
+        with pytest.raises(ConfigurationError, match="step 0 is not the session's present one"):
+            session.push(first, {})
+        next(steps)
+        (weights, *_) = session.pull().values()
+        with pytest.raises(ValueError, match="read-only"):
+            weights += 1.0
+
+
+MISTAKES = {
+    "another variable": (
+        {"weights": np.zeros(3, np.float32)},
+        UnknownVariable,
+        "which is none of dense_0.bias, dense_0.weight",
+    ),
+    "another shape": ({"dense_0.bias": np.zeros(3, np.float32)}, ShapeMismatch, "'dense_0.bias' is float32 [(]3,[)]"),
+    "whole numbers": ({"dense_0.bias": np.zeros(2, np.int64)}, ShapeMismatch, "'dense_0.bias' is int64"),
+    "not finite": (
+        {"dense_0.bias": np.full(2, np.nan)},
+        NonFiniteGradient,
+        "gradient of 'dense_0.bias' became NaN at step 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_gradient_that_is_none_reaches_no_shard(cluster: SmallCluster, mistake: str) -> None:
+    gradients, kind, says = MISTAKES[mistake]
+    with session_of(cluster) as session:
+        steps = session.steps()
+        with pytest.raises(kind, match=says):
+            session.push(next(steps), gradients)
+        assert session.push(next(steps), {}), "the next one"
+    assert cluster.steps_applied() == 1
+    events = cluster.core.run_exclusive(lambda core, _: list(core.job.events))
+    assert sum("failed at step 0" in event for event in events) == 1
+
+
+def test_other_data_are_refused(cluster: SmallCluster) -> None:
+    overrides = [("data.examples", 2 * EXAMPLES, "settings")]
+    with pytest.raises(WrongRun, match="data differ"), session_of(cluster, overrides=overrides):
+        pass

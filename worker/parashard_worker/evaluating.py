@@ -1,0 +1,43 @@
+"""Evaluating: a granted evaluation, from its pull to its report.
+
+Knows no step. Called by `parashard_worker.loop` and `parashard_worker.session`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import ShardClient
+from parashard.errors import InvalidRequest, Redo, RetryLater, StaleIncarnation
+from parashard.models.blame import described
+from parashard.plan.variables import Float32s
+from parashard.process.logs import log
+from parashard_worker.computing import Task
+from parashard_worker.leasing import Leasing
+
+Keep = Callable[[int, Mapping[str, Float32s]], str]
+"""Stores evaluated weights, and returns their file in the store; "" where it could not."""
+
+
+def evaluate(grant: pb.EvaluationGrant, task: Task, client: ShardClient, leasing: Leasing, keep: Keep) -> None:
+    """Judge the weights that the grant names, and report it; keep them before, where the grant says so."""
+    round_ = grant.round if grant.for_round else None
+    try:
+        pulled = client.pull(round_=round_)
+        if pulled.incarnations != tuple(grant.incarnations):
+            raise StaleIncarnation("a shard has another incarnation than the one whose weights are to be judged")
+    except (InvalidRequest, Redo, RetryLater) as error:  # not the model's fault: another attempt may succeed
+        log.info("evaluation-dropped", evaluation=grant.evaluation, error=str(error))
+        leasing.evaluation_dropped(grant.evaluation)
+        client.refresh()
+        return
+    try:
+        metrics = task.metrics(pulled.variables, lambda: leasing.computing(grant))
+    except BaseException as error:  # the model's code
+        log.warning("evaluation-failed", evaluation=grant.evaluation, exc_info=error)
+        leasing.evaluated(grant, {}, described(error))
+        return
+    weights = keep(grant.evaluation, pulled.variables) if grant.store else ""
+    pulled.release()
+    leasing.evaluated(grant, metrics, weights=weights)

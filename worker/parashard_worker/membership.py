@@ -1,0 +1,140 @@
+"""Membership: one worker's part in a job, from joining to leaving: its leases, and its connection to the shards.
+
+Knows no model and no step loop: a worker (`parashard_worker.worker`) computes its steps by a model, a session
+(`parashard_worker.session`) hands them to a program's own loop.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import ShardClient
+from parashard.job.schema import Job
+from parashard.plan.partition import Plan
+from parashard.process.shell import Stop
+from parashard.protocol.coordinator_client import CoordinatorClient
+from parashard.protocol.proto_conversion import view_from
+from parashard.security.credentials import Credentials
+from parashard.telemetry.observing import NO_STEP_OBSERVER, StepObserver
+from parashard.transports.base import View
+from parashard.transports.choosing import connect_by
+from parashard_worker.leasing import Joined, Leasing
+
+LEAVE_S = 2.0  # for the last report
+
+
+class Introduction(NamedTuple):
+    """What a worker says of itself when it joins; name "": the next free one."""
+
+    name: str
+    fingerprint: str
+    device: str
+    http_address: str = ""
+
+
+class Membership:
+    """A worker in a job.
+
+    Parameters
+    ----------
+    coordinator : CoordinatorClient
+        Client of the coordinator; the caller closes it.
+    reply : GetJobReply
+        What the coordinator says of the job.
+    job : Job
+        The same, with what is different on this machine.
+    plan : Plan
+        Placement of its variables.
+    credentials : Credentials, optional
+        Shown to the shards.
+    observer : StepObserver
+        Sees every step.
+    """
+
+    def __init__(
+        self,
+        coordinator: CoordinatorClient,
+        reply: pb.GetJobReply,
+        job: Job,
+        plan: Plan,
+        *,
+        credentials: Credentials | None = None,
+        observer: StepObserver = NO_STEP_OBSERVER,
+    ) -> None:
+        self._coordinator = coordinator
+        self._reply = reply
+        self._cluster = job.cluster
+        self._plan = plan
+        self._credentials = credentials
+        self._observer = observer
+        self._token = int.from_bytes(os.urandom(8))
+        self._introduction = Introduction("", "", "")
+
+    def join(self, introduction: Introduction) -> Joined:
+        """Join the job; the name that it got stays this worker's."""
+        reply = self._reply
+        member = self._coordinator.register_worker(
+            pb.RegisterWorkerRequest(
+                run_id=reply.run_id,
+                job_digest=reply.job_digest,
+                name=introduction.name,
+                fingerprint=introduction.fingerprint,
+                http_address=introduction.http_address,
+                device=introduction.device,
+                token=self._token,
+            )
+        )
+        self._introduction = introduction._replace(name=member.name)
+        return Joined(reply.run_id, member.name, member.incarnation, member.lease_ttl_s)
+
+    def connected(
+        self, member: Joined, stop: Stop, on_hung: Callable[[str], None], *, evaluates: bool = True
+    ) -> tuple[Leasing, ShardClient]:
+        """Return what leases steps, and what pulls and pushes; nothing is asked yet."""
+        cluster, reply = self._cluster, self._reply
+        self._observer.joined(reply.run_id, member.name)
+        leasing = Leasing(
+            self._coordinator,
+            member,
+            batch=cluster.lease_batch,
+            ahead=cluster.pipeline_depth,
+            step_timeout_s=cluster.step_timeout_s,
+            join=lambda: self.join(self._introduction),  # at a coordinator that was started anew
+            retry_budget_s=cluster.retry_budget_s,
+            on_hung=on_hung,
+            observer=self._observer,
+            evaluates=evaluates,
+        )
+        client = ShardClient(
+            reply.run_id,
+            reply.job_digest,
+            self._plan,
+            member.name,
+            retry_budget_s=cluster.retry_budget_s,
+            cancelled=stop.event,
+            now_s=leasing.clock.now_s,
+            look=self._view,
+            connect=connect_by(cluster.transport, self._credentials),
+            observer=self._observer,
+        )
+        return leasing, client
+
+    @contextmanager
+    def working(self, leasing: Leasing, client: ShardClient) -> Iterator[None]:
+        """Work within; at the end report what is done, give back what is held, and raise what ended the worker."""
+        leasing.start()  # before the wait for the shards' view: a worker that waits for a shard is not silent
+        try:
+            client.use(self._coordinator.patiently(self._view))
+            yield
+        finally:
+            leasing.leave(LEAVE_S)
+            client.close()
+        if leasing.failure is not None:
+            raise leasing.failure
+
+    def _view(self) -> View:
+        return view_from(self._coordinator.get_view(self._reply.run_id))

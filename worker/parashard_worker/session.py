@@ -1,0 +1,352 @@
+"""Session: a worker whose steps a program's own loop computes.
+
+    with parashard.connect("runs/digits-1") as session:
+        for step in session.steps():
+            loss, gradients = mine(session.pull(), step.batch)
+            session.push(step, gradients, loss=loss)
+
+Owns what the program sees: steps, weights, and which push is refused. Leases, pulls and pushes are those of every
+worker (`parashard_worker.membership`, `parashard_worker.transfers`), and so is what holds of them. A session is used in
+one thread; a process may have several, each in its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.pull_buffers import read_only
+from parashard.client.shard_client import Pulled
+from parashard.data.base import Batch, Indices
+from parashard.errors import (
+    ConfigurationError,
+    InvalidRequest,
+    JobFailed,
+    NonFiniteGradient,
+    ParashardError,
+    ShapeMismatch,
+    UnknownVariable,
+)
+from parashard.job.layers import Override
+from parashard.launch.run_folders import check_in_progress, how_it_ended
+from parashard.models.blame import described
+from parashard.models.framework import step_seed
+from parashard.plan.partition import Plan
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Float32s
+from parashard.process.arguments import credentials_in
+from parashard.process.logs import log
+from parashard.process.shell import Stop
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.protocol.proto_conversion import plan_from
+from parashard_worker.computing import NOT_FLOATING_POINT, Task, sendable
+from parashard_worker.device import Cpu
+from parashard_worker.evaluated import keep_evaluated
+from parashard_worker.evaluating import Keep, evaluate
+from parashard_worker.leasing import Leasing
+from parashard_worker.loading import job_of, load_task
+from parashard_worker.membership import Introduction, Membership
+from parashard_worker.transfers import Transfers
+
+POLL_S = 0.2
+SCRIPT = "script"
+"""Source of data, and kind of model, that only their own program has."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A leased step.
+
+    Parameters
+    ----------
+    number : int
+        Its identity: whoever computes it, it is in once.
+    epoch : int
+    indices : ndarray of int64
+        Its examples, by their places in the training split.
+    seed : int
+        For what is random in it: the same at every attempt.
+    batch : Batch, optional
+        Its examples themselves; None where the job's data are not open here.
+    """
+
+    number: int
+    epoch: int
+    indices: Indices
+    seed: int
+    batch: Batch | None
+
+
+class Session:
+    """A program as a worker of a job that runs.
+
+    Parameters
+    ----------
+    run : str
+        A run directory, or host:port of the coordinator.
+    name : str
+        Its name in the job; "": the next free one.
+    data : bool
+        False: open neither the job's data nor its model, and take no evaluations.
+    overrides : sequence of (dotted key, value, name of the flag)
+        What is elsewhere on this machine, such as data.path.
+    tls_dir : Path, optional
+        Credentials.
+    """
+
+    def __init__(
+        self,
+        run: str,
+        *,
+        name: str = "",
+        data: bool = True,
+        overrides: Sequence[Override] = (),
+        tls_dir: Path | None = None,
+    ) -> None:
+        self._run = run
+        self._name = name
+        self._data = data
+        self._overrides = overrides
+        self._tls_dir = tls_dir
+        self._entered = ExitStack()
+        self._task: Task | None = None
+        self._leasing: Leasing
+        self._transfers: Transfers
+        self._keep: Keep
+        self._plan: Plan
+        self._steps: StepPlan
+        self._grant: pb.Grant | None = None  # of the present step
+        self._pulled: Pulled | None = None
+        self._computing = ExitStack()
+
+    @property
+    def name(self) -> str:
+        """Its name in the job."""
+        return self._name
+
+    def __enter__(self) -> Self:
+        check_in_progress(self._run)
+        with ExitStack() as entered:
+            stop = Stop()
+            credentials = credentials_in(self._tls_dir)
+            coordinator = CoordinatorClient(
+                find_coordinator(self._run), cancelled=stop.event, where=self._run, credentials=credentials
+            )
+            entered.callback(coordinator.close)
+            reply = coordinator.get_job()
+            job = job_of(reply, self._overrides)
+            coordinator.retry_budget_s = job.cluster.retry_budget_s
+            device, self._plan = Cpu(), plan_from(reply.plan)
+            if self._data and SCRIPT not in (job.data.source, job.model.kind):
+                self._task = load_task(reply, job, threads=None, device="cpu")
+            self._job_seed, self._clip_norm = job.job.seed, job.optimizer.clip_norm
+            self._steps = StepPlan(reply.examples, job.job.batch_size, job.job.epochs, job.job.seed)
+            membership = Membership(coordinator, reply, job, self._plan, credentials=credentials)
+            # P13: the program's arithmetic is its own, and in sync:N every worker's must be the same.
+            own = f"{device.fingerprint()}; a program's own loop"
+            member = membership.join(Introduction(self._name, own, device.name))
+            self._name = member.name
+            evaluates = self._task is not None
+            self._keep = partial(keep_evaluated, reply.checkpoint_url)
+            self._leasing, self._client = membership.connected(member, stop, _tell_hung, evaluates=evaluates)
+            policy = job.consistency.policy
+            round_steps = policy.bound if policy.kind == "sync" else None
+            self._transfers = Transfers(self._client, self._leasing, round_steps)
+            entered.callback(stop.ask, "the session is over")
+            entered.enter_context(membership.working(self._leasing, self._client))
+            log.info("joined", worker=member.name, run=self._run)
+            self._coordinator = coordinator
+            self._entered = entered.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        if self._grant is not None and isinstance(error, Exception):
+            self._failed(error)
+        self._give_back()
+        try:
+            self._entered.__exit__(kind, error, where)
+        except ParashardError as failure:
+            if error is not None or self._ended() is None:
+                raise
+            log.info("left", reason=f"the job is over: {failure}")
+        if error is None and self._leasing.state == pb.JOB_STATE_FAILED:
+            raise JobFailed(f"the job has failed: {self._leasing.reason}")
+
+    def steps(self) -> Iterator[Step]:
+        """Lease steps, one after the other, until the job is over.
+
+        A step that is not pushed when the next one is asked for, or when the session ends, is given back, and leased
+        again, to this worker or another; where an exception ends the session, it counts as a failed attempt. Each comes
+        with its weights: one whose round is over by then does not come.
+        """
+        while True:
+            self._give_back()
+            work = self._leasing.take(POLL_S)
+            if work is None:
+                if self._leasing.over or self._ended() is not None:
+                    return
+            elif isinstance(work, pb.EvaluationGrant):
+                assert self._task is not None
+                evaluate(work, self._task, self._client, self._leasing, self._keep)
+            else:
+                step = self._begun(work)
+                if step is not None:
+                    yield step
+
+    def pull(self) -> Mapping[str, Float32s]:
+        """Return the weights of the present step, by name.
+
+        They were pulled after the step was leased, and are the session's: they cannot be written to, and they change
+        once the step is pushed or given back. Copy what is to be kept.
+        """
+        if self._pulled is None:
+            raise ConfigurationError("session.pull() is of a step: call it in `for step in session.steps()`, once each")
+        return read_only(self._pulled.variables)
+
+    def push(
+        self,
+        step: Step,
+        gradients: Mapping[str, Any] | None,
+        *,
+        loss: float | None = None,
+        examples: int | None = None,
+    ) -> bool:
+        """Push the present step, to all shards; it is in once, whoever else has computed it.
+
+        Parameters
+        ----------
+        step : Step
+        gradients : mapping of str to array of floating point, or None
+            In the variables' shapes; what is left out is zero. None: the step moves nothing, not even what has momentum
+            or decays (`async` and `ssp`).
+        loss : float, optional
+            Shown, and in the report.
+        examples : int, optional
+            How many it had; default: as many as its indices.
+
+        Returns
+        -------
+        bool
+            Whether every shard has it. If not, it has been given back: it is in already, or is leased again.
+
+        Raises
+        ------
+        InvalidRequest
+            If the gradients are not of the job's variables, or not finite; the attempt counts as failed.
+        """
+        grant = self._grant
+        if grant is None or grant.step != step.number:
+            raise ConfigurationError(
+                f"step {step.number} is not the session's present one: a step is pushed once, before the next one"
+            )
+        try:
+            arrays = None if gradients is None else self._checked(step.number, loss, gradients)
+            self._computing.close()
+            incarnations = self._transfers.push(grant, arrays, self._pulled)
+        except InvalidRequest as error:
+            self._failed(error)
+            raise
+        except ParashardError as error:
+            self._end_step()
+            self._transfers.gave_up(step.number, error)
+            return False
+        self._end_step()
+        self._complete(grant, incarnations, loss, len(step.indices) if examples is None else examples)
+        return True
+
+    # --- inside ---
+
+    def _begun(self, grant: pb.Grant) -> Step | None:
+        """Pull for a leased step, and return it; None: it is dealt with."""
+        try:
+            pulled = self._transfers.pull(grant)
+            if pulled is None:
+                self._complete(grant, self._transfers.push(grant, {}, None), None, 0)
+                return None
+        except InvalidRequest as error:
+            self._transfers.pull_refused(grant.step, error)
+            return None
+        except ParashardError as error:
+            self._transfers.gave_up(grant.step, error)
+            return None
+        self._grant, self._pulled = grant, pulled
+        if grant.announce and not self._leasing.announce(grant.step):
+            return None  # the next turn gives it back
+        self._computing.enter_context(self._leasing.computing(grant))
+        number = grant.step
+        try:
+            return self._step(number)
+        except ParashardError as error:  # the data
+            self._failed(error)
+            return None
+
+    def _step(self, number: int) -> Step:
+        indices, epoch, batch = self._steps.indices(number), self._steps.epoch_of(number), None
+        if self._task is not None:
+            batch = Batch(number, epoch, indices, *self._task.source.examples(indices))
+        return Step(number, epoch, indices, step_seed("session", self._job_seed, number), batch)
+
+    def _checked(self, step: int, loss: float | None, gradients: Mapping[str, Any]) -> dict[str, Float32s]:
+        variables = self._plan.variables
+        arrays: dict[str, Float32s] = {}
+        for name, gradient in gradients.items():
+            if name not in variables:
+                raise UnknownVariable(f"a gradient for {name!r}, which is none of {', '.join(sorted(variables))}")
+            array = np.asarray(gradient)
+            if array.dtype.kind in NOT_FLOATING_POINT or array.shape != variables[name].shape:
+                raise ShapeMismatch(
+                    f"the gradient of {name!r} is {array.dtype} {array.shape}; due is floating point "
+                    f"{variables[name].shape}"
+                )
+            if not variables[name].frozen:
+                arrays[name] = np.asarray(array, np.float32)
+        return sendable(step, 0.0 if loss is None else float(loss), arrays, self._clip_norm, self._plan.variables)
+
+    def _complete(self, grant: pb.Grant, incarnations: Sequence[int], loss: float | None, examples: int) -> None:
+        self._leasing.completed(
+            pb.CompletedStep(
+                step=grant.step,
+                incarnations=incarnations,
+                loss=None if loss is None else float(loss),
+                examples=examples,
+                skipped=grant.skip,
+            )
+        )
+
+    def _failed(self, error: BaseException) -> None:
+        """Report the present step as failed: another attempt is made, here or by another worker."""
+        assert self._grant is not None
+        step = self._grant.step
+        self._end_step()
+        kind = pb.FAILURE_KIND_NOT_FINITE if isinstance(error, NonFiniteGradient) else pb.FAILURE_KIND_MODEL
+        self._leasing.failed(step, described(error), kind)
+
+    def _give_back(self) -> None:
+        if self._grant is not None:
+            step = self._grant.step
+            self._end_step()
+            self._leasing.dropped(step)
+
+    def _end_step(self) -> None:
+        self._computing.close()
+        if self._pulled is not None:
+            self._pulled.release()
+        self._grant = self._pulled = None
+
+    def _ended(self) -> tuple[str, str] | None:
+        """Return how the run ended, once its coordinator does not answer any more."""
+        return how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
+
+
+def _tell_hung(reason: str) -> None:
+    log.critical("hung", reason=reason)

@@ -1,0 +1,109 @@
+"""Transfers: the pull and the push of a leased step, and the report of one that did not go through.
+
+What a step loop and a session do alike, in whatever threads they do it. Knows no model. Called by
+`parashard_worker.loop` and `parashard_worker.session`.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from parashard._proto import coordinator_pb2 as pb
+from parashard.client.shard_client import Pulled, ShardClient
+from parashard.errors import InvalidRequest, ParashardError, Redo, RetryLater
+from parashard.plan.variables import Float32s
+from parashard.process import failpoints
+from parashard.process.logs import log
+from parashard_worker.leasing import Leasing
+
+
+class Transfers:
+    """One worker's pulls and pushes.
+
+    Parameters
+    ----------
+    client : ShardClient
+        Where weights come from and gradients go.
+    leasing : Leasing
+        Where reports go.
+    round_steps : int, optional
+        In sync mode: N.
+
+    Attributes
+    ----------
+    transfer_s : float
+        Duration of every step's pull and push, added up, waited for or not.
+    staleness_pushes : int
+        Staleness of every push, the greatest of its shards', added up.
+    """
+
+    def __init__(self, client: ShardClient, leasing: Leasing, round_steps: int | None) -> None:
+        self._client = client
+        self._leasing = leasing
+        self._round_steps = round_steps
+        self._adding = threading.Lock()
+        self.transfer_s = 0.0
+        self.staleness_pushes = 0
+
+    def pull(self, grant: pb.Grant) -> Pulled | None:
+        """Pull after the lease, which bounds the staleness; a step to skip needs no weights."""
+        if self._leasing.view > self._client.view.number:
+            # Receipts of a shard's earlier incarnation, which may not know that it is over, do not count.
+            self._client.refresh()
+        if grant.skip:
+            return None
+        with self._transferring():
+            pulled = self._client.pull(step=grant.step, round_=self._round(grant.step))
+        failpoints.hit("worker.pull.done")
+        return pulled
+
+    def push(self, grant: pb.Grant, gradients: Mapping[str, Float32s] | None, pulled: Pulled | None) -> tuple[int, ...]:
+        """Push a step to all shards, and return the incarnations that have it; None: it changes nothing."""
+        with self._transferring():
+            pushed = self._client.push(
+                grant.step,
+                gradients or {},
+                pulled,
+                skipped=grant.skip,
+                void=gradients is None and not grant.skip,
+                learning_rate=grant.learning_rate or None,
+            )
+        with self._adding:
+            self.staleness_pushes += max((r.staleness or 0 for r in pushed.receipts), default=0)
+        failpoints.hit("worker.push.done")
+        return pushed.incarnations
+
+    def pull_refused(self, step: int, error: InvalidRequest) -> None:
+        """Give a step back whose pull was refused; it is as good as before: something else answers there."""
+        log.warning("pull-refused", step=step, error=str(error))
+        self._leasing.dropped(step)
+        self._client.refresh()
+
+    def gave_up(self, step: int, error: ParashardError) -> None:
+        """Report a step that did not go through, by what the error asks for; another error is raised."""
+        if isinstance(error, InvalidRequest):
+            self._leasing.failed(step, str(error))
+        elif isinstance(error, Redo | RetryLater):
+            # The round is over, or the shard has another incarnation: the step will be leased again
+            # with a newer view.
+            log.info("step-dropped", step=step, error=str(error))
+            self._leasing.dropped(step)
+            self._client.refresh()
+        else:
+            raise error
+
+    @contextmanager
+    def _transferring(self) -> Iterator[None]:
+        """Add how long a pull or a push took, over any retries; called from several threads."""
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            with self._adding:
+                self.transfer_s += time.perf_counter() - started_s
+
+    def _round(self, step: int) -> int | None:
+        return step // self._round_steps if self._round_steps else None
