@@ -78,9 +78,10 @@ def test_the_report_of_a_run_that_is_not_done_has_what_its_shards_saved_as_they_
 
     class Stopped:
         accepted, failure_code = True, ExitCode.FAILED
+        raised = None
         status = pb.GetStatusReply(steps_complete=1190, steps_total=1500)
 
-        def __init__(self, *_: object, trace: bool, declared: bool, **about: object) -> None:
+        def __init__(self, *_: object, **about: object) -> None:
             pass
 
         def start_coordinator(self, *_: object, resume: bool, from_checkpoint: str) -> None:
@@ -113,8 +114,9 @@ def test_a_second_signal_while_a_run_stops_changes_nothing(tmp_path: Path, monke
 
     class Signalled:
         accepted, failure_code = False, ExitCode.FAILED
+        raised = None
 
-        def __init__(self, *_: object, trace: bool, declared: bool, **about: object) -> None:
+        def __init__(self, *_: object, **about: object) -> None:
             pass
 
         def start_coordinator(self, *_: object, resume: bool, from_checkpoint: str) -> None:

@@ -1,0 +1,172 @@
+"""Callbacks of a script's fit: once an event, and a learning rate is a step's, whatever is killed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parashard.plan.steps import StepPlan
+from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator
+from parashard.store.arrays import read_arrays
+from support.cluster_run import eventually
+from support.script_run import LEDGER, ScriptRun
+
+FIT = """
+class Log(ps.callbacks.Callback):
+    def __init__(self):
+        self.file = open("events", "a", buffering=1)
+    def on_epoch_begin(self, epoch, logs):
+        print("begin", epoch, file=self.file)
+    def on_epoch_end(self, epoch, logs):
+        print("end", epoch, file=self.file)
+    def on_test_end(self, logs):
+        print("judged", logs["least"], file=self.file)
+    def on_train_batch_end(self, batch, logs):
+        print("step", batch, file=self.file)
+
+quick = 1 if sys.argv[2] == "async" else 2  # epochs; in async the last quick steps are reported after a slow one
+halved = ps.callbacks.LearningRateScheduler(lambda epoch, rate: 1.0 if epoch < quick else 0.5)
+callbacks = [halved, ps.callbacks.CSVLogger("log.csv"), Log()]
+history = trainer.fit(
+    data, epochs=EPOCHS, batch_size=4, verbose=0, resume="resume" in sys.argv, callbacks=callbacks,
+    validation_data=data if sys.argv[2] != "async" else None,  # both workers wait in slow steps there
+)
+print(json.dumps(history.history.get("val_least")))
+"""
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
+    runs: list[ScriptRun] = []
+
+    def begin(*words: str, text: str = LEDGER + FIT) -> ScriptRun:
+        runs.append(ScriptRun(tmp_path, text, *words))
+        return runs[-1]
+
+    yield begin
+    for run in runs:
+        run.clean_up()
+
+
+def expected_counts(report: dict[str, object], epochs: int) -> list[float]:
+    """Return each example's count: the sum of the rates of the steps that have it."""
+    plan = StepPlan(60, 4, epochs, 0)
+    rates: list[dict[str, float]] = report["callbacks"]["learning_rates"]  # type: ignore[index]
+    counts = np.zeros(60)
+    for step in range(plan.total):
+        rate = next((r["learning_rate"] for r in reversed(rates) if r["first_step"] <= step), 1.0)
+        counts[plan.indices(step)] += rate
+    return counts.tolist()
+
+
+def told(run: ScriptRun, kind: str) -> list[str]:
+    lines = (run.folder / "events").read_text().splitlines()
+    return [line.split()[1] for line in lines if line.split()[0] == kind]
+
+
+def decided(run: ScriptRun) -> bool:
+    """Tell whether the learning rate has been changed, and steps with the new one are at hand."""
+    if "coordinator" not in run.processes():
+        return False
+    client = CoordinatorClient(find_coordinator(str(run.runs()[-1])), where=str(run.runs()[-1]))
+    try:
+        return any("the learning rate is 0.5" in event for event in client.get_status().events)
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(("consistency", "durability"), [("sync:2", "checkpoint"), ("sync:2", "log"), ("async", "log")])
+def test_a_step_has_one_learning_rate_whatever_is_killed(  # P37, P38
+    start: Callable[..., ScriptRun], tmp_path: Path, consistency: str, durability: str
+) -> None:
+    text = (LEDGER + FIT).replace("settings={", f'settings={{"checkpoint.durability": "{durability}", ')
+    (tmp_path / "slow").touch()
+    run = start("6", consistency, text=text)
+    eventually(lambda: decided(run), "the rate has changed", told=run.complaint)
+    for name in ("worker-0", "shard-1", "coordinator", "worker-1", "shard-0"):
+        run.kill(name)
+    (run.folder / "slow").unlink()
+    assert run.wait() == 0, run.complaint()
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    weights = read_arrays(run.runs()[-1] / "weights.safetensors")["counts"].tolist()
+    assert weights == expected_counts(report, 6)
+    if consistency == "sync:2":
+        assert weights == [2.0 + 4 * 0.5] * 60
+        assert len(told(run, "judged")) == 6
+    assert (report["coordinator_restarts"], report["shard_restarts"] > 0) == (1, True)
+    assert told(run, "begin") == told(run, "end") == [str(epoch) for epoch in range(6)]
+    assert len((run.folder / "log.csv").read_text().splitlines()) == 7
+    steps = told(run, "step")
+    assert all(steps.count(str(batch)) <= 6 for batch in range(15))  # of each epoch at most once
+
+
+def test_after_a_crash_of_the_script_an_effect_may_be_lost_and_is_never_repeated(  # P38
+    start: Callable[..., ScriptRun], tmp_path: Path
+) -> None:
+    (tmp_path / "slow").touch()
+    run = start("6", "sync:2")
+    eventually(lambda: decided(run), "the rate has changed", told=run.complaint)
+    run.process.kill()
+    run.process.wait()
+    (tmp_path / "slow").unlink()
+    again = start("6", "sync:2", "resume")
+    assert again.wait() == 0, again.complaint()
+    assert len(again.runs()) == 1
+    assert told(again, "begin") == told(again, "end") == [str(epoch) for epoch in range(6)]
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 7
+    assert json.loads(again.output().splitlines()[-1]) == [1.0, 2.0, 2.5, 3.0, 3.5, 4.0]
+    weights = read_arrays(again.runs()[-1] / "weights.safetensors")["counts"].tolist()
+    assert weights == [4.0] * 60
+
+
+RAISING = """
+def fail(epoch, logs):
+    if epoch == 1:
+        raise RuntimeError("no more room")
+
+trainer.fit(data, epochs=EPOCHS, batch_size=4, verbose=0, callbacks=[ps.callbacks.LambdaCallback(on_epoch_end=fail)])
+"""
+
+
+def test_a_callback_that_raises_ends_the_run_saved_with_the_users_own_lines_once(
+    start: Callable[..., ScriptRun],
+) -> None:
+    run = start("4", "sync:2", text=LEDGER + RAISING)
+    assert run.wait() == 1
+    lines = run.complaint().splitlines()
+    assert lines[-1] == "RuntimeError: no more room"
+    assert sum("in fail" in line for line in lines) == 1
+    assert run.processes() == {}
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    assert (report["state"], report["reason"]) == ("stopped", "a callback raised RuntimeError: no more room")
+    assert report["steps_applied"] == [28, 28]  # a round is committed by the next one's first request
+
+
+STOPPING = """
+history = trainer.fit(
+    data, epochs=EPOCHS, batch_size=4, verbose=0, validation_data=data, callbacks=[
+        ps.callbacks.EarlyStopping("val_least", mode="min", patience=2, restore_best_weights=True),
+        ps.callbacks.ModelCheckpoint("kept/{epoch}-{val_least}.safetensors"),
+    ]
+)
+print(json.dumps([trainer.evaluate(data)["least"], history.report["reason"], history.history["val_least"]]))
+"""
+
+
+@pytest.mark.smoke
+def test_an_early_stop_goes_on_with_the_weights_that_were_judged_best(start: Callable[..., ScriptRun]) -> None:
+    run = start("9", "sync:3", text=LEDGER + STOPPING)
+    assert run.wait() == 0, run.complaint()
+    least, reason, judged = json.loads(run.output().splitlines()[-1])
+    assert (least, judged) == (1.0, [1.0, 2.0, 3.0])
+    assert reason == "EarlyStopping: val_least was best in epoch 1 (1)"
+    kept = sorted((run.folder / "kept").iterdir())
+    assert [path.name for path in kept] == [f"{epoch}-{epoch}.0.safetensors" for epoch in (1, 2, 3)]
+    assert [read_arrays(path)["counts"].tolist() for path in kept] == [[float(epoch)] * 60 for epoch in (1, 2, 3)]
+    report = json.loads((run.runs()[-1] / "report.json").read_text())
+    assert (report["callbacks"]["stopped_after"], report["callbacks"]["stop_lag_steps"]) == (45, 0)
+    assert list((run.runs()[-1] / "checkpoints" / "evaluated").glob("*")) == []
