@@ -43,6 +43,7 @@ pushes = st.builds(
     skipped=st.booleans(),
     pulled_version=st.none() | u64s,
     payload=st.lists(st.binary(max_size=30), max_size=4).map(Buffers),
+    void=st.booleans(),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)
