@@ -12,6 +12,7 @@ one thread; a process may have several, each in its own.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -57,6 +58,7 @@ from parashard_worker.membership import Introduction, Membership
 from parashard_worker.transfers import Transfers
 
 POLL_S = 0.2
+LOOK_S = 0.5
 SCRIPT = "script"
 """Source of data, and kind of model, that only their own program has."""
 
@@ -126,6 +128,8 @@ class Session:
         self._grant: pb.Grant | None = None  # of the present step
         self._pulled: Pulled | None = None
         self._computing = ExitStack()
+        self._stop = Stop()
+        self._over: tuple[str, str] | None = None  # how the run ended, where its coordinator did not say so itself
 
     @property
     def name(self) -> str:
@@ -135,12 +139,14 @@ class Session:
     def __enter__(self) -> Self:
         check_in_progress(self._run)
         with ExitStack() as entered:
-            stop = Stop()
+            stop = self._stop
             credentials = credentials_in(self._tls_dir)
             coordinator = CoordinatorClient(
                 find_coordinator(self._run), cancelled=stop.event, where=self._run, credentials=credentials
             )
             entered.callback(coordinator.close)
+            self._coordinator, self._stop = coordinator, stop
+            threading.Thread(target=self._watch, name="session", daemon=True).start()
             reply = coordinator.get_job()
             job = job_of(reply, self._overrides)
             coordinator.retry_budget_s = job.cluster.retry_budget_s
@@ -163,7 +169,6 @@ class Session:
             entered.callback(stop.ask, "the session is over")
             entered.enter_context(membership.working(self._leasing, self._client))
             log.info("joined", worker=member.name, run=self._run)
-            self._coordinator = coordinator
             self._entered = entered.pop_all()
         return self
 
@@ -173,14 +178,15 @@ class Session:
         if self._grant is not None and isinstance(error, Exception):
             self._failed(error)
         self._give_back()
+        over = self._over
         try:
             self._entered.__exit__(kind, error, where)
-        except ParashardError as failure:
-            if error is not None or self._ended() is None:
+        except ParashardError:
+            if error is not None or over is None:
                 raise
-            log.info("left", reason=f"the job is over: {failure}")
-        if error is None and self._leasing.state == pb.JOB_STATE_FAILED:
-            raise JobFailed(f"the job has failed: {self._leasing.reason}")
+        if error is None and ((over is not None and over[0] != "done") or self._leasing.state == pb.JOB_STATE_FAILED):
+            state, reason = over or ("failed", self._leasing.reason)
+            raise JobFailed(f"the job is {state}: {reason}")
 
     def steps(self) -> Iterator[Step]:
         """Lease steps, one after the other, until the job is over.
@@ -193,7 +199,7 @@ class Session:
             self._give_back()
             work = self._leasing.take(POLL_S)
             if work is None:
-                if self._leasing.over or self._ended() is not None:
+                if self._leasing.over or self._stop.asked:
                     return
             elif isinstance(work, pb.EvaluationGrant):
                 assert self._task is not None
@@ -343,9 +349,13 @@ class Session:
             self._pulled.release()
         self._grant = self._pulled = None
 
-    def _ended(self) -> tuple[str, str] | None:
-        """Return how the run ended, once its coordinator does not answer any more."""
-        return how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
+    def _watch(self) -> None:
+        """Wait for no shard and no coordinator any more once the run folder says that they have ended."""
+        while not self._stop.wait(LOOK_S):
+            ended = how_it_ended(Path(self._run)) if self._coordinator.unanswered else None
+            if ended is not None:
+                self._over = ended
+                self._stop.ask(ended[1])
 
 
 def _tell_hung(reason: str) -> None:

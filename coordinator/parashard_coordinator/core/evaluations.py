@@ -55,6 +55,7 @@ class Evaluations:
 
     def __init__(self, after_steps: list[int], policy: LeasingPolicy, steps_total: int) -> None:
         self._policy = policy
+        self._judges = bool(after_steps)
         self._due = sorted({min(steps_total, policy.boundary(step)) for step in after_steps})
         self._open = [Evaluation(step, policy.round_of(step)) for step in self._due]  # without a result, in order
         self._held: dict[int, Evaluation] = {}
@@ -205,7 +206,9 @@ class Evaluations:
         return missed
 
     def stop_at(self, target: int) -> None:
-        """Drop what lies beyond an early stop's target, and judge the final weights there."""
+        """Drop what lies beyond an early stop's target, and judge the final weights there, where any are judged."""
+        if not self._judges:
+            return
         for evaluation in [e for e in self._open if e.after_step > target]:
             self._free(evaluation)
             self._open.remove(evaluation)

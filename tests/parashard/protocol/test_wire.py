@@ -45,6 +45,7 @@ pushes = st.builds(
     payload=st.lists(st.binary(max_size=30), max_size=4).map(Buffers),
     traceparent=st.just(""),
     learning_rate=st.none() | st.floats(min_value=0.0, exclude_min=True),
+    void=st.booleans(),
 )
 receipts = st.builds(Receipt, st.sampled_from(PushResult), u64s, st.none() | u64s)
 pulls = st.builds(PullRun, targets, st.none() | u64s, st.none() | u64s, u64s, u64s, st.none() | u64s)

@@ -260,3 +260,50 @@ def test_a_step_that_is_skipped_counts_as_its_empty_push() -> None:
     shard.skip(0)
     assert push(shard, 0, 7.0).result is PushResult.DUPLICATE
     assert shard.record.buffered_pushes == 1
+
+
+# --- pushes that move nothing ---
+
+
+def test_a_void_push_is_in_once_and_moves_nothing() -> None:  # P1, P15
+    shard = shard_of(PLAN, spec=Adam(weight_decay=0.1))
+    push(shard, 3, 1.0)
+    before = state_of(shard)[:2]
+    assert shard.push(push_for(shard, 4, [], slices=(), void=True)).result is PushResult.APPLIED
+    assert state_of(shard)[:2] == before
+    assert shard.updates.applied == IntervalSet([(3, 5)])
+    assert push(shard, 4, 1.0).result is PushResult.DUPLICATE
+    shard.push(push_for(shard, 5, [], slices=()))
+    assert state_of(shard)[:2] != before, "an empty push is a zero gradient, and moves moments"
+
+
+def test_a_void_push_has_no_slices_and_no_place_in_a_round() -> None:
+    whole, rounds = zeros_shard(), zeros_shard(round_steps=2)
+    for shard, refused in (
+        (whole, push_for(whole, 0, np.ones(4), void=True)),
+        (whole, push_for(whole, 0, [], slices=(), void=True, skipped=True)),
+        (rounds, push_for(rounds, 0, [], slices=(), void=True)),
+    ):
+        with pytest.raises(MalformedFrame, match="a push that moves nothing"):
+            shard.push(refused)
+        assert not shard.updates.holds(0)
+
+
+def test_a_void_push_replays_as_one() -> None:  # P18
+    logged: list[object] = []
+
+    class Kept(Positions):
+        def append(self, step: int, gradient: object, *, staleness: int | None, skipped: bool) -> int:
+            logged.append(gradient)
+            return super().append(step, gradient, staleness=staleness, skipped=skipped)
+
+    shard = zeros_shard()
+    shard.journal = Kept()
+    shard.push(push_for(shard, 0, [], slices=(), void=True))
+    (gradient,) = logged
+    assert isinstance(gradient, np.ndarray)
+    again = shard_of(PLAN, spec=Adam(weight_decay=0.1))
+    before = state_of(again)[:2]
+    assert again.replay(0, 0, gradient, None, skipped=False)
+    assert state_of(again)[:2] == before
+    assert again.updates.applied == IntervalSet([(0, 1)])
