@@ -85,13 +85,16 @@ def _model(options: Table) -> dict[str, Any]:
 
 
 def _data(spec: DataSpec) -> dict[str, Any]:
-    return {
+    identity: dict[str, Any] = {
         "fingerprint": spec.fingerprint,
         "examples": int(spec.examples),
         "held_out": int(spec.held_out),
         "input_shape": [int(n) for n in spec.input_shape],
         "classes": int(spec.classes),
     }
+    if spec.fields:  # left out otherwise: jobs of job files keep their digest
+        identity["fields"] = "; ".join(map(str, spec.fields))
+    return identity
 
 
 def _variable(variable: Variable) -> dict[str, Any]:

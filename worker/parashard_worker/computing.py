@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.base import Array, Batch, DataSource, Indices
-from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
+from parashard.data.base import Array, BadExample, Batch, DataSource, Examples, Indices, examples_of
+from parashard.data.tree import leaves, rows_of
+from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.models.base import Model
 from parashard.models.blame import place_of
 from parashard.plan.partition import Plan
@@ -29,10 +30,6 @@ UNCONVERTIBLE = (TypeError, ValueError, OverflowError)  # what a conversion to a
 
 class WrongResult(ConfigurationError):
     """The model returned what is no loss, gradient or metric of its variables: no step would go better."""
-
-
-class BadExample(ParashardError):
-    """An example has a value that is not finite: whatever a model makes of it, it is not the model's fault."""
 
 
 class Task(NamedTuple):
@@ -75,8 +72,8 @@ class Task(NamedTuple):
             If it has one since an example does.
         """
         indices = self.steps.indices(step)
-        inputs, targets = self.source.examples(indices)
-        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, inputs, targets))
+        examples = examples_of(self.source, step, indices)
+        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, *examples))
         variables = self.device.variables_from_host(values)
         raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
         trainable = self._trainable(raw)
@@ -88,12 +85,12 @@ class Task(NamedTuple):
         # Before anything is sent: a bad gradient must reach no shard.
         bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
         if bad:
-            _check_examples(indices, inputs, targets)
+            _check_examples(indices, examples)
             raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
         if self.clip_norm is not None and norm > self.clip_norm:
             factor = np.float32(self.clip_norm / norm)
             gradients = {name: gradient * factor for name, gradient in gradients.items()}
-        return loss, len(indices), gradients
+        return loss, rows_of(examples[0]), gradients
 
     def metrics(
         self, values: Mapping[str, Float32s], computing: Callable[[], AbstractContextManager[None]]
@@ -118,17 +115,20 @@ class Task(NamedTuple):
             If the model returns what is no mapping of names to numbers.
         """
         totals: dict[str, float] = {}
-        examples = self.source.spec.held_out
+        judged, spec = 0, self.source.spec
+        at_once = 1 if spec.batched else EVALUATION_EXAMPLES
         variables = self.device.variables_from_host(values)
-        for start in range(0, examples, EVALUATION_EXAMPLES):
-            stop = min(examples, start + EVALUATION_EXAMPLES)
-            inputs, targets = self.source.held_out(start, stop)
-            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), inputs, targets))
+        for start in range(0, spec.held_out, at_once):
+            stop = min(spec.held_out, start + at_once)
+            examples = self.source.held_out(start, stop)
+            rows = rows_of(examples[0])
+            judged += rows
+            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), *examples))
             with computing():
                 metrics = self.model.evaluate(variables, batch, self.device.xp)
             for name, value in self._judged(metrics).items():
-                totals[name] = totals.get(name, 0.0) + value * (stop - start)
-        return {name: total / examples for name, total in totals.items()}
+                totals[name] = totals.get(name, 0.0) + value * rows
+        return {name: total / judged for name, total in totals.items()}
 
     def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None]]:
         """Return a model's loss and gradients if that is what it returned."""
@@ -190,10 +190,13 @@ class Task(NamedTuple):
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")
 
 
-def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:
-    for index, example, target in zip(indices, inputs, targets, strict=True):
-        if any(values.dtype.kind == "f" and not np.isfinite(values).all() for values in (example, target)):
-            raise BadExample(f"example {index} of the data has a value that is not finite")
+def _check_examples(indices: Indices, examples: Examples) -> None:
+    floating = [values for _, values in leaves(examples) if values.dtype.kind == "f"]
+    rows = rows_of(examples[0])
+    for row in range(rows):
+        if any(not np.isfinite(values[row]).all() for values in floating):
+            what = f"example {indices[row]}" if rows == len(indices) else f"example {row} of batch {indices[0]}"
+            raise BadExample(f"{what} of the data has a value that is not finite")
 
 
 def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> str:
