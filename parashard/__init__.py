@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parashard import jax as jax
     from parashard import torch as torch
+    from parashard.api.cached import cached as cached
+    from parashard.api.cached import parquet as parquet
+    from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
@@ -37,7 +40,10 @@ _PLACES = {
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",
+    "cached": "parashard.api.cached",
     "is_worker": "parashard.api.script",
+    "open_data": "parashard.api.opened",
+    "parquet": "parashard.api.cached",
 }
 _MODULES = ("jax", "torch")
 

@@ -27,6 +27,8 @@ SAMPLED = 16
 Targets = str | Sequence[str] | None
 """Which fields of an example are its targets, where an example is a dict or a row of a table."""
 
+Form = list[tuple[str, tuple[int, ...], Any]]
+
 
 class DatasetExamples:
     """Examples of a map-style dataset: an object with a length, whose items are examples.
@@ -66,8 +68,8 @@ class DatasetExamples:
         if not self._length:
             raise BadData(f"{what} has no examples")
         with generators_seeded(0):
-            self._first = self._batch([0]) if collate is not None else self._item(0, self._got(0))
-        self._form = [(name, array.shape, allowed(array.dtype)) for name, array in leaves(self._first)]
+            self._first = self._batch([0]) if collate is not None else self._example(0, self._got(0))
+        self._form = form_of(self._first)
 
     def __len__(self) -> int:
         return self._length
@@ -99,19 +101,14 @@ class DatasetExamples:
                 raise BadExample(f"{self._what}: examples {named}: {named_with_line(error)}") from error
         else:
             got = [self._got(index) for index in indices]
-        items = [self._checked(index, self._item(index, item)) for index, item in zip(indices, got, strict=True)]
-        dtypes = iter([dtype for _, _, dtype in self._form])
-        stacked: Examples = map_leaves(lambda *arrays: np.stack(arrays).astype(next(dtypes), copy=False), *items)
+        items = [self._example(index, item) for index, item in zip(indices, got, strict=True)]
+        for index, item in zip(indices, items, strict=True):
+            check_form(form_of(item), self._form, f"{self._what}: example {index}")
+        stacked: Examples = map_leaves(lambda *arrays: np.stack(arrays), *items)
         return stacked
 
-    def _checked(self, index: int, item: Tree) -> Tree:
-        form = [(name, array.shape, allowed(array.dtype)) for name, array in leaves(item)]
-        if form != self._form:
-            raise BadExample(
-                f"{self._what}: example {index} has {_shown(form)}, example 0 has {_shown(self._form)}: examples have "
-                "the same shapes and types"
-            )
-        return item
+    def _example(self, index: int, item: Any) -> Tree:
+        return example_of(item, f"{self._what}: example {index}", self._targets, inputs_only=self._inputs_only)
 
     def _batch(self, indices: list[int]) -> Examples:
         assert self._collate is not None
@@ -126,11 +123,6 @@ class DatasetExamples:
 
     def _got(self, index: int) -> Any:
         return got(self._dataset, index, f"{self._what}: example {index}")
-
-    def _item(self, index: int, item: Any) -> Tree:
-        where = f"{self._what}: example {index}"
-        parts = _parts(item, where, self._targets, inputs_only=self._inputs_only)
-        return _converted(_trees(parts, where))
 
 
 class BatchExamples:
@@ -200,6 +192,24 @@ def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
         return fields[rest], fields[targets] if isinstance(targets, str) else fields[named]
     inputs = fields[rest[0]] if len(rest) == 1 else {name: fields[name] for name in rest}
     return inputs, fields[targets] if isinstance(targets, str) else {name: fields[name] for name in named}
+
+
+def example_of(item: Any, where: str, targets: Targets, *, inputs_only: bool = False) -> Tree:
+    """Return an item as arrays: (inputs, targets) or (inputs, targets, weight); BadExample: it is none."""
+    return _converted(_trees(_parts(item, where, targets, inputs_only=inputs_only), where))
+
+
+def form_of(tree: Tree) -> Form:
+    """Return what is the same in every example: names, shapes and types."""
+    return [(name, array.shape, array.dtype) for name, array in leaves(tree)]
+
+
+def check_form(form: Form, due: Form, where: str) -> None:
+    """Refuse an example that has another form than the first."""
+    if form != due:
+        raise BadExample(
+            f"{where} has {_shown(form)}, example 0 has {_shown(due)}: examples have the same shapes and types"
+        )
 
 
 def got(dataset: Any, index: int, where: str) -> Any:
@@ -280,7 +290,7 @@ def _by_name(parts: tuple[Tree, ...]) -> dict[str, Tree]:
     return dict(zip(("inputs", "targets", "weights"), parts, strict=False))
 
 
-def _shown(form: list[tuple[str, tuple[int, ...], Any]]) -> str:
+def _shown(form: Form) -> str:
     return ", ".join(f"{dtype} {shape}" for _, shape, dtype in form)
 
 
