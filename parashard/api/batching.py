@@ -75,6 +75,17 @@ def examples_of_a_step(
     return int(global_batch_size) // steps
 
 
+def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
+    """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
+    if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
+        raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
+    if not initial_epoch:
+        return {"epochs": epochs}
+    if epochs <= initial_epoch:
+        raise ConfigurationError(f"initial_epoch is {initial_epoch} and epochs is {epochs}: there is none to train")
+    return {"epochs": epochs - initial_epoch, "first_epoch": int(initial_epoch)}
+
+
 class Accumulated:
     """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples.
 

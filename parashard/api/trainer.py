@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from parashard.api.batching import Accumulated, examples_of_a_step
+from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
 from parashard.api.examples import Indexed, indexed, indexed_inputs, of_the_data
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.source import source_of
@@ -39,7 +39,7 @@ from parashard.store.arrays import read_arrays
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
 EXAMPLES_AT_ONCE = 1000
-_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
+_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.first_epoch", "job.batch_size", "consistency.policy")
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
 
@@ -150,6 +150,7 @@ class Trainer:
         data: Any,
         *,
         epochs: int = 1,
+        initial_epoch: int = 0,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
         gradient_accumulation: int = 1,
@@ -172,7 +173,9 @@ class Trainer:
             object with a length whose items are such examples; a `DataLoader` of PyTorch; a `PyDataset` of Keras, of
             which each item is a step; a `DataSource`.
         epochs : int
-            How often every example is used.
+            How often every example is used, with the epochs before `initial_epoch`.
+        initial_epoch : int
+            Number of the first epoch: each has an order of the examples of its own.
         batch_size : int, optional
             Examples of a step; default: 32, or the DataLoader's. A round of sync:N has N steps.
         global_batch_size : int, optional
@@ -230,8 +233,9 @@ class Trainer:
                     getattr(source, "batch_size", None),
                     batched=source.spec.batched,
                 )
+                sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples}
                 model = self._model_for(source, gradient_accumulation)
-                call.answer = self._fitted(source, model, epochs, examples, resume=resume, verbose=verbose)
+                call.answer = self._fitted(source, model, sizes, resume=resume, verbose=verbose)
         run_dir = Path(call.answer["run_dir"])
         self._weights, self._values = run_dir / WEIGHTS_FILE, None
         return History(call.answer["report"], run_dir)
@@ -284,11 +288,11 @@ class Trainer:
         return self._framework("own").own(self._current())
 
     def _fitted(
-        self, source: DataSource, model: Model, epochs: int, batch_size: int, *, resume: bool, verbose: int
+        self, source: DataSource, model: Model, sizes: Mapping[str, int], *, resume: bool, verbose: int
     ) -> dict[str, Any]:
         """Run the job of a call and return its report and folder; in a worker be one, and end."""
         self._begin()
-        loaded = self._job(epochs, batch_size, source)
+        loaded = self._job(sizes)
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
@@ -359,11 +363,11 @@ class Trainer:
             raise ConfigurationError(f"{type(self._model).__name__} has no method {what!r}: only its weights are known")
         return self._model
 
-    def _job(self, epochs: int, batch_size: int, source: DataSource) -> LoadedJob:
+    def _job(self, sizes: Mapping[str, int]) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
         script = SCRIPT.path
         table: dict[str, Any] = {
-            "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
+            "job": {"name": self._name or script.stem, "seed": self._seed, **sizes},
             "data": {"source": "script"},
             "model": {"kind": "script"},
             "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},

@@ -6,7 +6,7 @@ Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -180,7 +180,6 @@ class DataSource(Protocol):
         """Return the same of the held-out examples [start, stop)."""
 
 
-@runtime_checkable
 class SteppedSource(DataSource, Protocol):
     """A source whose examples depend on the step that they are for, such as those that are transformed at random."""
 
@@ -190,4 +189,8 @@ class SteppedSource(DataSource, Protocol):
 
 def examples_of(source: DataSource, step: int, indices: Indices) -> Examples:
     """Return the examples of a step."""
-    return source.examples_of(step, indices) if isinstance(source, SteppedSource) else source.examples(indices)
+    of_step = getattr(source, "examples_of", None)  # quicker than isinstance of a protocol
+    if of_step is None:
+        return source.examples(indices)
+    examples: Examples = of_step(step, indices)
+    return examples

@@ -6,7 +6,7 @@ sources of a script's data, by devices and by models.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 Tree = Any
@@ -15,7 +15,7 @@ Tree = Any
 
 def leaves(tree: Tree, path: str = "") -> list[tuple[str, Any]]:
     """Return the leaves of a tree with their paths, such as ("inputs/ids", ids), in its own order."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return [leaf for key, below in tree.items() for leaf in leaves(below, _joined(path, key))]
     if isinstance(tree, tuple | list):
         return [leaf for place, below in enumerate(tree) for leaf in leaves(below, _joined(path, place))]
@@ -24,7 +24,7 @@ def leaves(tree: Tree, path: str = "") -> list[tuple[str, Any]]:
 
 def map_leaves(function: Callable[..., Any], tree: Tree, *others: Tree) -> Tree:
     """Return a tree of what a function makes of each leaf, and of the leaves at its place in trees of the same form."""
-    if isinstance(tree, Mapping):
+    if isinstance(tree, dict):
         return {key: map_leaves(function, tree[key], *(other[key] for other in others)) for key in tree}
     if isinstance(tree, tuple | list):
         made = [map_leaves(function, *below) for below in zip(tree, *others, strict=True)]

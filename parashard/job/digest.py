@@ -51,6 +51,8 @@ def job_identity(
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }
+    if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
+        identity["job"]["first_epoch"] = job.job.first_epoch
     if initial_sha256:
         identity["initial"] = {"sha256": initial_sha256}
     if model_sha256:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api.batching import Accumulated, examples_of_a_step
+from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
 
@@ -66,6 +66,18 @@ def test_sizes_that_do_not_go_together_are_refused(given: Any, says: str) -> Non
     with pytest.raises(ConfigurationError) as refused:
         size(**given)
     assert says in refused.value.message
+
+
+def test_a_job_has_the_epochs_that_are_left() -> None:
+    assert epochs_of_a_job(5, 0) == {"epochs": 5}
+    assert epochs_of_a_job(5, 3) == {"epochs": 2, "first_epoch": 3}
+    for initial, says in (
+        (5, "is 5 and epochs is 5: there is none to train"),
+        (-1, "at least 0, found -1"),
+        (1.5, "1.5"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            epochs_of_a_job(5, initial)  # type: ignore[arg-type]
 
 
 class Mean:

@@ -49,6 +49,7 @@ def test_the_digest_is_stable(load: Load) -> None:
         ("job.seed=1", ["job.seed"]),
         ("job.epochs=3", ["job.epochs"]),
         ("job.batch_size=9", ["job.batch_size"]),
+        ("job.first_epoch=2", ["job.first_epoch"]),
         ("job.on_bad_step=skip", ["job.on_bad_step"]),
         ("model={kind='mlp', hidden=[9]}", ["model.activation", "model.dropout", "model.hidden", "model.kind"]),
         ("optimizer.learning_rate=0.2", ["optimizer.learning_rate"]),
