@@ -11,13 +11,15 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
+import numpy as np
+
 from parashard.api.arrays import ArrayExamples, arrays_of, tree_of
 from parashard.api.datasets import BatchExamples, DatasetExamples, Targets, named_parts
 from parashard.api.frames import is_frame
 from parashard.api.loaders import is_loader, unwrapped
 from parashard.data.base import BadExample, Examples, Field, Indices
-from parashard.data.tree import leaves
-from parashard.errors import BadData
+from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.errors import BadData, ConfigurationError
 
 
 class Indexed(Protocol):
@@ -103,6 +105,26 @@ def indexed_inputs(inputs: Any, what: str) -> Indexed:
         counts = " and ".join(f"{len(array):,} {name}" for name, array in leaves(tree, what))
         raise BadData(f"{what} have equally many rows, found {counts}")
     return ArrayExamples(tree)
+
+
+def joined(parts: list[Tree]) -> Tree:
+    """Return the outputs of pieces as those of all examples, leaf by leaf.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no arrays in dicts, tuples and lists, or have other shapes in each piece.
+    """
+    for name, leaf in leaves(parts[0], "outputs"):
+        if not isinstance(leaf, np.ndarray) or not leaf.ndim:
+            raise ConfigurationError(f"predict: {name} is {type(leaf).__name__}; due is an array with a row an example")
+    try:
+        return map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
+    except (ValueError, KeyError):
+        shapes = [[array.shape for _, array in leaves(part)] for part in parts[:2]]
+        raise ConfigurationError(
+            f"predict: outputs of different batches do not go together, such as those of shapes {shapes}"
+        ) from None
 
 
 def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> Indexed | None:

@@ -15,12 +15,12 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
-from parashard.api.examples import Indexed, indexed, indexed_inputs, of_the_data
+from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_the_data
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.source import source_of
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.base import Batch, DataSource, DataSpec, Examples, Indices
-from parashard.data.tree import Tree, map_leaves, rows_of
+from parashard.data.tree import Tree, rows_of
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError, JobFailed
@@ -281,7 +281,7 @@ class Trainer:
             parts = [model.predict(values, some[0]) for _, some in _in_order(examples, batch_size)]
         if not parts:
             raise BadData("inputs has no examples")
-        return map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
+        return joined(parts)
 
     def model(self) -> Any:
         """Return the user's own object with the present weights."""

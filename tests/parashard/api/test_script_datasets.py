@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api.examples import indexed, indexed_inputs
+from parashard.api.examples import indexed, indexed_inputs, joined
 from parashard.api.source import source_of
 from parashard.data.base import BadExample, Field
 from parashard.data.tree import leaves
-from parashard.errors import BadData
+from parashard.errors import BadData, ConfigurationError
 
 
 class Squares:
@@ -96,6 +96,19 @@ def test_targets_of_a_dataset_of_dicts_are_named(targets: Any, inputs: Any, pred
 
 def as_lists(tree: Any) -> Any:
     return {name: array.tolist() for name, array in tree.items()} if isinstance(tree, dict) else tree.tolist()
+
+
+def test_outputs_are_joined_leaf_by_leaf_or_refused() -> None:
+    parts = [{"a": np.zeros((rows, 2)), "b": (np.ones(rows),)} for rows in (2, 1)]
+    found = joined(parts)
+    assert (found["a"].shape, found["b"][0].shape) == ((3, 2), (3,))
+    for wrong, says in (
+        ([np.zeros((2, 2)), np.zeros((2, 3))], r"such as those of shapes \[\[\(2, 2\)\], \[\(2, 3\)\]\]"),
+        ([{"a": object()}], "outputs/a is object; due is an array with a row an example"),
+        ([np.float32(3).reshape(())], "outputs is ndarray; due is an array"),
+    ):
+        with pytest.raises(ConfigurationError, match=says):
+            joined(wrong)
 
 
 def test_predictions_need_no_targets() -> None:
