@@ -74,7 +74,7 @@ def parquet(
     Parameters
     ----------
     files : str or Path, or sequence of these
-        Paths or URLs of fsspec, such as "s3://bucket/train-*.parquet"; their rows one after the other.
+        Paths or URLs of fsspec, such as `s3://bucket/train-*.parquet`; their rows one after the other.
     targets : str or sequence of str
         The columns to predict: one is an array, several are a dict.
     inputs : sequence of str, optional

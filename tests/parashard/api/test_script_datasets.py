@@ -105,7 +105,7 @@ def test_outputs_are_joined_leaf_by_leaf_or_refused() -> None:
     for wrong, says in (
         ([np.zeros((2, 2)), np.zeros((2, 3))], r"such as those of shapes \[\[\(2, 2\)\], \[\(2, 3\)\]\]"),
         ([{"a": object()}], "outputs/a is object; due is an array with a row an example"),
-        ([np.float32(3).reshape(())], "outputs is ndarray; due is an array"),
+        ([np.array(3.0)], "outputs is ndarray; due is an array"),
     ):
         with pytest.raises(ConfigurationError, match=says):
             joined(wrong)
