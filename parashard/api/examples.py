@@ -157,8 +157,10 @@ def _is_dataset(data: Any) -> bool:
 
 
 def _is_array(data: Any) -> bool:
-    """Tell whether something is arrays, or text; arrays, tensors and tables have a shape."""
-    return isinstance(data, tuple | list | Mapping | str | bytes) or hasattr(data, "shape")
+    """Tell whether something is arrays, or text; arrays, tensors and tables have a shape and types of values."""
+    if isinstance(data, tuple | list | Mapping | str | bytes):
+        return True
+    return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "dtypes"))
 
 
 def _has_tensors(dataset: Any) -> bool:

@@ -81,6 +81,13 @@ def test_items_may_be_dicts_and_tuples_of_arrays_and_have_weights() -> None:
     ]
 
 
+def test_a_dataset_may_have_a_shape_as_hugging_face_s_has() -> None:
+    rows = Many(item=lambda i: {"ids": [i, i + 1], "label": i})
+    rows.shape = (40, 2)  # type: ignore[attr-defined]
+    inputs, targets = some(indexed(rows, "data", targets="label"), [4, 2])
+    assert (inputs.tolist(), targets.tolist()) == ([[4, 5], [2, 3]], [4, 2])
+
+
 @pytest.mark.parametrize(
     ("targets", "inputs", "predicted"),
     [
