@@ -16,12 +16,15 @@ if TYPE_CHECKING:
     from parashard import callbacks as callbacks
     from parashard import jax as jax
     from parashard import torch as torch
+    from parashard.api.cached import cached as cached
+    from parashard.api.cached import parquet as parquet
     from parashard.api.cluster import Cluster as Cluster
     from parashard.api.connect import connect as connect
     from parashard.api.coordinator import Coordinator as Coordinator
     from parashard.api.coordinator import FunctionFailed as FunctionFailed
     from parashard.api.coordinator import RemoteValue as RemoteValue
     from parashard.api.functions import function as function
+    from parashard.api.opened import open_data as open_data
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
@@ -50,7 +53,10 @@ _PLACES = {
     "RemoteValue": "parashard.api.coordinator",
     "connect": "parashard.api.connect",
     "function": "parashard.api.functions",
+    "cached": "parashard.api.cached",
     "is_worker": "parashard.api.script",
+    "open_data": "parashard.api.opened",
+    "parquet": "parashard.api.cached",
 }
 _MODULES = ("callbacks", "jax", "torch")
 

@@ -17,6 +17,7 @@ from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
 from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.models.weighted import PARAMETER, takes_weights
 from parashard.plan.variables import Float32s
 
 try:
@@ -43,7 +44,8 @@ class Model:
         Makes the parameters, with a key of the trainer's seed; leaves are real floating-point arrays.
     loss : callable (parameters, inputs, targets, key) -> scalar
         The mean over a batch; differentiated and compiled. The key is of the seed and the step; in an evaluation it is
-        None, where nothing should be random.
+        None, where nothing should be random. A function with a parameter `sample_weight` gets the weights of examples,
+        if they have any, and returns sum(weight * loss) / examples.
     apply : callable (parameters, inputs) -> outputs, optional
         What `Trainer.predict` returns and metrics are of.
     metrics : sequence of str or callable (outputs, targets) -> number
@@ -84,6 +86,7 @@ class Model:
         self._parameters: Any = None
         self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
         self._judged = jax.jit(self._judge)
+        self.weighted = takes_weights(loss)
 
     def seed(self, seed: int) -> None:
         """Begin with what `init` makes of this seed."""
@@ -104,12 +107,13 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        key = jax.random.key(step_seed("jax", self._seed, batch.step))
+        key = jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
         leaves = self._leaves_of(variables)
         trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
         state = {name: leaf for name, leaf in leaves.items() if self._kinds[name]}
+        data = _arrays(batch.inputs), _arrays(batch.targets)
         try:
-            (loss, after), gradients = self._gradients(trained, state, _array(batch.inputs), _array(batch.targets), key)
+            (loss, after), gradients = self._gradients(trained, state, *data, key, **_weights(batch))
         except TypeError as error:
             if "scalar-output" in str(error):
                 raise WrongModel("the loss must be a scalar, the mean over a batch") from error
@@ -124,18 +128,19 @@ class Model:
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
-        parameters, inputs, targets = self._tree(variables), _array(batch.inputs), _array(batch.targets)
-        values = {"loss": self._judged(parameters, inputs, targets)}
+        parameters, inputs, targets = self._tree(variables), _arrays(batch.inputs), _arrays(batch.targets)
+        values = {"loss": self._judged(parameters, inputs, targets, **_weights(batch))}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs)
             values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
         return {name: float(value) for name, value in values.items()}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as a NumPy array."""
+        """Return the outputs as NumPy arrays, in the form in which `apply` returns them."""
         if self._apply is None:
             raise ConfigurationError("predict needs the model's apply=, a function of parameters and inputs")
-        return np.array(self._apply(self._tree(values), _array(inputs)))
+        outputs = self._apply(self._tree(values), _arrays(inputs))
+        return jax.tree_util.tree_map(np.array, outputs)
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the pytree with these weights."""
@@ -227,6 +232,14 @@ def _numpy(leaf: Any) -> np.ndarray[Any, Any]:
     """Return a NumPy array of a leaf's values, floating ones as float32."""
     floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
     return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
+
+
+def _arrays(tree: Any) -> Any:
+    return jax.tree_util.tree_map(_array, tree)
+
+
+def _weights(batch: Batch) -> dict[str, Any]:
+    return {} if batch.weights is None else {PARAMETER: _array(batch.weights)}
 
 
 def _gradient(leaf: Any, xp: Any) -> Array:

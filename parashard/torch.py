@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 
 from parashard.data.base import Array, Batch
+from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
 from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.models.weighted import weighted_loss
 from parashard.plan.state import AVERAGE, COUNTER
 from parashard.plan.variables import Float32s
 
@@ -45,7 +47,9 @@ class Model:
         The module, or what makes it without arguments: a class or factory is called after PyTorch's generators were
         seeded with the trainer's seed, an instance begins with the weights that it has.
     loss : callable (outputs, targets) -> tensor of one number
-        The mean over a batch, such as `torch.nn.functional.cross_entropy`.
+        The mean over a batch, such as `torch.nn.functional.cross_entropy`. Where examples have weights it is
+        sum(weight * loss) / examples: a loss of PyTorch with `reduction` gives that, and one with a parameter
+        `sample_weight` gets the weights.
     metrics : sequence of str or callable (outputs, targets) -> number
         What evaluations tell besides the loss: "accuracy", or functions that are means over a batch.
     state : mapping of str to str
@@ -54,6 +58,9 @@ class Model:
 
     Notes
     -----
+    The module is called with the inputs: with one tensor, with the tensors of a tuple or list one after the other, with
+    those of a dict by their names. Targets go to the loss as they were given.
+
     Variables are the parameters by their names in `named_parameters`, and the floating buffers; they travel as float32
     whatever the module computes in, a scalar as one row. Running statistics of normalisation are averaged on the
     shards: a step pushes its batch's. Other buffers are frozen; a module that changes one is refused. A parameter that
@@ -72,6 +79,7 @@ class Model:
             raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
         self._given = module
         self._loss = loss
+        self._weighted = weighted_loss(loss)
         self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
         self._seed = 0
         self._module: torch.nn.Module | None = None
@@ -79,6 +87,11 @@ class Model:
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._dtype: torch.dtype | None = None
+
+    @property
+    def weighted(self) -> bool:
+        """Whether the loss takes weights of examples."""
+        return self._weighted is not None
 
     def seed(self, seed: int) -> None:
         """Begin with what this seed makes of the module; an instance keeps its weights."""
@@ -107,7 +120,7 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         module = self._ready()
         module.train()
-        torch.manual_seed(step_seed("torch", self._seed, batch.step))
+        torch.manual_seed(step_seed("torch", self._seed, batch.step, batch.part))
         pulled = self._pulled(variables)
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
@@ -115,8 +128,8 @@ class Model:
         constants = {name: b for name, b in module.named_buffers() if name not in pulled}
         versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
         tensors = {**trained, **state}
-        outputs = torch.func.functional_call(module, tensors, (self._data(batch.inputs),))
-        loss = self._loss(outputs, self._data(batch.targets))
+        outputs = self._called(module, tensors, batch.inputs)
+        loss = self._loss_of(outputs, self._trees(batch.targets), batch.weights)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
@@ -145,15 +158,15 @@ class Model:
         """Return the loss and the metrics, means over the batch."""
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs)
-            targets = self._data(batch.targets)
-            values = {"loss": self._loss(outputs, targets)}
+            targets = self._trees(batch.targets)
+            values = {"loss": self._loss_of(outputs, targets, batch.weights)}
             values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
         return {name: float(value) for name, value in values.items()}
 
     def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
-        """Return the outputs as a NumPy array."""
+        """Return the outputs as NumPy arrays, in the form in which the module returns them."""
         with torch.no_grad():
-            return _array(self._outputs(values, inputs))
+            return map_leaves(_output, self._outputs(values, inputs))
 
     def own(self, values: Mapping[str, Float32s]) -> torch.nn.Module:
         """Return a copy of the module with these weights in it."""
@@ -166,7 +179,22 @@ class Model:
     def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
         module = self._ready()
         module.eval()
-        return torch.func.functional_call(module, self._pulled(variables), (self._data(inputs),))
+        return self._called(module, self._pulled(variables), inputs)
+
+    def _called(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any) -> Any:
+        """Call the module: a dict's tensors by their names, those of a tuple or list one after the other."""
+        given = self._trees(inputs)
+        if isinstance(given, dict):
+            return torch.func.functional_call(module, tensors, (), given)
+        return torch.func.functional_call(
+            module, tensors, tuple(given) if isinstance(given, tuple | list) else (given,)
+        )
+
+    def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
+        if weights is None:
+            return self._loss(outputs, targets)
+        assert self._weighted is not None  # a trainer has asked
+        return self._weighted(outputs, targets, _tensor(weights))
 
     def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
@@ -178,6 +206,9 @@ class Model:
     def _tensors(self) -> dict[str, torch.Tensor]:
         self._ready()
         return self._own
+
+    def _trees(self, given: Any) -> Any:
+        return map_leaves(self._data, given)
 
     def _data(self, array: Any) -> torch.Tensor:
         """Return inputs or targets as a tensor; floating ones in the type of the module, where all of it has one."""
@@ -255,6 +286,12 @@ def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
     """Return a NumPy array of a tensor's values, floating ones as float32."""
     values = tensor.detach().cpu()
     return np.array((values.float() if values.is_floating_point() else values).numpy())
+
+
+def _output(value: Any) -> np.ndarray[Any, Any]:
+    if not isinstance(value, torch.Tensor):
+        raise ConfigurationError(f"predict needs a module that returns tensors, found {type(value).__name__}")
+    return _array(value)
 
 
 def _gradient(gradient: torch.Tensor, xp: Any) -> Array:

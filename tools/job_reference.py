@@ -50,9 +50,9 @@ the place that the value came from. `examples/` has some to start from.
   directory.
 - **Errors.** An unknown key, a value of another type, a value out of its bounds and two values that exclude each other
   are errors: exit code 2, and one line per problem with its origin, its key, what was found and what is allowed.
-- **Identity.** Two jobs are the same job where seed, epochs, batch size, `on_bad_step`, the content of the data, the
-  model, the optimizer, the policy, `reduce` and the variables are the same. The SHA-256 of these is the job's digest,
-  and every message names it. The job's name, its paths, `[evaluation]` and `[cluster]` are not in it.
+- **Identity.** Two jobs are the same job where seed, epochs, `first_epoch`, batch size, `on_bad_step`, the content of
+  the data, the model, the optimizer, the policy, `reduce` and the variables are the same. The SHA-256 of these is the
+  job's digest, and every message names it. The job's name, its paths, `[evaluation]` and `[cluster]` are not in it.
 
 In the tables below "needed" means that the key has no default, and "unset" that it is off until it is given.
 """

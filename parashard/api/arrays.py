@@ -1,109 +1,182 @@
-"""The examples that a script gives to its trainer: arrays in memory, as a data source.
+"""Arrays that a script gives to its trainer: in memory, mapped from a file, or in dicts, tuples and lists of them.
 
-Owns what may be given, how it is split and its fingerprint. Knows no model and no process. Called by
-`parashard.api.trainer`.
+Owns which numbers are allowed and what they become. Knows no model and no process. Called by `parashard.api.examples`.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from parashard.data.arrays import AnyArray, Split, count_classes, fingerprint
-from parashard.data.base import DataSpec, Indices
+from parashard.api.frames import columns_array
+from parashard.data.arrays import AnyArray, fingerprint
+from parashard.data.base import Examples, Field, Indices
+from parashard.data.tree import Tree, leaves, map_leaves
 from parashard.errors import BadData
-from parashard.plan.permutation import Permutation
 
-_SPLIT = -1  # no epoch of a job
+SAMPLED_ROWS = 1000
+"""Of an array that is mapped from a file, for its fingerprint: reading all of it may take minutes."""
+NAMED_MAX = 8  # arrays in one error
 
 
-class ScriptArrays:
-    """A `DataSource` over the arrays of a script, handed out as they are.
+class ArrayExamples:
+    """Examples in arrays, one after the other along the first axis.
 
     Parameters
     ----------
-    training, held_out : Split
-        `held_out` may be empty.
+    inputs, targets : tree of ndarray
+        With equally many rows; `()` has no arrays. Those that are mapped from a file stay there.
+    weights : ndarray of float32, shape (examples,), optional
     """
 
-    def __init__(self, training: Split, held_out: Split) -> None:
-        self._training, self._held_out = training, held_out
-        targets = training.targets
-        labels = targets.dtype == np.int64 and targets.ndim == 1 and int(targets.min()) >= 0
-        self.spec = DataSpec(
-            examples=len(targets),
-            held_out=len(held_out.targets),
-            input_shape=training.inputs.shape[1:],
-            classes=count_classes(targets, held_out.targets) if labels else 0,
-            fingerprint=fingerprint([*training, *held_out], "script"),
-        )
+    batched = varying = False
+    batch_size: int | None = None
 
-    def examples(self, indices: Indices) -> tuple[AnyArray, AnyArray]:
-        """Return (inputs, targets) of the training examples with these indices, as new arrays."""
-        return self._training.inputs.take(indices, axis=0), self._training.targets.take(indices, axis=0)
+    def __init__(self, inputs: Tree, targets: Tree = (), weights: AnyArray | None = None) -> None:
+        self._parts = (inputs, targets) if weights is None else (inputs, targets, weights)
+        self._length = len(leaves(inputs)[0][1])
 
-    def held_out(self, start: int, stop: int) -> tuple[AnyArray, AnyArray]:
-        """Return (inputs, targets) of the held-out examples [start, stop), as new arrays."""
-        return self._held_out.inputs[start:stop].copy(), self._held_out.targets[start:stop].copy()
+    def __len__(self) -> int:
+        return self._length
+
+    @property
+    def targets(self) -> Tree:
+        """The targets of all examples."""
+        return self._parts[1]
+
+    def take(self, indices: Indices, seed: int) -> Examples:
+        """Return the examples with these indices, as new arrays."""
+        taken: Examples = map_leaves(lambda array: _taken(array, indices), self._parts)
+        return taken
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the arrays of an example."""
+        named = dict(zip(("inputs", "targets", "weights"), self._parts, strict=False))
+        return tuple(Field(name, array.shape[1:], str(allowed(array.dtype))) for name, array in leaves(named))
+
+    def fingerprint(self) -> str:
+        """Return a digest of the content; of what is mapped from a file, of rows spread over it."""
+        content = []
+        for _, array in leaves(self._parts):
+            rows = spread(len(array), SAMPLED_ROWS) if isinstance(array, np.memmap) else None
+            content.append(array if rows is None else _taken(array, rows))
+        return fingerprint(content, f"script {len(self)} {self.fields()}")
 
 
-def source_of(data: Any, validation_data: Any, validation_split: float, seed: int) -> ScriptArrays:
-    """Return the source of a script's `fit`.
+def arrays_of(data: Sequence[Any], what: str) -> ArrayExamples:
+    """Return the examples of (inputs, targets) or (inputs, targets, weights); BadData if they are no such arrays."""
+    inputs, targets = tree_of(data[0], f"{what}: inputs"), tree_of(data[1], f"{what}: targets")
+    named = [*leaves(inputs, "inputs"), *leaves(targets, "targets")]
+    rows = len(named[0][1])
+    if any(len(array) != rows for _, array in named):
+        hint = ""
+        if isinstance(inputs, tuple | list):
+            hint = "; a tuple or list of arrays is several inputs: numpy.stack makes one array of it"
+        raise BadData(f"{what}: {' and '.join(f'{len(array):,} {name}' for name, array in named[:NAMED_MAX])}{hint}")
+    return ArrayExamples(
+        inputs,
+        map_leaves(lambda array: array.astype(np.int64) if array.dtype == np.uint8 else array, targets),
+        _weights(data[2], rows, what) if len(data) > 2 else None,
+    )
 
-    Raises
-    ------
-    BadData
-        If what is given is no pair of arrays of numbers with equally many examples, or the splits do not go together.
+
+def _weights(given: Any, rows: int, what: str) -> AnyArray:
+    weights = array_of(given, f"{what}: weights")
+    if weights.shape != (rows,):
+        raise BadData(f"{what}: weights are one number for each of {rows:,} examples, found shape {weights.shape}")
+    return weights.astype(np.float32)
+
+
+def tree_of(values: Any, what: str, leaf: Callable[[Any, str], AnyArray] | None = None) -> Tree:
+    """Return arrays in the nested form in which they are given.
+
+    A dict is several arrays, and so is a tuple or list that has an array in it; one of numbers, or of lists of numbers,
+    is one array.
+
+    Parameters
+    ----------
+    values : tree
+    what : str
+        For errors.
+    leaf : callable (values, what) -> ndarray, optional
+        Makes an array; default: `array_of`.
     """
-    training = pair_of(data, "data")
-    if not len(training.targets):
-        raise BadData("data has no examples")
-    if validation_data is not None and validation_split:
-        raise BadData("validation_data and validation_split: allowed is one of the two")
-    if not 0.0 <= validation_split < 1.0:
-        raise BadData(f"validation_split must be at least 0 and less than 1, found {validation_split!r}")
-    if validation_data is not None:
-        held_out = pair_of(validation_data, "validation_data")
-        for what, one, other in zip(("inputs", "targets"), training, held_out, strict=True):
-            if (one.shape[1:], one.dtype) != (other.shape[1:], other.dtype):
-                raise BadData(f"validation_data: {what} are {_kind(other)} an example; those of data are {_kind(one)}")
-        return ScriptArrays(training, held_out)
-    count = min(int(validation_split * len(training.targets)), len(training.targets) - 1)
-    if not count:
-        return ScriptArrays(training, training.take(np.arange(0)))
-    shuffled = Permutation(len(training.targets), seed, _SPLIT)(np.arange(len(training.targets), dtype=np.int64))
-    return ScriptArrays(training.take(np.sort(shuffled[count:])), training.take(np.sort(shuffled[:count])))
-
-
-def pair_of(data: Any, what: str) -> Split:
-    """Return (inputs, targets) as arrays: floats as float32, whole numbers as int64 (inputs of uint8 stay)."""
-    if not isinstance(data, tuple | list) or len(data) != 2:
-        found = f"{type(data).__name__} of {len(data)}" if isinstance(data, tuple | list) else type(data).__name__
-        raise BadData(f"{what} must be a pair (inputs, targets) of arrays, found {found}")
-    inputs, targets = array_of(data[0], f"{what}: inputs"), array_of(data[1], f"{what}: targets")
-    if len(inputs) != len(targets):
-        raise BadData(f"{what}: {len(inputs):,} inputs and {len(targets):,} targets")
-    return Split(inputs, targets if targets.dtype != np.uint8 else targets.astype(np.int64))
+    if isinstance(values, Mapping):
+        for key in values:
+            if not isinstance(key, str) or not key or "/" in key:
+                raise BadData(f"{what}: a dict's keys are names without '/', found {key!r}")
+        if not values:
+            raise BadData(f"{what} have no arrays")
+        return {key: tree_of(below, f"{what}/{key}", leaf) for key, below in values.items()}
+    if isinstance(values, tuple | list) and any(map(_is_several, values)):
+        made = [tree_of(below, f"{what}/{place}", leaf) for place, below in enumerate(values)]
+        if isinstance(values, list):
+            return made
+        return type(values)(*made) if hasattr(values, "_fields") else tuple(made)
+    return (leaf or array_of)(values, what)
 
 
 def array_of(values: Any, what: str) -> AnyArray:
     """Return an array of numbers, one example after the other, that is not the caller's if it had to be converted."""
-    if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
-        values = values.detach().cpu()
-        values = (values.float() if values.is_floating_point() else values).numpy()  # NumPy has no bfloat16
-    try:
-        array = np.asarray(values)
-    except ValueError as error:
-        raise BadData(f"{what} are no array: {error}") from None
-    if array.dtype.kind not in "biuf" or array.ndim < 1:
+    array = numbers_of(values, what)
+    if array.ndim < 1:
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
-    if array.dtype.kind == "f":
-        converted = np.ascontiguousarray(array, np.float32)
-        if not np.isfinite(converted).all():
-            raise BadData(f"{what}: example {_first_bad(converted)} has a value that is not finite")
-        return converted
-    return np.ascontiguousarray(array, np.uint8 if array.dtype == np.uint8 else np.int64)
+    if isinstance(array, np.memmap):
+        return array
+    converted = np.ascontiguousarray(array, allowed(array.dtype))
+    if converted.dtype.kind == "f" and not np.isfinite(converted).all():
+        raise BadData(f"{what}: example {_first_bad(converted)} has a value that is not finite")
+    return converted
+
+
+def numbers_of(values: Any, what: str) -> AnyArray:
+    """Return an array of numbers of any shape, in the type that it has; what is mapped from a file stays there."""
+    if isinstance(values, np.memmap):
+        array: AnyArray = values
+    else:
+        if hasattr(values, "detach"):  # a tensor of PyTorch, wherever it is
+            values = values.detach().cpu()
+            values = (values.float() if values.is_floating_point() else values).numpy()  # NumPy has no bfloat16
+        pandas = sys.modules.get("pandas")
+        if pandas is not None and isinstance(values, pandas.DataFrame | pandas.Series):
+            values = columns_array(pandas, values, what)
+        try:
+            array = np.asarray(values)
+        except ValueError as error:
+            raise BadData(f"{what} are no array: {error}") from None
+    if array.dtype.name == "bfloat16":  # of JAX
+        array = array.astype(np.float32)
+    if array.dtype.kind not in "biuf":
+        raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
+    return array
+
+
+def allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type that numbers are handed out in: float32, int64, or uint8."""
+    if dtype.kind == "f":
+        return np.dtype(np.float32)
+    return np.dtype(np.uint8) if dtype == np.uint8 else np.dtype(np.int64)
+
+
+def spread(length: int, most: int) -> Indices:
+    """Return at most so many indices below a length, spread over it, with the first and the last."""
+    return np.unique(np.linspace(0, max(0, length - 1), min(length, most)).astype(np.int64))
+
+
+def _taken(array: AnyArray, indices: Indices) -> AnyArray:
+    if isinstance(array, np.memmap):  # `take` would read all of one that is not contiguous
+        return np.asarray(array[indices]).astype(allowed(array.dtype), copy=False)
+    return array.take(indices, axis=0)
+
+
+def _is_several(value: Any) -> bool:
+    """Tell whether an item of a list makes the list several arrays, not one."""
+    if isinstance(value, tuple | list):
+        return any(map(_is_several, value))
+    return isinstance(value, Mapping) or len(getattr(value, "shape", ())) > 0
 
 
 def _first_bad(values: AnyArray) -> int:

@@ -81,7 +81,7 @@ class Cluster:
         chosen = checked_strategy(strategy)
         sessions = ParameterServerStrategy(consistency=chosen.consistency, **{**chosen.cluster, "workers": 0})
         parts = Parts(name or program.stem or "session", checked_optimizer(optimizer), sessions, seed, settings or {})
-        loaded = job_of(parts, program, epochs=epochs, batch_size=batch_size)
+        loaded = job_of(parts, program, {"epochs": epochs, "batch_size": batch_size})
         declared = declare(DataSpec(examples, 0, (), 0, "of the sessions"), Variables(variables))
         begun = _unfinished(parts.name) if resume else None
         self.run_dir = (begun or new_run_dir(None, parts.name)).absolute()

@@ -155,7 +155,7 @@ class Coordinator:
         with SCRIPT.call(COORDINATOR) as call:
             parts = Parts(name or SCRIPT.path.stem, checked_optimizer(optimizer), chosen, seed, settings or {})
             calm = {"device": "cpu", "speculate_after": 0}  # a function may have effects: no second run without a death
-            loaded = job_of(parts, SCRIPT.path, epochs=1, batch_size=1, cluster=calm)
+            loaded = job_of(parts, SCRIPT.path, {"epochs": 1, "batch_size": 1}, cluster=calm)
             if SCRIPT.is_worker:
                 self._work(loaded, variables)
             self._steering = Steering(open_length=True, on_report=self._note)

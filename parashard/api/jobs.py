@@ -5,7 +5,7 @@ Knows no process. Called by the trainer, the coordinator and the cluster of `par
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,7 +20,7 @@ from parashard.plan.optimizers import SGD, OptimizerSpec
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
-_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
+_ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.first_epoch", "job.batch_size", "consistency.policy")
 
 
 class Parts(NamedTuple):
@@ -53,10 +53,8 @@ def checked_strategy(strategy: ParameterServerStrategy | None) -> ParameterServe
 def job_of(
     parts: Parts,
     program: Path,
+    sizes: Mapping[str, int],
     *,
-    epochs: int,
-    batch_size: int,
-    frozen: Sequence[str] = (),
     cluster: Mapping[str, Any] | None = None,
 ) -> LoadedJob:
     """Return the job of a call, checked as a job file is.
@@ -66,19 +64,16 @@ def job_of(
     parts : Parts
     program : Path
         The file that makes the call.
-    epochs, batch_size : int
-        Of its data.
-    frozen : sequence of str
-        Variables that are not trained.
+    sizes : mapping of str to int
+        "epochs", "batch_size" and the like, of `[job]`.
     cluster : mapping of str to object, optional
         Keys of `[cluster]` where the program says nothing else.
     """
     table: dict[str, Any] = {
-        "job": {"name": parts.name, "seed": parts.seed, "epochs": epochs, "batch_size": batch_size},
+        "job": {"name": parts.name, "seed": parts.seed, **sizes},
         "data": {"source": "script"},
         "model": {"kind": "script"},
         "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
-        "variables": {name: {"frozen": True} for name in frozen},
         "consistency": {"policy": parts.strategy.consistency},
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }

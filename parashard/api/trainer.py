@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
+from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
+from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_the_data
 from parashard.api.following import ClusterFollower
 from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
 from parashard.api.script import SCRIPT, answers_in
+from parashard.api.source import source_of
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import Callbacks, checked
-from parashard.data.arrays import AnyArray, Split
-from parashard.data.base import Batch
+from parashard.data.base import Batch, DataSource, Examples, Indices
+from parashard.data.tree import Tree, rows_of
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError, JobFailed
@@ -59,8 +61,8 @@ class FrameworkModel(Model, Protocol):
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
 
-    def predict(self, values: Mapping[str, Float32s], inputs: AnyArray) -> AnyArray:
-        """Return the outputs for inputs, in their order."""
+    def predict(self, values: Mapping[str, Float32s], inputs: Tree) -> Tree:
+        """Return the outputs for inputs, in their order: an array, or a dict, tuple or list of them."""
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
@@ -147,9 +149,17 @@ class Trainer:
         data: Any,
         *,
         epochs: int = 1,
-        batch_size: int = 32,
+        initial_epoch: int = 0,
+        batch_size: int | None = None,
+        global_batch_size: int | None = None,
+        gradient_accumulation: int = 1,
         validation_data: Any = None,
         validation_split: float = 0.0,
+        targets: str | Sequence[str] | None = None,
+        sample_weight: Any = None,
+        class_weight: Mapping[int, float] | None = None,
+        transform: Callable[..., Any] | None = None,
+        fingerprint: str | None = None,
         callbacks: Sequence[Callback] = (),
         resume: bool = False,
         verbose: int = 1,
@@ -158,19 +168,37 @@ class Trainer:
 
         Parameters
         ----------
-        data : (inputs, targets)
-            Arrays or tensors with one example after the other.
+        data : (inputs, targets) or (inputs, targets, weights), or a dataset
+            Arrays, tensors, tables of pandas, or dicts, tuples and lists of them, with one example after the other; an
+            object with a length whose items are such examples; a `DataLoader` of PyTorch; a `PyDataset` of Keras, of
+            which each item is a step; a `DataSource`.
         epochs : int
-            How often every example is used.
-        batch_size : int
-            Examples of a step. A round of sync:N has N steps.
-        validation_data : (inputs, targets), optional
+            How often every example is used, with the epochs before `initial_epoch`.
+        initial_epoch : int
+            Number of the first epoch: each has an order of the examples of its own.
+        batch_size : int, optional
+            Examples of a step; default: 32, or the DataLoader's. A round of sync:N has N steps.
+        global_batch_size : int, optional
+            Examples of a round, instead; a round of async and ssp:K is one step.
+        gradient_accumulation : int
+            A step has so many pieces of `batch_size` examples, one after the other; its gradient is the mean.
+        validation_data : as data, optional
             Judged after every epoch.
         validation_split : float
             Fraction of `data` to keep for that instead.
         callbacks : sequence of parashard.callbacks.Callback
             Called in this process on steps, epochs and evaluations; one that raises ends the run, saved, and its error
             is raised here.
+        targets : str or sequence of str, optional
+            Which fields are targets, of a dict of arrays, of a table, or of a dataset of dicts; the others are inputs.
+        sample_weight : array, shape (examples,), optional
+            How much each example of a pair of arrays counts: a step's loss is sum(weight * loss) / examples.
+        class_weight : mapping of int to float, optional
+            The same by the label that is the target; labels that are not in it have 1. Not of validation data.
+        transform : callable (example, rng) or (batch, rng), optional
+            Makes of (inputs, targets) what is trained on; `rng` is a `numpy.random.Generator` of the seed and the step.
+        fingerprint : str, optional
+            Stands for the content of the data where their digest takes long, or is only of some examples.
         resume : bool
             True: go on with this script's newest run, if it is not done; else begin one.
         verbose : int
@@ -190,52 +218,90 @@ class Trainer:
             if resume and not call.answer and not SCRIPT.is_worker:
                 call.answer = _answered(self._name or SCRIPT.path.stem, SCRIPT.calls_made)
             if not call.answer:
-                source = source_of(data, validation_data, validation_split, self._seed)
+                source = source_of(
+                    data,
+                    validation_data,
+                    validation_split,
+                    self._seed,
+                    targets=targets,
+                    sample_weight=sample_weight,
+                    class_weight=class_weight,
+                    transform=transform,
+                    fingerprint=fingerprint,
+                )
+                examples = examples_of_a_step(
+                    self._strategy.consistency,
+                    batch_size,
+                    global_batch_size,
+                    gradient_accumulation,
+                    getattr(source, "batch_size", None),
+                    batched=source.spec.batched,
+                )
+                sizes = {**epochs_of_a_job(epochs, initial_epoch), "batch_size": examples}
+                model = self._model_for(source, gradient_accumulation)
                 self._callbacks = checked(callbacks, has_evaluations=source.spec.held_out > 0)
-                call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
+                call.answer = self._fitted(source, model, sizes, resume=resume, verbose=verbose)
         run_dir = Path(call.answer["run_dir"])
         self._weights, self._values = Path(call.answer.get("weights", run_dir / WEIGHTS_FILE)), None
         return History(call.answer["report"], run_dir, call.answer.get("history"))
 
-    def evaluate(self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> dict[str, float]:
+    def evaluate(
+        self, data: Any, *, batch_size: int = EXAMPLES_AT_ONCE, targets: str | Sequence[str] | None = None
+    ) -> dict[str, float]:
         """Return the loss and the metrics of the weights on some data; computed in this process.
 
         Parameters
         ----------
-        data : (inputs, targets)
+        data, targets
+            As in `fit`.
         batch_size : int
             Examples that are judged at once.
         """
         with SCRIPT.call("evaluate") as call:
             if not call.answer:
-                call.answer = {"metrics": self._evaluated(pair_of(data, "data"), batch_size)}
+                with of_the_data():
+                    examples = indexed(data, "data", targets=targets)
+                    call.answer = {"metrics": self._evaluated(examples, batch_size)}
         return dict(call.answer["metrics"])
 
-    def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> AnyArray:
-        """Return the model's outputs, in the order of the inputs; computed in this process."""
+    def predict(self, inputs: Any, *, batch_size: int = EXAMPLES_AT_ONCE) -> Tree:
+        """Return the model's outputs, in the order of the inputs; computed in this process.
+
+        Parameters
+        ----------
+        inputs
+            As those of the data in `fit`; of a dataset, targets and weights are left out.
+        batch_size : int
+            Examples that are computed at once.
+
+        Returns
+        -------
+        ndarray, or a dict, tuple or list of them as the model returns it
+            One row for each example.
+        """
         model = self._framework("predict")
-        values, examples = self._current(), array_of(inputs, "inputs")
-        if not len(examples):
+        values = self._current()
+        with of_the_data():
+            examples = indexed_inputs(inputs, "inputs")
+            parts = [model.predict(values, some[0]) for _, some in _in_order(examples, batch_size)]
+        if not parts:
             raise BadData("inputs has no examples")
-        parts = [
-            model.predict(values, examples[start : start + batch_size]) for start in range(0, len(examples), batch_size)
-        ]
-        return np.concatenate(parts)
+        return joined(parts)
 
     def model(self) -> Any:
         """Return the user's own object with the present weights."""
         return self._framework("own").own(self._current())
 
     def _fitted(
-        self, source: ScriptArrays, epochs: int, batch_size: int, *, resume: bool, verbose: int
+        self, source: DataSource, model: Model, sizes: Mapping[str, int], *, resume: bool, verbose: int
     ) -> dict[str, Any]:
         """Run the job of a call and return its report and folder; in a worker be one, and end."""
         self._begin()
-        loaded = self._job(epochs, batch_size, source)
+        loaded = self._job(sizes)
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(
-                self._model,
+                model,
                 source,
                 code,
                 lambda run_dir: check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir),
@@ -260,17 +326,33 @@ class Trainer:
             "history": history,
         }
 
-    def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
-        inputs, targets = data
-        if not len(targets):
-            raise BadData("data has no examples")
+    def _evaluated(self, data: Indexed, batch_size: int) -> dict[str, float]:
+        if any(field.name == "weights" for field in data.fields()):
+            self._check_weighted()
         totals: dict[str, float] = {}
-        for start in range(0, len(targets), batch_size):
-            some = slice(start, start + batch_size)
-            batch = Batch(-1, -1, np.arange(len(targets))[some], inputs[some], targets[some])
+        judged = 0
+        for indices, examples in _in_order(data, batch_size):
+            rows = rows_of(examples[0])
+            judged += rows
+            batch = Batch(-1, -1, indices, *examples)
             for name, value in self._model.evaluate(self._current(), batch, np).items():
-                totals[name] = totals.get(name, 0.0) + float(value) * len(targets[some])
-        return {name: total / len(targets) for name, total in totals.items()}
+                totals[name] = totals.get(name, 0.0) + float(value) * rows
+        if not judged:
+            raise BadData("data has no examples")
+        return {name: total / judged for name, total in totals.items()}
+
+    def _model_for(self, source: DataSource, gradient_accumulation: int) -> Model:
+        """Return the model as workers compute with it."""
+        if getattr(source, "weighted", False):
+            self._check_weighted()
+        return Accumulated(self._model, gradient_accumulation) if gradient_accumulation != 1 else self._model
+
+    def _check_weighted(self) -> None:
+        if not getattr(self._model, "weighted", False):
+            raise ConfigurationError(
+                "examples have weights, and the model's loss takes none: give the loss a parameter sample_weight, or "
+                "take one of PyTorch's with reduction; a model of your own reads batch.weights and has weighted = True"
+            )
 
     def _current(self) -> dict[str, Float32s]:
         """Return the weights: those of the last `fit`, else those that the model begins with.
@@ -304,13 +386,13 @@ class Trainer:
             raise ConfigurationError(f"{type(self._model).__name__} has no method {what!r}: only its weights are known")
         return self._model
 
-    def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
+    def _job(self, sizes: Mapping[str, int]) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
         parts = Parts(self._name or SCRIPT.path.stem, self._optimizer, self._strategy, self._seed, self._settings)
-        return job_of(parts, SCRIPT.path, epochs=epochs, batch_size=batch_size)
+        return job_of(parts, SCRIPT.path, sizes)
 
     def _run(
-        self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int
+        self, loaded: LoadedJob, source: DataSource, *, resume: bool, verbose: int
     ) -> tuple[Outcome, ClusterFollower]:
         name, command = loaded.job.job.name, SCRIPT.command
         declared = declare(source.spec, self._declared(), self._code_sha256())
@@ -339,7 +421,7 @@ class Trainer:
         return outcome, follower
 
     def _follower(
-        self, loaded: LoadedJob, source: ScriptArrays, run_dir: Path, say: Callable[[str], None], *, resume: bool
+        self, loaded: LoadedJob, source: DataSource, run_dir: Path, say: Callable[[str], None], *, resume: bool
     ) -> ClusterFollower:
         """Return what runs the callbacks of a fit."""
         job = loaded.job
@@ -373,6 +455,14 @@ class _Begun:
 
     def initial_variables(self) -> Mapping[str, Initial]:
         return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
+
+
+def _in_order(data: Indexed, batch_size: int) -> Iterator[tuple[Indices, Examples]]:
+    """Yield all examples in their order, so many at once; of batches one."""
+    at_once = 1 if data.batched else batch_size
+    for start in range(0, len(data), at_once):
+        indices = np.arange(start, min(len(data), start + at_once))
+        yield indices, data.take(indices, 0)
 
 
 def _end_in_words(history: History) -> str:

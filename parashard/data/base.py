@@ -6,13 +6,14 @@ Sources know nothing of steps, epochs or workers; `parashard.plan.steps` decides
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from parashard.data.tree import Tree
 from parashard.display.figures import metric
-from parashard.errors import BadData, Unavailable, may_pass
+from parashard.errors import BadData, ParashardError, Unavailable, may_pass
 
 if TYPE_CHECKING:
     from parashard.data.preprocessing import Preprocessing
@@ -24,6 +25,33 @@ Array = Any
 """A NumPy or a CuPy array: models receive the array namespace `xp` that goes with it."""
 
 Indices = npt.NDArray[np.int64]
+
+Examples = tuple[Tree, Tree] | tuple[Tree, Tree, npt.NDArray[np.float32]]
+"""Inputs and targets, each an array or a tree of them; and a weight for each example, where there are weights."""
+
+
+class BadExample(ParashardError):
+    """An example cannot be used, or cannot be had now: whatever a model makes of it, it is not the model's fault."""
+
+
+class Field(NamedTuple):
+    """An array of an example.
+
+    Parameters
+    ----------
+    name : str
+        Its path, such as "inputs/ids", "targets" or "weights".
+    shape : tuple of int
+        Of one example.
+    dtype : str
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({', '.join(map(str, self.shape))}) {self.dtype}"
 
 
 def kind_of_failure(error: Exception) -> type[BadData | Unavailable]:
@@ -40,7 +68,7 @@ class DataSpec:
     examples, held_out : int
         Length of the training split and of the evaluation split (0: there is none).
     input_shape : tuple of int
-        Shape of one example's input.
+        Shape of one example's input; () where inputs are several arrays.
     classes : int
         Number of classes; 0 where targets are real numbers.
     fingerprint : str
@@ -49,6 +77,10 @@ class DataSpec:
         How an example of the data became inputs, and what outputs mean; None where examples are generated.
     warnings : tuple of str
         Likely mistakes in the data, for the user.
+    fields : tuple of Field
+        The arrays of an example, of what a script gives; empty: one of inputs and one of targets.
+    batched : bool
+        Each index names a whole batch, as in a `PyDataset` of Keras; then `examples` and `held_out` count batches.
     """
 
     examples: int
@@ -58,6 +90,8 @@ class DataSpec:
     fingerprint: str
     preprocessing: Preprocessing | None = None
     warnings: tuple[str, ...] = ()
+    fields: tuple[Field, ...] = ()
+    batched: bool = False
 
     def figures(self) -> dict[str, Any]:
         """Return the data's sizes by name, for the report."""
@@ -77,8 +111,11 @@ class DataSpec:
     def summary(self) -> str:
         """Return the data's sizes and the meaning of its targets, on one line."""
         figures = self.figures()
-        what, shape = "examples", " x ".join(map(str, self.input_shape))
+        what, shape = "batches" if self.batched else "examples", " x ".join(map(str, self.input_shape))
         inputs = f"{shape} input{'' if shape == '1' else 's'}" if shape else "inputs of one number"
+        several = [str(field).removeprefix("inputs/") for field in self.fields if field.name.startswith("inputs/")]
+        if several:
+            inputs = f"inputs {', '.join(several)}"
         if "text_columns" in figures:
             what = "rows"
             numeric, text = figures["numeric_columns"], figures["text_columns"]
@@ -112,14 +149,21 @@ class Batch:
         Which examples these are. Always a NumPy array.
     inputs : array, shape (examples, *input_shape), float32
     targets : array, shape (examples,), int64 class labels or float32 values
-        Both in the namespace that the model computes in.
+        Both in the namespace that the model computes in. Of a script's data they have the shapes and types of
+        `DataSpec.fields`, and several arrays are in dicts, tuples or lists, as the script gave them.
+    weights : array, shape (examples,), float32, optional
+        How much each example counts: the loss is sum(weight * loss) / examples. None: all the same.
+    part : int
+        Which of the pieces that a step's gradient is computed in; seeds what is random, with `step`.
     """
 
     step: int
     epoch: int
     indices: Indices
-    inputs: Array
-    targets: Array
+    inputs: Tree
+    targets: Tree
+    weights: Array | None = None
+    part: int = 0
 
 
 class DataSource(Protocol):
@@ -129,8 +173,24 @@ class DataSource(Protocol):
     def spec(self) -> DataSpec:
         """Sizes, shapes and the fingerprint."""
 
-    def examples(self, indices: Indices) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
-        """Return (inputs, targets) of the training examples with these indices, as new NumPy arrays."""
+    def examples(self, indices: Indices) -> Examples:
+        """Return (inputs, targets), or these and weights, of the training examples with these indices: new arrays."""
 
-    def held_out(self, start: int, stop: int) -> tuple[npt.NDArray[np.float32], npt.NDArray[Any]]:
-        """Return (inputs, targets) of the held-out examples [start, stop)."""
+    def held_out(self, start: int, stop: int) -> Examples:
+        """Return the same of the held-out examples [start, stop)."""
+
+
+class SteppedSource(DataSource, Protocol):
+    """A source whose examples depend on the step that they are for, such as those that are transformed at random."""
+
+    def examples_of(self, step: int, indices: Indices) -> Examples:
+        """Return what `examples` does, for a step; the same whenever and wherever it is computed."""
+
+
+def examples_of(source: DataSource, step: int, indices: Indices) -> Examples:
+    """Return the examples of a step."""
+    of_step = getattr(source, "examples_of", None)  # quicker than isinstance of a protocol
+    if of_step is None:
+        return source.examples(indices)
+    examples: Examples = of_step(step, indices)
+    return examples

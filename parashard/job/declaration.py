@@ -18,7 +18,7 @@ import numpy as np
 from parashard.checkpoints.encoding import Record, decode, encode
 from parashard.checkpoints.manifest import Count, Name, Sha256, StoredVariable
 from parashard.data import open_source
-from parashard.data.base import DataSpec
+from parashard.data.base import DataSpec, Field
 from parashard.data.preprocessing import Preprocessing
 from parashard.errors import BadData, ConfigurationError, DamagedCheckpoint
 from parashard.job.schema import Job
@@ -26,7 +26,7 @@ from parashard.models import build_model, code_sha256
 from parashard.models.base import Audited, Model
 from parashard.models.blame import named_with_line
 from parashard.plan.variables import Float32s, Variable, in_name_order, values_sha256
-from parashard.settings.table import key
+from parashard.settings.table import Table, key
 from parashard.store.arrays import read_arrays, write_arrays
 from parashard.store.durable import replace_durably, write_durably
 
@@ -154,6 +154,12 @@ class _Variable(StoredVariable):
     encoding: Name
 
 
+class _Field(Table):
+    name: Name
+    shape: tuple[Count, ...]
+    dtype: Name
+
+
 class _Declaration(Record):
     """`values_sha256` is `parashard.plan.variables.values_sha256` of the other file; None: there is none."""
 
@@ -166,6 +172,8 @@ class _Declaration(Record):
     fingerprint: Name
     preprocessing: Preprocessing | None
     warnings: tuple[str, ...]
+    fields: tuple[_Field, ...] = ()
+    batched: bool = False
     variables: Annotated[tuple[_Variable, ...], key(min_length=1)]
     values_sha256: Sha256 | None
     model_sha256: str
@@ -188,6 +196,8 @@ def write_declaration(folder: Path, declared: DeclaredJob) -> None:
         fingerprint=spec.fingerprint,
         preprocessing=spec.preprocessing,
         warnings=spec.warnings,
+        fields=tuple(_Field(name=name, shape=shape, dtype=dtype) for name, shape, dtype in spec.fields),
+        batched=spec.batched,
         variables=tuple(
             _Variable.of(variable, encoding=variable.encoding) for variable in in_name_order(declared.variables)
         ),
@@ -236,5 +246,7 @@ def read_declaration(folder: Path) -> DeclaredJob:
         fingerprint=record.fingerprint,
         preprocessing=record.preprocessing,
         warnings=record.warnings,
+        fields=tuple(Field(field.name, field.shape, field.dtype) for field in record.fields),
+        batched=record.batched,
     )
     return DeclaredJob(spec, variables, arrays, record.model_sha256)

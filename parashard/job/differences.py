@@ -24,6 +24,7 @@ _CONTENT = {
 _PROPERTIES = {
     "data.classes": "number of classes",
     "data.examples": "number of training examples",
+    "data.fields": "arrays of an example",
     "data.held_out": "number of held-out examples",
     "data.input_shape": "shape of an input",
 }

@@ -51,6 +51,8 @@ def job_identity(
         "consistency": {"policy": str(job.consistency.policy), "reduce": job.consistency.reduce},
         "variables": {variable.name: _variable(variable) for variable in in_name_order(variables)},
     }
+    if job.job.first_epoch:  # left out otherwise: earlier jobs keep their digest
+        identity["job"]["first_epoch"] = job.job.first_epoch
     if initial_sha256:
         identity["initial"] = {"sha256": initial_sha256}
     if model_sha256:
@@ -85,13 +87,16 @@ def _model(options: Table) -> dict[str, Any]:
 
 
 def _data(spec: DataSpec) -> dict[str, Any]:
-    return {
+    identity: dict[str, Any] = {
         "fingerprint": spec.fingerprint,
         "examples": int(spec.examples),
         "held_out": int(spec.held_out),
         "input_shape": [int(n) for n in spec.input_shape],
         "classes": int(spec.classes),
     }
+    if spec.fields:  # left out otherwise: jobs of job files keep their digest
+        identity["fields"] = "; ".join(map(str, spec.fields))
+    return identity
 
 
 def _variable(variable: Variable) -> dict[str, Any]:

@@ -44,9 +44,10 @@ def metrics_by_name(
     return found
 
 
-def step_seed(framework: str, seed: int, step: int) -> int:
-    """Return what a framework's generators are seeded with before a step: 63 bits of (framework, seed, step)."""
-    digest = hashlib.sha256(f"parashard {framework}\0{seed}\0{step}".encode()).digest()
+def step_seed(framework: str, seed: int, step: int, part: int = 0) -> int:
+    """Return what a framework's generators are seeded with before a step, or a part of one: 63 bits of all these."""
+    piece = f"\0{part}" if part else ""
+    digest = hashlib.sha256(f"parashard {framework}\0{seed}\0{step}{piece}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
 
 

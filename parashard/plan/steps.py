@@ -23,7 +23,7 @@ EXAMPLES_SHOWN = 8
 class StepPlan:
     """The numbered steps 0 .. total - 1 of a job.
 
-    Epoch e is the steps [e * steps_per_epoch, (e + 1) * steps_per_epoch); they cut the epoch's own permutation of all
+    The e-th epoch is the steps [e * steps_per_epoch, (e + 1) * steps_per_epoch); they cut its own permutation of all
     examples into batches, so each example is in exactly one step of each epoch. Where `batch_size` does not divide
     `examples`, the last step of every epoch is shorter: nothing is dropped, nothing is taken twice.
 
@@ -37,6 +37,8 @@ class StepPlan:
         >= 1.
     seed : int
         The job's seed.
+    first_epoch : int
+        The number of the epoch that step 0 lies in, >= 0: those before it were another job's.
 
     Examples
     --------
@@ -51,6 +53,7 @@ class StepPlan:
     batch_size: int
     epochs: int
     seed: int
+    first_epoch: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.examples <= MAX_LENGTH:
@@ -74,7 +77,7 @@ class StepPlan:
         """Return the epoch that a step lies in; ValueError if the job has no such step."""
         if not 0 <= step < self.total:
             raise ValueError(f"the job's steps are [0, {self.total}), found step {step}")
-        return step // self.steps_per_epoch
+        return self.first_epoch + step // self.steps_per_epoch
 
     def indices(self, step: int) -> Indices:
         """Return the examples of a step.
@@ -90,7 +93,7 @@ class StepPlan:
             The job has no such step.
         """
         epoch = self.epoch_of(step)
-        start = (step - epoch * self.steps_per_epoch) * self.batch_size
+        start = step % self.steps_per_epoch * self.batch_size
         stop = min(start + self.batch_size, self.examples)
         return _permutation(self.examples, self.seed, epoch)(np.arange(start, stop, dtype=np.int64))
 

@@ -63,6 +63,24 @@ print(json.dumps([first["least"], trainer.evaluate(data)["least"], other.evaluat
     assert run.processes() == {}
 
 
+def test_a_dataset_is_read_by_index_and_each_example_counts_once(start: Callable[..., ScriptRun]) -> None:
+    lines = """
+class Lines:
+    def __len__(self): return EXAMPLES
+    def __getitem__(self, i): return np.array([i, i]), 0.0, 1.0
+
+def halved(example, rng): return example[0][:1], example[1]
+
+Ledger.weighted = True
+data = Lines()
+"""
+    fit = FIT.replace("batch_size=4", "global_batch_size=16, gradient_accumulation=2, transform=halved")
+    run = start(LEDGER + lines + fit + TELL.replace('["least"]', ".get('least')"), "20", "sync:4")
+    found = done(run)
+    assert found[0] == 20.0 / 2, "two pieces of a step: each gradient is of half of its examples"
+    assert json.loads((run.runs()[-1] / "report.json").read_text())["steps_total"] == 20 * 15
+
+
 @pytest.mark.parametrize("consistency", ["async", "sync:4"])
 def test_every_example_counts_once_whatever_is_killed(start: Callable[..., ScriptRun], consistency: str) -> None:
     quiet = start(LEDGER + FIT + TELL, "20", consistency)
@@ -115,6 +133,15 @@ MISTAKES = {
     "other data in a worker": (
         "if ps.is_worker(): data = (data[0][::-1], data[1])\n" + FIT,
         "the data of this call are others in this worker (60 training examples, 0 held out; 1 input; values)",
+    ),
+    "an example that cannot be read": (
+        "class Lines:\n"
+        "    def __len__(self): return EXAMPLES\n"
+        "    def __getitem__(self, i):\n"
+        "        if i == 33: raise KeyError(i)\n"
+        "        return np.array([i]), 0.0\n"
+        "data = Lines()\n" + FIT,
+        "data: example 33: KeyError: 33 (train.py:30)",
     ),
     "a gradient of another shape": (
         "Ledger.loss_and_gradients = lambda self, v, b, xp: (0.5, {'counts': np.zeros(3, np.float32)})\n" + FIT,

@@ -144,6 +144,16 @@ def test_a_batch_arrives_though_its_copies_run_late(late: tuple[Gpu, LateCuda]) 
     assert batch.targets.dtype == np.int64
 
 
+def test_several_arrays_and_weights_of_a_batch_arrive_too(late: tuple[Gpu, LateCuda]) -> None:
+    gpu, cupy = late
+    given = {"ids": np.arange(4), "mask": np.ones((4, 2), np.float32)}
+    batch = gpu.batch_from_host(Batch(3, 1, np.arange(4), given, (BATCH.targets,), np.arange(4, dtype=np.float32)))
+    for name, array in given.items():
+        np.testing.assert_array_equal(cupy.value_of(batch.inputs[name]), array)
+    np.testing.assert_array_equal(cupy.value_of(batch.targets[0]), BATCH.targets)
+    np.testing.assert_array_equal(cupy.value_of(batch.weights), np.arange(4))
+
+
 def test_gradients_are_read_after_the_kernels_that_write_them(late: tuple[Gpu, LateCuda]) -> None:
     gpu, cupy = late
     loss, host = gpu.to_host(

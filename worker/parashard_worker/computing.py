@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parashard.data.base import Array, Batch, DataSource, Indices
-from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardError
+from parashard.data.base import Array, BadExample, Batch, DataSource, Examples, Indices, examples_of
+from parashard.data.tree import leaves, rows_of
+from parashard.errors import ConfigurationError, NonFiniteGradient
 from parashard.models.base import Model, Nothing
 from parashard.models.blame import place_of
 from parashard.plan.partition import Plan
@@ -30,10 +31,6 @@ UNCONVERTIBLE = (TypeError, ValueError, OverflowError)  # what a conversion to a
 
 class WrongResult(ConfigurationError):
     """The model returned what is no loss, gradient or metric of its variables: no step would go better."""
-
-
-class BadExample(ParashardError):
-    """An example has a value that is not finite: whatever a model makes of it, it is not the model's fault."""
 
 
 class Task(NamedTuple):
@@ -79,8 +76,8 @@ class Task(NamedTuple):
             If it has one since an example does.
         """
         indices = self.steps.indices(step)
-        inputs, targets = self.source.examples(indices)
-        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, inputs, targets))
+        examples = examples_of(self.source, step, indices)
+        batch = self.device.batch_from_host(Batch(step, self.steps.epoch_of(step), indices, *examples))
         variables = self.device.variables_from_host(values)
         raw_loss, raw = self._checked(self.model.loss_and_gradients(variables, batch, self.device.xp))
         try:
@@ -89,13 +86,13 @@ class Task(NamedTuple):
             )
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
-        loss = None if raw_loss is None else number
+        loss, rows = (None if raw_loss is None else number), rows_of(examples[0])
         if raw is None:
-            return loss, len(indices), None
+            return loss, rows, None
         try:
-            return loss, len(indices), sendable(step, number, gradients, self.clip_norm, self.plan.variables)
+            return loss, rows, sendable(step, number, gradients, self.clip_norm, self.plan.variables)
         except NonFiniteGradient:
-            _check_examples(indices, inputs, targets)
+            _check_examples(indices, examples)
             raise
 
     def metrics(
@@ -121,17 +118,20 @@ class Task(NamedTuple):
             If the model returns what is no mapping of names to numbers.
         """
         totals: dict[str, float] = {}
-        examples = self.source.spec.held_out
+        judged, spec = 0, self.source.spec
+        at_once = 1 if spec.batched else EVALUATION_EXAMPLES
         variables = self.device.variables_from_host(values)
-        for start in range(0, examples, EVALUATION_EXAMPLES):
-            stop = min(examples, start + EVALUATION_EXAMPLES)
-            inputs, targets = self.source.held_out(start, stop)
-            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), inputs, targets))
+        for start in range(0, spec.held_out, at_once):
+            stop = min(spec.held_out, start + at_once)
+            examples = self.source.held_out(start, stop)
+            rows = rows_of(examples[0])
+            judged += rows
+            batch = self.device.batch_from_host(Batch(-1, -1, np.arange(start, stop), *examples))
             with computing():
                 metrics = self.model.evaluate(variables, batch, self.device.xp)
             for name, value in self._judged(metrics).items():
-                totals[name] = totals.get(name, 0.0) + value * (stop - start)
-        return {name: total / examples for name, total in totals.items()}
+                totals[name] = totals.get(name, 0.0) + value * rows
+        return {name: total / judged for name, total in totals.items()}
 
     def _checked(self, result: object) -> tuple[Any, Mapping[str, Array | None] | None]:
         """Return a model's loss and gradients if that is what it returned."""
@@ -229,10 +229,13 @@ def sendable(
     return gradients
 
 
-def _check_examples(indices: Indices, inputs: Array, targets: Array) -> None:
-    for index, example, target in zip(indices, inputs, targets, strict=True):
-        if any(values.dtype.kind == "f" and not np.isfinite(values).all() for values in (example, target)):
-            raise BadExample(f"example {index} of the data has a value that is not finite")
+def _check_examples(indices: Indices, examples: Examples) -> None:
+    floating = [values for _, values in leaves(examples) if values.dtype.kind == "f"]
+    rows = rows_of(examples[0])
+    for row in range(rows):
+        if any(not np.isfinite(values[row]).all() for values in floating):
+            what = f"example {indices[row]}" if rows == len(indices) else f"example {row} of batch {indices[0]}"
+            raise BadExample(f"{what} of the data has a value that is not finite")
 
 
 def _not_finite(step: int, loss: float, variable: str, gradient: Float32s) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 import threadpoolctl
 
 from parashard.data.base import Array, Batch
+from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError, Unavailable
 from parashard.plan.variables import Float32s
 from parashard.process import cuda
@@ -109,9 +110,10 @@ class Gpu:
     def batch_from_host(self, batch: Batch) -> Batch:
         """Copy inputs and targets likewise."""
         self._device.use()
-        inputs, targets = self._copied_in(batch.inputs), self._copied_in(batch.targets)
+        given = batch.inputs, batch.targets, *([] if batch.weights is None else [batch.weights])
+        arrays = map_leaves(self._copied_in, given)
         self._join(self._copies, self._cupy.cuda.get_current_stream())
-        return Batch(batch.step, batch.epoch, batch.indices, inputs, targets)
+        return Batch(batch.step, batch.epoch, batch.indices, *arrays)
 
     def to_host(self, loss: Array | float, gradients: Mapping[str, Array]) -> tuple[float, dict[str, Float32s]]:
         """Copy into pinned memory on the copy stream, and wait for all of it at once."""

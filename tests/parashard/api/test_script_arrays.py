@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.api.arrays import array_of, source_of
+from parashard.api.arrays import array_of
+from parashard.api.source import source_of
 from parashard.errors import BadData
 
 INPUTS, LABELS = np.arange(20.0).reshape(10, 2), np.arange(10) % 3

@@ -83,6 +83,35 @@ def test_arguments_become_a_job(runs: Runs) -> None:
     assert (run_dir / "declaration.json").exists()
 
 
+def test_data_and_sizes_become_a_job(runs: Runs) -> None:
+    trainer = ps.Trainer(Line(), strategy=ps.ParameterServerStrategy(consistency="sync:2"))
+    trainer.fit(list(zip(X, Y, strict=True)), epochs=5, initial_epoch=2, global_batch_size=4, verbose=0)
+    trainer.fit((X, Y), batch_size=2, gradient_accumulation=3, verbose=0)
+    jobs = [loaded.job.job for loaded, _ in runs.jobs]
+    assert [(job.epochs, job.first_epoch, job.batch_size) for job in jobs] == [(3, 2, 2), (1, 0, 6)]
+
+
+def test_weights_need_a_model_that_uses_them(runs: Runs) -> None:
+    trainer = ps.Trainer(Line())
+    for arguments in ({"sample_weight": np.ones(6)}, {"validation_data": (X, Y, Y)}):
+        with pytest.raises(
+            ConfigurationError, match=r"a model of your own reads batch\.weights and has weighted = True"
+        ):
+            trainer.fit((X, Y), verbose=0, **arguments)
+    assert runs.jobs == []
+
+    class Weighted(Line):
+        weighted = True
+
+        def evaluate(self, variables: Any, batch: Any, xp: Any) -> Mapping[str, float]:
+            return {"loss": float((batch.weights * batch.targets).sum() / len(batch.targets))}
+
+    ps.Trainer(Weighted()).fit((X, Y), sample_weight=np.ones(6), verbose=0)
+    assert len(runs.jobs) == 1
+    metrics = ps.Trainer(Weighted()).evaluate((X, Y, np.arange(6)), batch_size=4)
+    assert metrics["loss"] == pytest.approx((np.arange(6) * Y).mean()), "the mean is over examples"
+
+
 def test_a_history_has_the_validation_of_each_epoch(runs: Runs) -> None:
     history = ps.Trainer(Line()).fit((X, Y), validation_data=(X, Y), verbose=0)
     assert history.history == {"loss": [0.25], "val_loss": [0.5, 0.4]}

@@ -11,7 +11,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from parashard.data import open_source
-from parashard.data.base import DataSpec
+from parashard.data.base import DataSpec, Field
 from parashard.errors import BadData, ConfigurationError
 from parashard.job.declaration import (
     RECORD_FILE,
@@ -81,6 +81,13 @@ def test_it_arrives_as_it_is(declared: DeclaredJob, written: Path) -> None:
     assert set(declared.arrays) == {"given", "mean"}
     assert (declared.variables["drawn"], declared.variables["mean"]) == (DRAWN, MEAN)
     assert_equal(read_declaration(written), declared)
+
+
+def test_the_arrays_of_an_example_arrive_too(tmp_path: Path) -> None:
+    fields = Field("inputs/ids", (12,), "int64"), Field("targets", (), "float32")
+    declared = declare(DataSpec(20, 4, (12,), 0, "ab" * 32, fields=fields, batched=True), Mine(STARTS))
+    write_declaration(tmp_path, declared)
+    assert_equal(read_declaration(tmp_path), declared)
 
 
 def test_without_arrays_there_is_one_file(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from parashard.data.base import DataSpec
+from parashard.data.base import DataSpec, Field
 from parashard.job.digest import changed_keys, identity_digest, job_identity
 from parashard.job.layers import parse_set
 from parashard.job.load import load_job
@@ -49,6 +49,7 @@ def test_the_digest_is_stable(load: Load) -> None:
         ("job.seed=1", ["job.seed"]),
         ("job.epochs=3", ["job.epochs"]),
         ("job.batch_size=9", ["job.batch_size"]),
+        ("job.first_epoch=2", ["job.first_epoch"]),
         ("job.on_bad_step=skip", ["job.on_bad_step"]),
         ("model={kind='mlp', hidden=[9]}", ["model.activation", "model.dropout", "model.hidden", "model.kind"]),
         ("optimizer.learning_rate=0.2", ["optimizer.learning_rate"]),
@@ -63,6 +64,13 @@ def test_what_defines_steps_or_arithmetic_changes_it(load: Load, set_key: str, c
     before, after = load(), load(set_key)
     assert changed_keys(job_identity(before, SPEC, VARIABLES), job_identity(after, SPEC, VARIABLES)) == changed
     assert job_digest(before, SPEC, VARIABLES) != job_digest(after, SPEC, VARIABLES)
+
+
+def test_the_arrays_of_an_example_are_part_of_it(load: Load) -> None:
+    named = dataclasses.replace(SPEC, fields=(Field("inputs/ids", (12,), "int64"), Field("targets", (), "int64")))
+    assert job_digest(load(), named, VARIABLES) != job_digest(load(), SPEC, VARIABLES)
+    fields = job_identity(load(), named, VARIABLES)["data"]["fields"]
+    assert fields == "inputs/ids (12) int64; targets () int64"
 
 
 @pytest.mark.parametrize(

@@ -66,3 +66,11 @@ def test_a_message_about_a_step_names_its_first_examples():
     assert plan.examples_in_words(0) == f" (examples {', '.join(map(str, first[:8]))}, ...)"
     assert plan.examples_in_words(2) == f" (examples {last[0]}, {last[1]})"
     assert StepPlan(8, 8, 1, 0).examples_in_words(0).count(",") == 7, "eight are shown, and nothing is left out"
+
+
+def test_epochs_before_the_first_were_another_job_s():
+    whole, rest = StepPlan(7, 3, 5, 2), StepPlan(7, 3, 2, 2, first_epoch=3)
+    assert rest.total == 6
+    for step in range(rest.total):
+        assert rest.epoch_of(step) == whole.epoch_of(9 + step)
+        assert rest.indices(step).tolist() == whole.indices(9 + step).tolist()

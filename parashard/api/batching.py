@@ -1,0 +1,142 @@
+"""How many examples a step has, and its gradient in pieces.
+
+Owns the meaning of `batch_size`, `global_batch_size` and `gradient_accumulation`. Called by `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from parashard.data.base import Array, Batch
+from parashard.data.tree import map_leaves, rows_of
+from parashard.errors import ConfigurationError
+from parashard.job.declaration import parts_of
+from parashard.models.base import Initial, Model
+from parashard.plan.state import COUNTER, SUM
+
+BATCH_SIZE = 32
+
+
+def examples_of_a_step(
+    consistency: str,
+    batch_size: int | None,
+    global_batch_size: int | None,
+    gradient_accumulation: int,
+    own: int | None,
+    *,
+    batched: bool,
+) -> int:
+    """Return the batch size of a job.
+
+    Parameters
+    ----------
+    consistency : str
+        In sync:N a round has N steps; else each step is a round of its own.
+    batch_size : int, optional
+        Examples whose gradient is computed at once.
+    global_batch_size : int, optional
+        Of a round, instead.
+    gradient_accumulation : int
+        Pieces of `batch_size` examples that a step has.
+    own : int, optional
+        What the data say themselves.
+    batched : bool
+        An index of the data is a batch: a step is one.
+
+    Raises
+    ------
+    ConfigurationError
+        If these do not go together.
+    """
+    sizes = {
+        "batch_size": batch_size,
+        "global_batch_size": global_batch_size,
+        "gradient_accumulation": gradient_accumulation,
+    }
+    for name, size in sizes.items():
+        if size is not None and (isinstance(size, bool) or not hasattr(size, "__index__") or size < 1):
+            raise ConfigurationError(f"{name} must be a whole number of at least 1, found {size!r}")
+    if batch_size is not None and global_batch_size is not None:
+        raise ConfigurationError("batch_size and global_batch_size: allowed is one of the two")
+    if batched:
+        if batch_size is not None or global_batch_size is not None:
+            raise ConfigurationError("the items of these data are batches already, and each is one step: no batch_size")
+        return 1
+    if own is not None and batch_size not in (None, own):
+        raise ConfigurationError(f"batch_size is {batch_size}, and the DataLoader's is {own}: say it once")
+    if global_batch_size is None:
+        return int(batch_size or own or BATCH_SIZE) * gradient_accumulation
+    steps = int(consistency.partition(":")[2] or 1) if consistency.startswith("sync:") else 1
+    if global_batch_size % (steps * gradient_accumulation):
+        raise ConfigurationError(
+            f"global_batch_size is {global_batch_size}, which {steps} steps of a round"
+            f"{f' in {gradient_accumulation} pieces each' if gradient_accumulation > 1 else ''} do not divide"
+        )
+    return int(global_batch_size) // steps
+
+
+def epochs_of_a_job(epochs: int, initial_epoch: int) -> dict[str, int]:
+    """Return the keys of a job that trains the epochs from `initial_epoch` up to `epochs`; ConfigurationError: none."""
+    if isinstance(initial_epoch, bool) or not hasattr(initial_epoch, "__index__") or initial_epoch < 0:
+        raise ConfigurationError(f"initial_epoch must be a whole number of at least 0, found {initial_epoch!r}")
+    if not initial_epoch:
+        return {"epochs": epochs}
+    if epochs <= initial_epoch:
+        raise ConfigurationError(f"initial_epoch is {initial_epoch} and epochs is {epochs}: there is none to train")
+    return {"epochs": epochs - initial_epoch, "first_epoch": int(initial_epoch)}
+
+
+class Accumulated:
+    """A model whose gradient is computed in pieces of a batch, one after the other: the mean over all its examples.
+
+    Parameters
+    ----------
+    model : Model
+    pieces : int
+        How many; a batch that is shorter than that has fewer.
+    """
+
+    def __init__(self, model: Model, pieces: int) -> None:
+        self._model, self._pieces = model, pieces
+        self._added = _added(model)
+        self.evaluate = model.evaluate
+
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the model's own."""
+        return self._model.initial_variables()
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float | Array, Mapping[str, Array | None]]:
+        """Return the mean of the pieces' losses and gradients, each by its examples; what is added up is their sum."""
+        rows = rows_of(batch.inputs)
+        size = -(-rows // self._pieces)
+        total, sums = 0.0, dict[str, Any]()
+        for part, start in enumerate(range(0, rows, size)):
+            piece = _cut(batch, part, slice(start, min(rows, start + size)))
+            loss, gradients = self._model.loss_and_gradients(variables, piece, xp)
+            assert isinstance(gradients, Mapping), "a model that a trainer takes has gradients"
+            share = (min(rows, start + size) - start) / rows
+            total += float(loss) * share
+            for name, gradient in gradients.items():
+                factor = xp.float32(1.0 if name in self._added else share)
+                counted = None if gradient is None else gradient * factor
+                if name not in sums or sums[name] is None:
+                    sums[name] = counted
+                elif counted is not None:
+                    sums[name] += counted
+        return total, sums
+
+
+def _added(model: Model) -> frozenset[str]:
+    """Return the variables whose push is an increment."""
+    variables = (parts_of(name, initial)[0] for name, initial in model.initial_variables().items())
+    return frozenset(variable.name for variable in variables if variable.state in (COUNTER, SUM))
+
+
+def _cut(batch: Batch, part: int, rows: slice) -> Batch:
+    inputs, targets = map_leaves(lambda array: array[rows], (batch.inputs, batch.targets))
+    weights = None if batch.weights is None else batch.weights[rows]
+    indices = batch.indices[rows] if len(batch.indices) == rows_of(batch.inputs) else batch.indices
+    return Batch(batch.step, batch.epoch, indices, inputs, targets, weights, part)

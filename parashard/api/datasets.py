@@ -1,0 +1,303 @@
+"""Datasets: examples that a user's object computes by index, one at a time or a batch at once.
+
+Owns what an item may be, how items become arrays, and the sentence that names the item which is none. Knows no
+framework. Called by `parashard.api.examples`.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from parashard.api.arrays import allowed, numbers_of, spread, tree_of
+from parashard.data.arrays import AnyArray, fingerprint
+from parashard.data.base import BadExample, Examples, Field, Indices
+from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.errors import BadData, ConfigurationError, shown_names
+from parashard.models.blame import named_with_line
+
+SAMPLED = 16
+"""Examples of a dataset that its fingerprint is of: each is computed by every process before it begins."""
+
+Targets = str | Sequence[str] | None
+"""Which fields of an example are its targets, where an example is a dict or a row of a table."""
+
+Form = list[tuple[str, tuple[int, ...], Any]]
+
+
+class DatasetExamples:
+    """Examples of a map-style dataset: an object with a length, whose items are examples.
+
+    Parameters
+    ----------
+    dataset
+        `dataset[i]` is (inputs, targets), (inputs, targets, weight), or a dict of which `targets` names a part.
+    what : str
+        For errors.
+    targets : str or sequence of str, optional
+    collate : callable (list of items) -> batch, optional
+        Makes a batch of items; None: their arrays, of the same shapes in every example, are stacked.
+    inputs_only : bool
+        An item may have inputs alone; targets are left out.
+    batch_size : int, optional
+        What the data say themselves.
+    """
+
+    batched = False
+
+    def __init__(
+        self,
+        dataset: Any,
+        what: str,
+        targets: Targets = None,
+        *,
+        collate: Callable[[list[Any]], Any] | None = None,
+        inputs_only: bool = False,
+        batch_size: int | None = None,
+    ) -> None:
+        self._dataset, self._what, self._targets = dataset, what, targets
+        self._collate, self._inputs_only = collate, inputs_only
+        self.varying = collate is not None
+        self.batch_size = batch_size
+        self._length = len(dataset)
+        if not self._length:
+            raise BadData(f"{what} has no examples")
+        with generators_seeded(0):
+            self._first = self._batch([0]) if collate is not None else self._example(0, self._got(0))
+        self._form = form_of(self._first)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: Indices, seed: int) -> Examples:
+        """Return the examples with these indices; the generators that they may draw from are set by the seed."""
+        with generators_seeded(seed):
+            if self._collate is not None:
+                return self._batch(indices.tolist())
+            return self._stacked(indices.tolist())
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the arrays of an example, as those of the first are."""
+        named = leaves(_by_name(self._first))
+        cut = 1 if self._collate is not None else 0
+        return tuple(Field(name, array.shape[cut:], str(allowed(array.dtype))) for name, array in named)
+
+    def fingerprint(self) -> str:
+        """Return a digest of examples spread over the dataset."""
+        content = [array for _, array in leaves(self.take(spread(len(self), SAMPLED), 0))]
+        return fingerprint(content, f"dataset {len(self)} {self.fields()}")
+
+    def _stacked(self, indices: list[int]) -> Examples:
+        if hasattr(self._dataset, "__getitems__"):  # PyTorch's way to ask for many
+            try:
+                got = list(self._dataset.__getitems__(indices))
+            except Exception as error:
+                named = ", ".join(map(str, indices[:SAMPLED]))
+                raise BadExample(f"{self._what}: examples {named}: {named_with_line(error)}") from error
+        else:
+            got = [self._got(index) for index in indices]
+        items = [self._example(index, item) for index, item in zip(indices, got, strict=True)]
+        for index, item in zip(indices, items, strict=True):
+            check_form(form_of(item), self._form, f"{self._what}: example {index}")
+        stacked: Examples = map_leaves(lambda *arrays: np.stack(arrays), *items)
+        return stacked
+
+    def _example(self, index: int, item: Any) -> Tree:
+        return example_of(item, f"{self._what}: example {index}", self._targets, inputs_only=self._inputs_only)
+
+    def _batch(self, indices: list[int]) -> Examples:
+        assert self._collate is not None
+        items = [self._got(index) for index in indices]
+        try:
+            batch = self._collate(items)
+        except Exception as error:
+            named = ", ".join(map(str, indices[:SAMPLED]))
+            raise BadExample(f"{self._what}: collate_fn of examples {named}: {named_with_line(error)}") from error
+        where = f"{self._what}: what collate_fn returned"
+        return _arrays(_parts(batch, where, self._targets, inputs_only=self._inputs_only), where)
+
+    def _got(self, index: int) -> Any:
+        return got(self._dataset, index, f"{self._what}: example {index}")
+
+
+class BatchExamples:
+    """Batches of an object whose items are batches, such as a `PyDataset` of Keras: one index is one step."""
+
+    batched = varying = True
+    batch_size: int | None = 1
+
+    def __init__(self, dataset: Any, what: str, *, inputs_only: bool = False) -> None:
+        self._dataset, self._what, self._inputs_only = dataset, what, inputs_only
+        self._length = len(dataset)
+        if not self._length:
+            raise BadData(f"{what} has no batches")
+        with generators_seeded(0):
+            self._first = self._batch(0)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def take(self, indices: Indices, seed: int) -> Examples:
+        """Return the batches with these indices, one after the other in one."""
+        with generators_seeded(seed):
+            batches = [self._batch(index) for index in indices.tolist()]
+        joined: Examples = map_leaves(lambda *arrays: np.concatenate(arrays), *batches) if batches[1:] else batches[0]
+        return joined
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the arrays of an example, as those of the first batch are."""
+        named = leaves(_by_name(self._first))
+        return tuple(Field(name, array.shape[1:], str(array.dtype)) for name, array in named)
+
+    def fingerprint(self) -> str:
+        """Return a digest of batches spread over the dataset."""
+        content = [
+            array for index in spread(len(self), SAMPLED) for _, array in leaves(self.take(np.array([index]), 0))
+        ]
+        return fingerprint(content, f"batches {len(self)} {self.fields()}")
+
+    def _batch(self, index: int) -> Examples:
+        where = f"{self._what}: batch {index}"
+        batch = got(self._dataset, index, where)
+        return _arrays(_parts(batch, where, None, inputs_only=self._inputs_only), where)
+
+
+def named_parts(fields: Any, targets: Targets, what: str) -> tuple[Any, Any]:
+    """Return (inputs, targets) of a dict or a table of which `targets` names a part.
+
+    One field alone is itself, several are a dict, or a table of the same kind.
+
+    Raises
+    ------
+    BadData
+        If none are named, or one that is not there, or all.
+    """
+    known = list(fields.keys())
+    if targets is None:
+        raise BadData(
+            f"{what} has the fields {shown_names(map(str, known))}: say targets= which of them are to predict"
+        )
+    named = [targets] if isinstance(targets, str) else list(targets)
+    absent = [name for name in named if name not in known]
+    rest = [name for name in known if name not in named]
+    if absent or not named or not rest:
+        found = f"no field {absent[0]!r}" if absent else "nothing else" if named else "no targets"
+        raise BadData(f"{what}: targets={targets!r} leaves {found}; its fields are {shown_names(map(str, known))}")
+    if not isinstance(fields, dict) and hasattr(fields, "loc"):  # a table of pandas: inputs stay one array
+        return fields[rest], fields[targets] if isinstance(targets, str) else fields[named]
+    inputs = fields[rest[0]] if len(rest) == 1 else {name: fields[name] for name in rest}
+    return inputs, fields[targets] if isinstance(targets, str) else {name: fields[name] for name in named}
+
+
+def example_of(item: Any, where: str, targets: Targets, *, inputs_only: bool = False) -> Tree:
+    """Return an item as arrays: (inputs, targets) or (inputs, targets, weight); BadExample: it is none."""
+    return _converted(_trees(_parts(item, where, targets, inputs_only=inputs_only), where))
+
+
+def form_of(tree: Tree) -> Form:
+    """Return what is the same in every example: names, shapes and types."""
+    return [(name, array.shape, array.dtype) for name, array in leaves(tree)]
+
+
+def check_form(form: Form, due: Form, where: str) -> None:
+    """Refuse an example that has another form than the first."""
+    if form != due:
+        raise BadExample(
+            f"{where} has {_shown(form)}, example 0 has {_shown(due)}: examples have the same shapes and types"
+        )
+
+
+def got(dataset: Any, index: int, where: str) -> Any:
+    """Return an item of a user's dataset; BadExample names it, the error and its line in the user's code."""
+    try:
+        return dataset[index]
+    except Exception as error:
+        raise BadExample(f"{where}: {named_with_line(error)}") from error
+
+
+@contextmanager
+def generators_seeded(seed: int) -> Iterator[None]:
+    """Set the process's generators for a while: of Python, of NumPy, and of PyTorch where it is imported."""
+    torch: Any = sys.modules.get("torch")
+    python, numpy = random.getstate(), np.random.get_state()
+    pytorch = torch.get_rng_state() if torch is not None else None
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch is not None:
+        torch.default_generator.manual_seed(seed)
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        if torch is not None:
+            torch.set_rng_state(pytorch)
+
+
+def _parts(item: Any, where: str, targets: Targets, *, inputs_only: bool) -> list[tuple[str, Any]]:
+    """Return the parts of an item by name: inputs, targets and perhaps weights."""
+    if inputs_only:
+        return [("inputs", item[0] if isinstance(item, tuple) and len(item) in (2, 3) else item), ("targets", ())]
+    if isinstance(item, Mapping):
+        with _naming(where):
+            return list(zip(("inputs", "targets"), named_parts(item, targets, where), strict=True))
+    if not isinstance(item, tuple | list) or len(item) not in (2, 3):
+        found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
+        raise BadExample(f"{where} must be (inputs, targets) or (inputs, targets, weight), found {found}")
+    return list(zip(("inputs", "targets", "weights"), item, strict=False))
+
+
+def _arrays(parts: list[tuple[str, Any]], where: str) -> Examples:
+    """Return a whole batch as arrays with equally many rows."""
+    made = _trees(parts, where)
+    named = leaves(made)
+    rows = {array.shape[:1] for _, array in named}
+    if len(rows) > 1 or () in rows:
+        shapes = ", ".join(str(array.shape) for _, array in named)
+        raise BadExample(f"{where}: its arrays have one row for each example, found the shapes {shapes}")
+    converted: Examples = _converted(made)
+    return converted
+
+
+def _trees(parts: list[tuple[str, Any]], where: str) -> tuple[Tree, ...]:
+    """Return the arrays of parts; targets that are left out have none."""
+    with _naming(where):
+        return tuple(
+            ()
+            if isinstance(part, tuple) and not part and name == "targets"
+            else tree_of(part, f"{where}: {name}", numbers_of)
+            for name, part in parts
+        )
+
+
+def _converted(parts: tuple[Tree, ...]) -> Any:
+    """Return parts with numbers in the types that are handed out."""
+    inputs, targets, *weights = map_leaves(_handed_out, parts)
+    targets = map_leaves(lambda array: array.astype(np.int64) if array.dtype == np.uint8 else array, targets)
+    return (inputs, targets, *(weight.astype(np.float32) for weight in weights))
+
+
+def _handed_out(array: AnyArray) -> AnyArray:
+    return array.astype(allowed(array.dtype), copy=False)
+
+
+def _by_name(parts: tuple[Tree, ...]) -> dict[str, Tree]:
+    return dict(zip(("inputs", "targets", "weights"), parts, strict=False))
+
+
+def _shown(form: Form) -> str:
+    return ", ".join(f"{dtype} {shape}" for _, shape, dtype in form)
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Make a fault of the data one of an example."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise BadExample(error.message if error.message.startswith(where) else f"{where}: {error.message}") from error

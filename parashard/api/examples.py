@@ -1,0 +1,192 @@
+"""Examples by index, of whatever a script gives to its trainer.
+
+Owns the interface of what has examples, how each kind of data becomes that, and why others cannot. Imports no
+framework: data of one come with it. Called by `parashard.api.source` and `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import numpy as np
+
+from parashard.api.arrays import ArrayExamples, arrays_of, tree_of
+from parashard.api.datasets import BatchExamples, DatasetExamples, Targets, named_parts
+from parashard.api.frames import is_frame
+from parashard.api.loaders import is_loader, unwrapped
+from parashard.data.base import BadExample, Examples, Field, Indices
+from parashard.data.tree import Tree, leaves, map_leaves
+from parashard.errors import BadData, ConfigurationError
+
+
+class Indexed(Protocol):
+    """Examples by index.
+
+    Attributes
+    ----------
+    batched : bool
+        An index is a whole batch.
+    varying : bool
+        Shapes may differ from batch to batch.
+    batch_size : int or None
+        What the data say themselves; None: nothing.
+    """
+
+    batched: bool
+    varying: bool
+    batch_size: int | None
+
+    def __len__(self) -> int: ...
+
+    def take(self, indices: Indices, seed: int) -> Examples:
+        """Return the examples with these indices, as new arrays; what is random is so by the seed."""
+
+    def fields(self) -> tuple[Field, ...]:
+        """Return the arrays of an example: inputs, targets and weights."""
+
+    def fingerprint(self) -> str:
+        """Return a digest of the content, or of examples spread over it."""
+
+
+@contextmanager
+def of_the_data() -> Iterator[None]:
+    """Make an example that cannot be used a fault of the data: here no other attempt goes better."""
+    try:
+        yield
+    except BadExample as error:
+        raise BadData(error.message) from None
+
+
+def indexed(data: Any, what: str, *, targets: Targets = None, sample_weight: Any = None) -> Indexed:
+    """Return the examples of data with targets.
+
+    Raises
+    ------
+    BadData
+        If they cannot be used; the sentence says what can.
+    BadExample
+        If the first one cannot.
+    """
+    if sample_weight is not None:
+        if not isinstance(data, tuple | list) or _is_listed(data) or len(data) != 2:
+            raise BadData(
+                "sample_weight is for a pair (inputs, targets) of arrays; an example of a dataset has its weight as "
+                "a third item: (inputs, targets, weight)"
+            )
+        data = (*data, sample_weight)
+    found = _dataset(data, what, targets, inputs_only=False)
+    if found is not None:
+        return found
+    if isinstance(data, Mapping) or is_frame(data):
+        return arrays_of(named_parts(data, targets, what), what)
+    if targets is not None:
+        raise BadData(
+            f"targets= names fields of a dict, a table or a dataset of dicts; {what} is {type(data).__name__}"
+        )
+    if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+        kind = f"{type(data).__name__} of {len(data)}" if isinstance(data, tuple | list) else type(data).__name__
+        raise BadData(
+            f"{what} must be a pair (inputs, targets) of arrays, found {kind}; or (inputs, targets, weights), or a "
+            "dataset with a length whose items are such"
+        )
+    return arrays_of(data, what)
+
+
+def indexed_inputs(inputs: Any, what: str) -> Indexed:
+    """Return the examples of inputs alone; of a dataset whose items have targets too, without these."""
+    found = _dataset(inputs, what, None, inputs_only=True)
+    if found is not None:
+        return found
+    tree = tree_of(inputs, what)
+    if len({len(array) for _, array in leaves(tree)}) > 1:
+        counts = " and ".join(f"{len(array):,} {name}" for name, array in leaves(tree, what))
+        raise BadData(f"{what} have equally many rows, found {counts}")
+    return ArrayExamples(tree)
+
+
+def joined(parts: list[Tree]) -> Tree:
+    """Return the outputs of pieces as those of all examples, leaf by leaf.
+
+    Raises
+    ------
+    ConfigurationError
+        If they are no arrays in dicts, tuples and lists, or have other shapes in each piece.
+    """
+    for name, leaf in leaves(parts[0], "outputs"):
+        if not isinstance(leaf, np.ndarray) or not leaf.ndim:
+            raise ConfigurationError(f"predict: {name} is {type(leaf).__name__}; due is an array with a row an example")
+    try:
+        return map_leaves(lambda *arrays: np.concatenate(arrays), *parts)
+    except (ValueError, KeyError):
+        shapes = [[array.shape for _, array in leaves(part)] for part in parts[:2]]
+        raise ConfigurationError(
+            f"predict: outputs of different batches do not go together, such as those of shapes {shapes}"
+        ) from None
+
+
+def _dataset(data: Any, what: str, targets: Targets, *, inputs_only: bool) -> Indexed | None:
+    """Return the examples of a dataset; None: it is none, but arrays or what is refused as such."""
+    keras: Any = sys.modules.get("keras")
+    if keras is not None and isinstance(data, keras.utils.PyDataset):
+        _check_py_dataset(keras.utils.PyDataset, data, what)
+        return BatchExamples(data, what, inputs_only=inputs_only)
+    collate, batch_size = None, None
+    if is_loader(data):
+        data, batch_size, collate = unwrapped(data, what)
+    if collate is None and _has_tensors(data):
+        return _of_tensors(data, what, batch_size, inputs_only=inputs_only)
+    if _is_listed(data) or _is_dataset(data):
+        return DatasetExamples(data, what, targets, collate=collate, inputs_only=inputs_only, batch_size=batch_size)
+    if hasattr(data, "__iter__") and not _is_array(data):
+        raise BadData(
+            f"{what}: {type(data).__name__} can only be iterated, and a step names its examples by index, so that it "
+            "can be computed again: pass ps.cached(data, folder), which writes the examples once"
+        )
+    return None
+
+
+def _is_dataset(data: Any) -> bool:
+    """Tell whether something is an object with a length whose items are examples."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    if torch_data is not None and isinstance(data, torch_data.IterableDataset):
+        return False
+    return hasattr(data, "__getitem__") and hasattr(data, "__len__") and not _is_array(data)
+
+
+def _is_array(data: Any) -> bool:
+    """Tell whether something is arrays, or text; arrays, tensors and tables have a shape and types of values."""
+    if isinstance(data, tuple | list | Mapping | str | bytes):
+        return True
+    return hasattr(data, "shape") and (hasattr(data, "dtype") or hasattr(data, "dtypes"))
+
+
+def _has_tensors(dataset: Any) -> bool:
+    """Tell whether a dataset of PyTorch is arrays as they are."""
+    torch_data: Any = sys.modules.get("torch.utils.data")
+    return torch_data is not None and type(dataset) is torch_data.TensorDataset and len(dataset.tensors) in (2, 3)
+
+
+def _of_tensors(dataset: Any, what: str, batch_size: int | None, *, inputs_only: bool) -> ArrayExamples:
+    examples = ArrayExamples(tree_of(dataset.tensors[0], what)) if inputs_only else arrays_of(dataset.tensors, what)
+    examples.batch_size = batch_size
+    return examples
+
+
+def _is_listed(data: Any) -> bool:
+    """Tell whether a list is one of examples, not of arrays."""
+    return isinstance(data, list) and bool(data) and isinstance(data[0], tuple | Mapping)
+
+
+def _check_py_dataset(base: Any, data: Any, what: str) -> None:
+    name = type(data).__name__
+    if getattr(data, "num_batches", 0) is None:
+        raise BadData(f"{what}: {name} has no end: num_batches is None, and an epoch has each batch once")
+    for hook in ("on_epoch_end", "on_epoch_begin"):
+        if getattr(type(data), hook, None) is not getattr(base, hook, None):
+            raise BadData(
+                f"{what}: {name} has {hook}, and here an index is the same batch in every epoch, wherever it is "
+                "computed: leave it out; the batches are shuffled in each epoch"
+            )

@@ -1,0 +1,49 @@
+"""Columns of pandas as arrays of numbers.
+
+Owns which types of columns are numbers. Imports no pandas: a script that has a table has it. Called by
+`parashard.api.arrays` and `parashard.api.examples`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import numpy as np
+
+from parashard.data.arrays import AnyArray
+from parashard.errors import BadData
+
+
+def is_frame(data: Any) -> bool:
+    """Tell whether something is a table of pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(data, pandas.DataFrame)
+
+
+def columns_array(pandas: Any, given: Any, what: str) -> AnyArray:
+    """Return a Series as one axis and a DataFrame as two; whole numbers as int64, others as float32.
+
+    Raises
+    ------
+    BadData
+        If a column has no numbers, or lacks one; it is named.
+    """
+    types = pandas.api.types
+    is_table = isinstance(given, pandas.DataFrame)
+    columns = [(name, given[name]) for name in given.columns] if is_table else [(given.name, given)]
+    if not columns:
+        raise BadData(f"{what} have no columns")
+    if is_table and not given.columns.is_unique:
+        raise BadData(f"{what}: column names must differ, found {list(given.columns)}")
+    for name, column in columns:
+        if not types.is_numeric_dtype(column.dtype) or types.is_complex_dtype(column.dtype):  # booleans are numeric
+            raise BadData(
+                f"{what}: column {name!r} is {column.dtype}; allowed are numbers and booleans: leave it out, or make "
+                "numbers of it, such as by pandas.get_dummies or .cat.codes"
+            )
+        if column.isna().any():
+            raise BadData(f"{what}: column {name!r} has no value in row {column.isna().idxmax()!r}")
+    whole = all(types.is_integer_dtype(column.dtype) or types.is_bool_dtype(column.dtype) for _, column in columns)
+    array: AnyArray = given.to_numpy(dtype=np.int64 if whole else np.float32)
+    return array

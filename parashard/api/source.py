@@ -1,0 +1,241 @@
+"""The data source of a script's `fit`: training and held-out examples, their weights and transforms.
+
+Owns the split, what a class weighs, transforms, and the fingerprint. Knows no model and no process. Called by
+`parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from parashard.api.arrays import ArrayExamples
+from parashard.api.datasets import Targets
+from parashard.api.examples import Indexed, indexed, of_the_data
+from parashard.api.transforms import Transform, transform_of
+from parashard.data.arrays import AnyArray, count_classes
+from parashard.data.base import DataSource, DataSpec, Examples, Field, Indices
+from parashard.errors import BadData
+from parashard.models.framework import step_seed
+from parashard.plan.permutation import Permutation
+
+_SPLIT = -1  # no epoch of a job
+
+
+class Part(NamedTuple):
+    """Some of the examples of a script's data; `rows` None: all."""
+
+    examples: Indexed
+    rows: Indices | None = None
+
+    def __len__(self) -> int:
+        return len(self.examples) if self.rows is None else len(self.rows)
+
+    def take(self, indices: Indices, seed: int) -> Examples:
+        """Return the examples with these indices."""
+        return self.examples.take(indices if self.rows is None else self.rows[indices], seed)
+
+
+class ScriptSource:
+    """A `DataSource` over what a script gives.
+
+    Parameters
+    ----------
+    training : Part
+    held_out : Part, optional
+    seed : int
+        The job's.
+    class_weight : mapping of int to float, optional
+        What an example of a class weighs; 1 of the others.
+    transform : Transform, optional
+        Of training examples.
+    fingerprint : str, optional
+        Stands for the content.
+    """
+
+    def __init__(
+        self,
+        training: Part,
+        held_out: Part | None,
+        seed: int,
+        *,
+        class_weight: Mapping[int, float] | None = None,
+        transform: Transform | None = None,
+        fingerprint: str | None = None,
+    ) -> None:
+        self._training, self._held_out, self._seed = training, held_out, seed
+        self._class_weight, self._transform = class_weight, transform
+        fields = training.examples.fields()
+        inputs = [field for field in fields if field.name.partition("/")[0] == "inputs"]
+        if class_weight is not None:
+            fields = (*fields, Field("weights", (), "float32"))
+        parts = [part for part in (training, held_out) if part is not None]
+        self.batch_size = training.examples.batch_size
+        self.weighted = any(field.name == "weights" for part in parts for field in part.examples.fields())
+        self.weighted |= class_weight is not None
+        self.spec = DataSpec(
+            examples=len(training),
+            held_out=len(held_out) if held_out is not None else 0,
+            input_shape=inputs[0].shape if len(inputs) == 1 else (),
+            classes=_classes(parts),
+            fingerprint=_digest(parts, fingerprint, seed, class_weight),
+            fields=fields,
+            batched=training.examples.batched,
+        )
+
+    def examples(self, indices: Indices) -> Examples:
+        """Return the training examples with these indices as they are before any transform, as new arrays."""
+        return self._weighted(self._training.take(indices, step_seed("data", self._seed, 0)))
+
+    def examples_of(self, step: int, indices: Indices) -> Examples:
+        """Return the training examples of a step; what is random in them is so by the seed and the step."""
+        examples = self._weighted(self._training.take(indices, step_seed("data", self._seed, step)))
+        if self._transform is None:
+            return examples
+        return self._transform(examples, self._seed, step, indices)
+
+    def held_out(self, start: int, stop: int) -> Examples:
+        """Return the held-out examples [start, stop), as new arrays."""
+        assert self._held_out is not None
+        return self._held_out.take(np.arange(start, stop), step_seed("data", self._seed, 0))
+
+    def _weighted(self, examples: Examples) -> Examples:
+        if self._class_weight is None:
+            return examples
+        inputs, targets = examples[:2]
+        return inputs, targets, _class_weights(targets, self._class_weight)
+
+
+def source_of(
+    data: Any,
+    validation_data: Any = None,
+    validation_split: float = 0.0,
+    seed: int = 0,
+    *,
+    targets: Targets = None,
+    sample_weight: Any = None,
+    class_weight: Mapping[int, float] | None = None,
+    transform: Callable[..., Any] | None = None,
+    fingerprint: str | None = None,
+) -> DataSource:
+    """Return the source of a script's `fit`; a `DataSource` is one already.
+
+    Raises
+    ------
+    BadData
+        If what is given is no data, or what is said of it does not go together.
+    """
+    if not isinstance(data, type) and all(hasattr(data, name) for name in ("spec", "examples", "held_out")):
+        others = validation_data, targets, sample_weight, class_weight, transform, fingerprint
+        if validation_split or any(other is not None for other in others):
+            raise BadData("a data source has its own targets, weights, transforms and held-out examples")
+        return cast("DataSource", data)
+    if validation_data is not None and validation_split:
+        raise BadData("validation_data and validation_split: allowed is one of the two")
+    if not 0.0 <= validation_split < 1.0:
+        raise BadData(f"validation_split must be at least 0 and less than 1, found {validation_split!r}")
+    if fingerprint is not None and (not isinstance(fingerprint, str) or not fingerprint):
+        raise BadData(f"fingerprint is a text that changes with the data, found {fingerprint!r}")
+    with of_the_data():
+        training = indexed(data, "data", targets=targets, sample_weight=sample_weight)
+        if not len(training):
+            raise BadData("data has no examples")
+        parts = _split(training, validation_data, validation_split, seed, targets)
+        made = ScriptSource(
+            *parts,
+            seed,
+            class_weight=_checked_weights(class_weight, training),
+            transform=transform_of(transform, training.batched),
+            fingerprint=fingerprint,
+        )
+        made.examples_of(0, np.arange(1))  # a transform that raises does so here
+    return made
+
+
+def _split(
+    training: Indexed, validation_data: Any, validation_split: float, seed: int, targets: Targets
+) -> tuple[Part, Part | None]:
+    if validation_data is not None:
+        held_out = indexed(validation_data, "validation_data", targets=targets)
+        if not len(held_out):
+            raise BadData("validation_data has no examples")
+        _check_same_kind(training, held_out)
+        return Part(training), Part(held_out)
+    count = min(int(validation_split * len(training)), len(training) - 1)
+    if not count:
+        return Part(training), None
+    shuffled = Permutation(len(training), seed, _SPLIT)(np.arange(len(training), dtype=np.int64))
+    return Part(training, np.sort(shuffled[count:])), Part(training, np.sort(shuffled[:count]))
+
+
+def _check_same_kind(training: Indexed, held_out: Indexed) -> None:
+    """Refuse validation data of other arrays than the data's; weights may be in one of them."""
+    if training.batched != held_out.batched:
+        kinds = "batches" if held_out.batched else "examples", "batches" if training.batched else "examples"
+        raise BadData(f"validation_data: an item is one of {kinds[0]}; of data it is one of {kinds[1]}")
+    given, due = (
+        {field.name: field for field in one.fields() if field.name != "weights"} for one in (held_out, training)
+    )
+    if given.keys() != due.keys():
+        raise BadData(f"validation_data has the arrays {', '.join(given)}; data has {', '.join(due)}")
+    for name, field in given.items():
+        shapes = not (training.varying or held_out.varying) and field.shape != due[name].shape
+        if shapes or field.dtype != due[name].dtype:
+            verb, those = ("are", "those") if name in ("inputs", "targets") else ("is", "that")
+            raise BadData(
+                f"validation_data: {name} {verb} {field.dtype} of shape {field.shape} an example; {those} of data "
+                f"{verb} {due[name].dtype} of shape {due[name].shape}"
+            )
+
+
+def _checked_weights(given: Any, training: Indexed) -> dict[int, float] | None:
+    if given is None:
+        return None
+    fields = {field.name: field for field in training.fields()}
+    if "weights" in fields:
+        raise BadData("class_weight and weights of examples: allowed is one of the two")
+    labels = fields.get("targets")
+    if labels is None or labels.dtype != "int64" or labels.shape not in ((), (1,)):
+        raise BadData("class_weight needs targets of one whole number an example, the label of its class")
+    if not isinstance(given, Mapping) or not given:
+        raise BadData(f"class_weight is a dict of labels and weights, such as {{0: 1.0, 1: 5.0}}, found {given!r}")
+    for label, weight in given.items():
+        whole = isinstance(label, int | np.integer)
+        if not whole or not isinstance(weight, int | float | np.number) or not math.isfinite(weight) or weight < 0:
+            raise BadData(f"class_weight: found {label!r}: {weight!r}; allowed are labels and weights of at least 0")
+    return {int(label): float(weight) for label, weight in given.items()}
+
+
+def _class_weights(labels: AnyArray, class_weight: Mapping[int, float]) -> AnyArray:
+    weights = np.ones(len(labels), np.float32)
+    flat = labels.reshape(len(labels))
+    for label, weight in class_weight.items():
+        weights[flat == label] = weight
+    return weights
+
+
+def _classes(parts: list[Part]) -> int:
+    """Return the number of classes where targets are labels in arrays; 0: they are not, or nobody knows."""
+    found = []
+    for part in parts:
+        targets = part.examples.targets if isinstance(part.examples, ArrayExamples) else None
+        if not isinstance(targets, np.ndarray) or targets.dtype.kind not in "iub" or targets.ndim != 1:
+            return 0
+        found.append(targets)
+    return count_classes(*found) if int(found[0].min()) >= 0 else 0
+
+
+def _digest(parts: list[Part], given: str | None, seed: int, class_weight: Mapping[int, float] | None) -> str:
+    """Return SHA-256 (hex) of the content, and of what else decides what is handed out."""
+    digest = hashlib.sha256(b"script")
+    for part in parts:
+        content = part.examples.fingerprint() if given is None else f"{given} {len(part.examples)}"
+        rows = "" if part.rows is None else f"{seed} {len(part.rows)}"
+        digest.update(f"\0{content}\0{rows}".encode())
+    if class_weight is not None:
+        digest.update(f"\0{sorted(class_weight.items())}".encode())
+    return digest.hexdigest()

@@ -1,0 +1,127 @@
+"""Rows of Parquet files as arrays, some at a time: columns of numbers, and of lists of one length.
+
+Owns which types of columns are arrays, and the opening of paths and URLs by fsspec. pyarrow (the extra `parquet`) is
+imported when rows are read. Called by `parashard.api.cached`; the tables of job files are `parashard.data.parquet`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.data.arrays import AnyArray
+from parashard.data.base import kind_of_failure
+from parashard.errors import BadData, ConfigurationError, shown_names
+
+ROWS_AT_ONCE = 1 << 16
+
+
+class TableFile(NamedTuple):
+    """A file, by its name in a file system of fsspec; `version` changes with its content."""
+
+    system: Any
+    path: str
+    url: str
+    version: str
+
+
+def table_files(urls: Sequence[str]) -> list[TableFile]:
+    """Return the files that paths and URLs name, patterns in the order of names.
+
+    Raises
+    ------
+    BadData
+        If there is none.
+    ConfigurationError
+        If what reads such a URL is not installed.
+    """
+    import fsspec
+
+    found = []
+    for url in urls:
+        try:
+            system, path = fsspec.core.url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise ConfigurationError(f"{url}: cannot be opened: {error}") from None
+        try:
+            paths = sorted(system.glob(path)) if any(sign in path for sign in "*?[") else [path]
+            found += [TableFile(system, one, url, str(system.ukey(one))) for one in paths]
+        except OSError as error:
+            raise kind_of_failure(error)(f"{url}: cannot be read: {error}") from None
+    if not found:
+        raise BadData(f"{', '.join(urls) or 'files'}: there is no such file")
+    return found
+
+
+def read_rows(files: Sequence[TableFile], wanted: Sequence[str] | None) -> Iterator[dict[str, AnyArray]]:
+    """Yield the columns of some rows at a time, in the order of the files; None: all columns.
+
+    Whole numbers and booleans are int64, others float32; a column of lists has one more axis.
+
+    Raises
+    ------
+    BadData
+        If a file cannot be read, or a column is missing or no such array; the sentence names it.
+    ConfigurationError
+        If pyarrow is not installed.
+    """
+    try:
+        import pyarrow as pa
+        from pyarrow import parquet
+    except ImportError as error:
+        raise ConfigurationError(
+            f"{files[0].url}: Parquet files need pyarrow, which cannot be imported ({error}); "
+            "run: pip install parashard[parquet]"
+        ) from error
+    due: dict[str, tuple[Any, ...]] = {}
+    for file in files:
+        row = 0
+        try:
+            with file.system.open(file.path, "rb") as content, parquet.ParquetFile(content) as table:
+                known = table.schema_arrow.names
+                names = list(wanted) if wanted is not None else known
+                absent = [name for name in names if name not in known]
+                if absent:
+                    raise BadData(f"{file.path}: has no column {absent[0]!r}; its columns: {shown_names(known)}")
+                for batch in table.iter_batches(ROWS_AT_ONCE, columns=names):
+                    if not batch.num_rows:
+                        continue
+                    columns = {
+                        name: _array(pa, batch.column(name), f"{file.path}: column {name!r}", row) for name in names
+                    }
+                    row += batch.num_rows
+                    _check_form(columns, due, file.path)
+                    yield columns
+        except (pa.ArrowException, OSError) as error:
+            raise kind_of_failure(error)(f"{file.path}: cannot be read as Parquet: {error}") from error
+
+
+def _check_form(columns: dict[str, AnyArray], due: dict[str, tuple[Any, ...]], path: str) -> None:
+    for name, array in columns.items():
+        form = array.shape[1:], array.dtype
+        if due.setdefault(name, form) != form:
+            raise BadData(f"{path}: column {name!r} is {form[1]} {form[0]}, and {due[name][1]} {due[name][0]} before")
+
+
+def _array(pa: Any, column: Any, origin: str, row: int) -> AnyArray:
+    types, kind = pa.types, column.type
+    if column.null_count:
+        at = row + int(np.flatnonzero(column.is_null().to_numpy(zero_copy_only=False))[0])
+        raise BadData(f"{origin}: row {at} has no value")
+    if types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind):
+        lengths = column.value_lengths().to_numpy(zero_copy_only=False)
+        if lengths.min() != lengths.max():
+            raise BadData(f"{origin}: its lists have {lengths.min()} to {lengths.max()} items; allowed is one length")
+        items = _array(pa, column.flatten(), f"{origin}: its lists, item by item", row * int(lengths[0]))
+        return items.reshape(len(column), int(lengths[0]), *items.shape[1:])
+    if types.is_boolean(kind):
+        column, kind = column.cast(pa.int8()), pa.int8()
+    if types.is_integer(kind) or types.is_floating(kind):
+        values: AnyArray = column.to_numpy(zero_copy_only=False)
+        array = values.astype(np.float32 if values.dtype.kind == "f" else np.int64)
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise BadData(f"{origin}: row {row + int(np.argmin(np.isfinite(array)))} is not finite")
+        return array
+    raise BadData(f"{origin}: is {kind}; allowed are numbers, booleans, and lists of these of one length")
