@@ -42,7 +42,7 @@ def checked(callbacks: Sequence[Callback], *, has_evaluations: bool) -> list[Cal
 
 
 class Callbacks:
-    """The callbacks of one `fit`, with a `History` before them.
+    """The callbacks of one `fit`, with a `History` after them.
 
     Parameters
     ----------
@@ -61,7 +61,7 @@ class Callbacks:
     ) -> None:
         self.history = History()
         self.training = training
-        self._all: list[Callback] = [self.history, *callbacks]
+        self._all: list[Callback] = [*callbacks, self.history]  # which keeps what the others add to the logs
         self._steps_per_epoch = steps_per_epoch
         self._epochs = epochs
         self._epoch = 0  # whose on_epoch_begin was called last, or is to be
@@ -76,7 +76,7 @@ class Callbacks:
     @property
     def names(self) -> list[str]:
         """The classes of the user's callbacks, in order."""
-        return [type(callback).__name__ for callback in self._all[1:]]
+        return [type(callback).__name__ for callback in self._all[:-1]]
 
     def begin(self, state: Mapping[str, Any] | None = None) -> None:
         """Begin the training, or go on from a state."""

@@ -20,6 +20,7 @@ from parashard_server.durability.write_ahead_log.records import (
     decode_header,
     encode_head,
     encode_header,
+    encode_rate,
 )
 from support.log_cases import IDENTITY, RECORD_BYTES_MAX, head_with
 
@@ -43,14 +44,18 @@ def decoded(content: bytes, seed: int = SEED) -> LogRecord:
     step=st.integers(0, 2**64 - 1),
     staleness=st.none() | st.integers(0, 2**63 - 1),
     skipped=st.booleans(),
+    learning_rate=st.none() | st.floats(allow_nan=False),
 )
-def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped):
+def test_a_record_comes_back_bit_for_bit(gradient, position, step, staleness, skipped, learning_rate):
     payload = None if gradient is None else np.array(gradient, "<f4").tobytes()
     view = None if payload is None else memoryview(payload)
-    head = encode_head(SEED, position=position, step=step, payload=view, skipped=skipped, staleness=staleness)
-    record = decoded(head + (payload or b""))
+    rate = encode_rate(learning_rate)
+    head = encode_head(
+        SEED, position=position, step=step, payload=view, skipped=skipped, staleness=staleness, rate=rate
+    )
+    record = decoded(head + (payload or b"") + rate)
     assert (record.position, record.step, record.skipped) == (position, step, skipped)
-    assert record.staleness == staleness
+    assert (record.staleness, record.learning_rate) == (staleness, learning_rate)
     assert (None if record.gradient is None else record.gradient.tobytes()) == payload
 
 

@@ -232,3 +232,25 @@ def test_a_return_goes_on_in_the_same_log(start: Start) -> None:  # P12, P18
 def test_a_log_needs_a_local_disk(start: Start) -> None:
     with pytest.raises(ConfigurationError, match=r'durability = "log" needs a local disk; the store is memory://test'):
         start(store=MemoryStore())
+
+
+@pytest.mark.parametrize(("consistency", "steps"), [("async", [0, 3, 1]), ("sync:2", [0, 1, 3])])
+def test_a_replayed_push_has_the_learning_rate_that_it_came_with(  # P37
+    start: Start, consistency: str, steps: list[int]
+) -> None:
+    rated = {0: 0.5, 1: 0.5, 2: 0.125, 3: 0.125}
+
+    def pushed(process: ShardProcess, *steps: int) -> ShardProcess:
+        for step in steps:
+            push(process.shard, step, gradient_of(process.shard, step), learning_rate=rated[step])
+        return process
+
+    pushed(start(consistency), *steps)
+    second = start(consistency)
+    other = pushed(undisturbed(consistency), *steps)
+    for process in (second, other):
+        pushed(process, 2)
+        if consistency == "sync:2":
+            process.reach(2)
+    assert bits_of(second.shard) == bits_of(other.shard)
+    assert bits_of(second.shard) != bits_of(undisturbed(consistency, *steps, 2).shard)

@@ -1,0 +1,154 @@
+"""EarlyStopping, ReduceLROnPlateau, ModelCheckpoint and CSVLogger, each over the figures of some epochs."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from parashard.callbacks import (
+    Callback,
+    CSVLogger,
+    EarlyStopping,
+    LearningRateScheduler,
+    ModelCheckpoint,
+    ReduceLROnPlateau,
+    Training,
+)
+from parashard.callbacks.events import Milestone
+from parashard.callbacks.running import Callbacks
+from parashard.callbacks.stopping import Monitor
+from parashard.errors import ConfigurationError
+
+
+def run(
+    callback: Callback, values: Sequence[float], folder: Path, name: str = "loss", crash_after: int | None = None
+) -> Callbacks:
+    """Have epochs with these figures, until the callback stops; after a crash another object goes on by JSON."""
+    it = _begun(callback, folder)
+    for epoch, value in enumerate(values):
+        if epoch == crash_after:
+            state = json.loads(json.dumps(it.state()))
+            it = _begun(type(callback)(**_GIVEN[callback]), folder, state)
+        save = lambda path, value=value: path.write_text(f"{value}") and None  # noqa: E731
+        it.reached(Milestone(epoch + 1, epoch, [1.0], {name: value}, save))
+        if it.training.stop_training:
+            break
+    it.end()
+    return it
+
+
+def _begun(callback: Callback, folder: Path, state: Any = None) -> Callbacks:
+    it = Callbacks([callback], Training(0.1, folder), None, steps_per_epoch=1, epochs=99)
+    it.begin(state)
+    it.begin_epoch()
+    return it
+
+
+_GIVEN: dict[Callback, dict[str, Any]] = {}
+
+
+def made(kind: type[Callback], **given: Any) -> Callback:
+    callback = kind(**given)
+    _GIVEN[callback] = given
+    return callback
+
+
+@pytest.mark.parametrize("crash_after", [None, 2])
+@pytest.mark.parametrize(
+    ("given", "values", "epochs"),
+    [
+        ({"patience": 2}, [3, 2, 2, 2, 1], 4),
+        ({"patience": 0}, [3, 2, 2, 1], 3),
+        ({"patience": 1, "min_delta": 0.5}, [3, 2.8, 2.6], 2),
+        ({"patience": 1, "mode": "max"}, [1, 2, 3, 2, 9], 4),
+        ({"monitor": "val_accuracy", "patience": 1}, [1, 2, 3, 2, 9], 4),
+        ({"patience": 2, "baseline": 1.0}, [3, 2, 1.5], 2),
+        ({"patience": 1, "start_from_epoch": 2}, [1, 9, 5, 6, 7], 4),
+        ({"patience": 1}, [math.nan, math.nan, 1], 2),
+    ],
+)
+def test_early_stopping_stops_after_its_patience(
+    tmp_path: Path, given: dict[str, Any], values: list[float], epochs: int, crash_after: int | None
+) -> None:
+    callback = made(EarlyStopping, **given)
+    name = given.get("monitor", "val_loss").removeprefix("val_")
+    it = run(callback, values, tmp_path, name, crash_after)
+    assert len(it.history.epoch) == epochs
+
+
+@pytest.mark.parametrize("crash_after", [None, 2])
+def test_early_stopping_has_the_weights_of_the_best_value_restored(tmp_path: Path, crash_after: int | None) -> None:
+    callback = made(EarlyStopping, patience=2, restore_best_weights=True)
+    it = run(callback, [3, 1, 2, 2], tmp_path, crash_after=crash_after)
+    assert it.training.restored is not None
+    assert it.training.restored.read_text() == "1"
+
+
+def test_a_figure_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"monitor 'val_los' is not among the figures: loss, val_loss"):
+        run(EarlyStopping("val_los"), [1], tmp_path)
+
+
+@pytest.mark.parametrize("crash_after", [None, 2])
+def test_a_plateau_lowers_the_rate_and_not_below_the_least(tmp_path: Path, crash_after: int | None) -> None:
+    callback = made(ReduceLROnPlateau, patience=2, factor=0.5, cooldown=1, min_lr=0.03)
+    it = run(callback, [1, 1, 1, 1, 1, 1, 1, 1], tmp_path, crash_after=crash_after)
+    assert it.history.history["learning_rate"] == [0.1, 0.1, 0.1, 0.05, 0.05, 0.03, 0.03, 0.03]
+
+
+def test_a_schedule_is_asked_before_each_epoch(tmp_path: Path) -> None:
+    it = run(LearningRateScheduler(lambda epoch, rate: rate if epoch < 1 else rate / 2), [1, 1, 1], tmp_path)
+    assert it.history.history["learning_rate"] == [0.1, 0.05, 0.025]
+
+
+@pytest.mark.parametrize("crash_after", [None, 2])
+def test_a_checkpoint_keeps_what_is_better_than_all_before(tmp_path: Path, crash_after: int | None) -> None:
+    callback = made(ModelCheckpoint, filepath=tmp_path / "{epoch:02d}-{val_loss:.1f}.safetensors", save_best_only=True)
+    run(callback, [3, 1, 2, 0.5], tmp_path, crash_after=crash_after)
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == {
+        "01-3.0.safetensors": "3",
+        "02-1.0.safetensors": "1",
+        "04-0.5.safetensors": "0.5",
+    }
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"filepath": "a.keras"}, "must end in .safetensors"),
+        ({"filepath": "a.safetensors", "save_freq": 10}, "save_freq is 10"),
+        ({"filepath": "a.safetensors", "save_weights_only": False}, "weights only"),
+        ({"filepath": "a.safetensors", "mode": "best"}, "allowed: auto, min, max"),
+    ],
+)
+def test_a_checkpoint_that_cannot_be_is_refused(given: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigurationError, match=says):
+        ModelCheckpoint(**given)
+
+
+def test_a_name_that_cannot_be_filled_in_says_what_there_is(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot be filled in \('val_acc'\); there are epoch, loss, val_loss"):
+        run(ModelCheckpoint(tmp_path / "{val_acc}.safetensors"), [1], tmp_path)
+
+
+@pytest.mark.parametrize("crash_after", [None, 1])
+def test_a_line_of_figures_for_each_epoch(tmp_path: Path, crash_after: int | None) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("of an earlier run\n")
+    callback = made(CSVLogger, filename=path, separator=";")
+    run(callback, [3, 1], tmp_path, crash_after=crash_after)
+    assert path.read_text() == "epoch;loss;val_loss\n0;1.0;3\n1;1.0;1\n"
+    run(CSVLogger(path, ";", append=True), [9], tmp_path)
+    assert path.read_text().splitlines()[2:] == ["1;1.0;1", "0;1.0;9"]
+
+
+@pytest.mark.parametrize(
+    ("name", "rises"), [("val_accuracy", True), ("val_auc", True), ("val_loss", False), ("loss", False)]
+)
+def test_what_is_better_goes_by_the_name(name: str, rises: bool) -> None:
+    assert Monitor(name).better(2.0, 1.0) is rises
