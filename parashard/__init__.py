@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parashard import jax as jax
+    from parashard import layers as layers
     from parashard import torch as torch
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
+    from parashard.layers.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
     from parashard.plan.optimizers import SGD as SGD
@@ -36,10 +38,11 @@ _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
+    "Sequential": "parashard.layers.sequential",
     "Trainer": "parashard.api.trainer",
     "is_worker": "parashard.api.script",
 }
-_MODULES = ("jax", "torch")
+_MODULES = ("jax", "layers", "torch")
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""
