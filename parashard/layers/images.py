@@ -52,14 +52,13 @@ class Conv2D(Layer):
             raise ConfigurationError(f"Conv2D: padding is 'same' or 'valid', found {self.padding!r}")
 
     @property
-    def window(self) -> Window:
-        """The window and its padding."""
+    def _window(self) -> Window:
         return window(self.kernel, self.padding)
 
     def output_shape(self, shape: Shape) -> Shape:
         """Return the shape of the convolution."""
         height, width, _ = _image(shape)
-        height, width = self.window.output_length(height), self.window.output_length(width)
+        height, width = self._window.output_length(height), self._window.output_length(width)
         if height < 1 or width < 1:
             raise ConfigurationError(f"a window of {self.kernel} pixels does not fit into an image of shape {shape}")
         return height, width, self.channels
@@ -73,7 +72,7 @@ class Conv2D(Layer):
 
     def apply(self, weights: Mapping[str, Array], x: Array, at: Pass) -> tuple[Array, Pullback]:
         """Return the convolution, shape (n, height', width', channels), and the pullback."""
-        xp, weight, over = at.xp, weights["weight"], self.window
+        xp, weight, over = at.xp, weights["weight"], self._window
         images = x.reshape(len(x), *_image(x.shape[1:]))
         unrolled = columns(images, over, xp)
         output = xp.matmul(unrolled, weight)
