@@ -64,7 +64,7 @@ def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array
 def sigmoid_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
     """Return the mean cross-entropy of sigmoid(logits) and its gradient by the logits.
 
-    loss = mean(max(z, 0) - z t + log(1 + exp(-|z|))); gradient = (sigmoid(z) - t) / size. No logit overflows.
+    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows.
 
     Parameters
     ----------

@@ -42,7 +42,7 @@ def binary_accuracy(outputs: Array, targets: Array) -> Array:
 
 
 def mean_absolute_error(outputs: Array, targets: Array) -> Array:
-    """Return the mean of |z - t|."""
+    """Return the mean of abs(z - t)."""
     return abs(outputs - targets.reshape(outputs.shape)).mean()
 
 
