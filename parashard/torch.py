@@ -86,6 +86,11 @@ class Model:
                 digest.update(np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
         return digest.hexdigest()
 
+    def parameter_names(self) -> dict[int, str]:
+        """Return the names of the parameters of a module that was given as an instance, by their `id`."""
+        given = self._given
+        return {id(own): name for name, own in given.named_parameters()} if isinstance(given, torch.nn.Module) else {}
+
     def frozen(self) -> list[str]:
         """Return the names of parameters that need no gradient, and of buffers."""
         return [name for name, tensor in self._tensors().items() if not tensor.requires_grad]

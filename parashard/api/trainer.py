@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
+from parashard.api.optimizers import optimizer_of, variable_settings
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.data.arrays import AnyArray, Split
@@ -99,8 +100,9 @@ class Trainer:
     ----------
     model : Model
         Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
-    optimizer : OptimizerSpec, optional
-        Such as `parashard.Adam(1e-3)`; the shards run it. Default: SGD with a rate of 0.01.
+    optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
+        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: SGD
+        with a rate of 0.01.
     strategy : ParameterServerStrategy, optional
         On which processes; default: two shards, two workers, asynchronous.
     seed : int
@@ -114,7 +116,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        optimizer: OptimizerSpec | None = None,
+        optimizer: OptimizerSpec | Any = None,
         strategy: ParameterServerStrategy | None = None,
         *,
         seed: int = 0,
@@ -127,15 +129,10 @@ class Trainer:
                 f"a trainer's model is ps.torch.Model(Net, loss=...) or an object with the methods "
                 f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
-        if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
-            raise ConfigurationError(
-                f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
-                f"{type(optimizer).__name__}"
-            )
         if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
             raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
         self._model = model
-        self._optimizer = optimizer or SGD(0.01)
+        self._optimizer = optimizer_of(SGD(0.01) if optimizer is None else optimizer)
         self._strategy = strategy or ParameterServerStrategy()
         self._seed = seed
         self._name = name
@@ -276,6 +273,15 @@ class Trainer:
     def _frozen(self) -> Sequence[str]:
         return self._model.frozen() if isinstance(self._model, FrameworkModel) else ()
 
+    def _variable_settings(self) -> dict[str, dict[str, Any]]:
+        """Return what the groups of an optimizer of PyTorch say about the variables that are trained."""
+        if not self._optimizer.groups:
+            return {}
+        names: Mapping[int, str] = getattr(self._model, "parameter_names", dict)()
+        frozen = self._frozen()
+        trained = [name for name in self._model.initial_variables() if name not in frozen]
+        return variable_settings(self._optimizer.groups, names, trained, frozen)
+
     def _framework(self, what: str) -> FrameworkModel:
         if not isinstance(self._model, FrameworkModel):
             raise ConfigurationError(f"{type(self._model).__name__} has no method {what!r}: only its weights are known")
@@ -288,8 +294,8 @@ class Trainer:
             "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
             "data": {"source": "script"},
             "model": {"kind": "script"},
-            "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
-            "variables": {name: {"frozen": True} for name in self._frozen()},
+            "optimizer": {name: value for name, value in self._optimizer.spec.plain().items() if value is not None},
+            "variables": {name: {"frozen": True} for name in self._frozen()} | self._variable_settings(),
             "consistency": {"policy": self._strategy.consistency},
             "cluster": dict(self._strategy.cluster),
         }
