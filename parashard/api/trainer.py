@@ -15,6 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
+from parashard.api.job_file import write_job_file
 from parashard.api.optimizers import optimizer_of, variable_settings
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.strategies import ParameterServerStrategy
@@ -218,6 +219,36 @@ class Trainer:
         """Return the user's own object with the present weights."""
         return self._framework("own").own(self._current())
 
+    def to_job_file(
+        self, path: str | Path, *, model: str | Mapping[str, Any], data: Mapping[str, Any], epochs: int, batch_size: int
+    ) -> None:
+        """Write this trainer's job as a job file, for `parashard run` and other machines.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file; a module of the model lies beside it or is installed.
+        model : str or mapping
+            "module:factory", a function of the data's spec that returns the same model, or a `[model]` table.
+        data : mapping
+            A `[data]` table, such as {"source": "csv", "path": "data.csv", "label": "price"}.
+        epochs, batch_size : int
+            As in `fit`.
+
+        Raises
+        ------
+        ConfigurationError
+            If the names are none, or name a model with other variables; nothing is written.
+
+        Notes
+        -----
+        The job begins with the model's first values, not with those of an earlier `fit`.
+        """
+        if not SCRIPT.is_worker:  # the parent has written it
+            self._begin()
+            table = self._table(self._name or Path(path).stem, epochs, batch_size)
+            write_job_file(Path(path), table, model, data, self._model.initial_variables())
+
     def _fitted(
         self, source: ScriptArrays, epochs: int, batch_size: int, *, resume: bool, verbose: int
     ) -> dict[str, Any]:
@@ -290,23 +321,26 @@ class Trainer:
     def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
         script = SCRIPT.path
+        table = self._table(self._name or script.stem, epochs, batch_size)
+        return job_from_table({**table, "data": {"source": "script"}, "model": {"kind": "script"}}, script)
+
+    def _table(self, name: str, epochs: int, batch_size: int) -> dict[str, Any]:
+        """Return the tables of a job, but for its data and model."""
         table: dict[str, Any] = {
-            "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
-            "data": {"source": "script"},
-            "model": {"kind": "script"},
+            "job": {"name": name, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
             "optimizer": {name: value for name, value in self._optimizer.spec.plain().items() if value is not None},
             "variables": {name: {"frozen": True} for name in self._frozen()} | self._variable_settings(),
             "consistency": {"policy": self._strategy.consistency},
             "cluster": dict(self._strategy.cluster),
         }
         for key, value in self._settings.items():
-            above, _, name = key.rpartition(".")
+            above, _, last = key.rpartition(".")
             if not above or "." in above:
                 raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
             if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
                 raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
-            table.setdefault(above, {})[name] = value
-        return job_from_table(table, script)
+            table.setdefault(above, {})[last] = value
+        return table
 
     def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int) -> Outcome:
         name, command = loaded.job.job.name, SCRIPT.command
