@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parashard import callbacks as callbacks
     from parashard import jax as jax
+    from parashard import layers as layers
     from parashard import torch as torch
     from parashard.api.cached import cached as cached
     from parashard.api.cached import parquet as parquet
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
     from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
+    from parashard.layers.sequential import Sequential as Sequential
     from parashard.plan.optimizers import FTRL as FTRL
     from parashard.plan.optimizers import LAMB as LAMB
     from parashard.plan.optimizers import SGD as SGD
@@ -46,6 +48,7 @@ _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
     "History": "parashard.api.trainer",
     "ParameterServerStrategy": "parashard.api.strategies",
+    "Sequential": "parashard.layers.sequential",
     "Trainer": "parashard.api.trainer",
     "Cluster": "parashard.api.cluster",
     "Coordinator": "parashard.api.coordinator",
@@ -58,7 +61,7 @@ _PLACES = {
     "open_data": "parashard.api.opened",
     "parquet": "parashard.api.cached",
 }
-_MODULES = ("callbacks", "jax", "torch")
+_MODULES = ("callbacks", "jax", "layers", "torch")
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""

@@ -109,6 +109,11 @@ class Model:
                 digest.update(np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
         return digest.hexdigest()
 
+    def parameter_names(self) -> dict[int, str]:
+        """Return the names of the parameters of a module that was given as an instance, by their `id`."""
+        given = self._given
+        return {id(own): name for name, own in given.named_parameters()} if isinstance(given, torch.nn.Module) else {}
+
     def initial_variables(self) -> Mapping[str, Initial]:
         """Return parameters and buffers with their first values, as float32."""
         tensors = self._tensors()

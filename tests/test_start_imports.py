@@ -38,7 +38,7 @@ SERVICE = {
     "tenacity": "calls that have to be made again",
     "parashard.data.tables": "reads tables: only where data.source is one",
     "parashard.data.npz": 'reads archives: only with data.source = "npz"',
-    "parashard.models.dense": "computes: only the job's own model is imported",
+    "parashard.layers": "computes: only the job's own model is imported",
     "llvmlite": "loads a shard's kernels; their start has it, not that of the service",
     "numba": "compiles: a shard's kernels, which an earlier start has left compiled, and encodings",
     "rich": "people's terminals",

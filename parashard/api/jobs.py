@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from parashard.api.optimizers import optimizer_of
 from parashard.api.strategies import ParameterServerStrategy
 from parashard.errors import ConfigurationError
 from parashard.job.declaration import read_declaration
@@ -16,7 +18,7 @@ from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.job.schema import Job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE
-from parashard.plan.optimizers import SGD, OptimizerSpec
+from parashard.plan.optimizers import OptimizerSpec
 
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
@@ -31,16 +33,15 @@ class Parts(NamedTuple):
     strategy: ParameterServerStrategy
     seed: int
     settings: Mapping[str, Any]
+    variables: Mapping[str, Mapping[str, Any]] = MappingProxyType({})
 
 
-def checked_optimizer(optimizer: OptimizerSpec | None) -> OptimizerSpec:
-    """Return the optimizer, by default SGD with a rate of 0.01."""
-    if optimizer is not None and not isinstance(optimizer, OptimizerSpec):
-        raise ConfigurationError(
-            f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
-            f"{type(optimizer).__name__}"
-        )
-    return optimizer or SGD(0.01)
+def checked_optimizer(optimizer: Any) -> OptimizerSpec:
+    """Return the shards' optimizer for any that maps onto one; refuse one with settings of single parameters."""
+    mapped = optimizer_of(optimizer)
+    if len(mapped.groups) > 1:
+        raise ConfigurationError("an optimizer with groups of parameters needs their module: give it to a ps.Trainer")
+    return mapped.spec
 
 
 def checked_strategy(strategy: ParameterServerStrategy | None) -> ParameterServerStrategy:
@@ -69,11 +70,18 @@ def job_of(
     cluster : mapping of str to object, optional
         Keys of `[cluster]` where the program says nothing else.
     """
+    tables = tables_of(parts, sizes, cluster)
+    return job_from_table({**tables, "data": {"source": "script"}, "model": {"kind": "script"}}, program)
+
+
+def tables_of(
+    parts: Parts, sizes: Mapping[str, int], cluster: Mapping[str, Any] | None = None
+) -> dict[str, dict[str, Any]]:
+    """Return the tables of a job but for its data and model; parameters as for `job_of`."""
     table: dict[str, Any] = {
         "job": {"name": parts.name, "seed": parts.seed, **sizes},
-        "data": {"source": "script"},
-        "model": {"kind": "script"},
         "optimizer": {name: value for name, value in parts.optimizer.plain().items() if value is not None},
+        "variables": dict(parts.variables),
         "consistency": {"policy": parts.strategy.consistency},
         "cluster": {**(cluster or {}), **parts.strategy.cluster},
     }
@@ -84,7 +92,7 @@ def job_of(
         if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
             raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
         table.setdefault(above, {})[name] = value
-    return job_from_table(table, program)
+    return table
 
 
 def check_same_call(mine: LoadedJob, fingerprint: str, summary: str, code_sha256: str, run_dir: Path) -> None:

@@ -18,7 +18,9 @@ import numpy as np
 from parashard.api.batching import Accumulated, epochs_of_a_job, examples_of_a_step
 from parashard.api.examples import Indexed, indexed, indexed_inputs, joined, of_the_data
 from parashard.api.following import ClusterFollower
-from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_optimizer, checked_strategy, job_of
+from parashard.api.job_file import write_job_file
+from parashard.api.jobs import Parts, check_same_call, check_same_job, checked_strategy, job_of, tables_of
+from parashard.api.optimizers import optimizer_of, variable_settings
 from parashard.api.script import SCRIPT, answers_in
 from parashard.api.source import source_of
 from parashard.api.strategies import ParameterServerStrategy
@@ -105,8 +107,9 @@ class Trainer:
     ----------
     model : Model
         Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
-    optimizer : OptimizerSpec, optional
-        Such as `parashard.Adam(1e-3)`; the shards run it. Default: SGD with a rate of 0.01.
+    optimizer : OptimizerSpec or an optimizer of PyTorch, Keras or optax, optional
+        Such as `parashard.Adam(1e-3)`; the shards run it, or their own that computes the same updates. Default: SGD
+        with a rate of 0.01.
     strategy : ParameterServerStrategy, optional
         On which processes; default: two shards, two workers, asynchronous.
     seed : int
@@ -120,7 +123,7 @@ class Trainer:
     def __init__(
         self,
         model: Model,
-        optimizer: OptimizerSpec | None = None,
+        optimizer: OptimizerSpec | Any = None,
         strategy: ParameterServerStrategy | None = None,
         *,
         seed: int = 0,
@@ -134,7 +137,7 @@ class Trainer:
                 f"{', '.join(METHODS)}; found {model.__name__ if isinstance(model, type) else type(model).__name__}"
             )
         self._model = model
-        self._optimizer = checked_optimizer(optimizer)
+        self._optimizer = optimizer_of(optimizer)
         self._strategy = checked_strategy(strategy)
         self._seed = seed
         self._name = name
@@ -292,6 +295,36 @@ class Trainer:
         """Return the user's own object with the present weights."""
         return self._framework("own").own(self._current())
 
+    def to_job_file(
+        self, path: str | Path, *, model: str | Mapping[str, Any], data: Mapping[str, Any], epochs: int, batch_size: int
+    ) -> None:
+        """Write this trainer's job as a job file, for `parashard run` and other machines.
+
+        Parameters
+        ----------
+        path : str or Path
+            The file; a module of the model lies beside it or is installed.
+        model : str or mapping
+            "module:factory", a function of the data's spec that returns the same model, or a `[model]` table.
+        data : mapping
+            A `[data]` table, such as {"source": "csv", "path": "data.csv", "label": "price"}.
+        epochs, batch_size : int
+            As in `fit`.
+
+        Raises
+        ------
+        ConfigurationError
+            If the names are none, or name a model with other variables; nothing is written.
+
+        Notes
+        -----
+        The job begins with the model's first values, not with those of an earlier `fit`.
+        """
+        if not SCRIPT.is_worker:  # the parent has written it
+            self._begin()
+            table = tables_of(self._parts(Path(path).stem), {"epochs": epochs, "batch_size": batch_size})
+            write_job_file(Path(path), table, model, data, self._model.initial_variables())
+
     def _fitted(
         self, source: DataSource, model: Model, sizes: Mapping[str, int], *, resume: bool, verbose: int
     ) -> dict[str, Any]:
@@ -381,6 +414,17 @@ class Trainer:
         fixed = self._model.fixed_sha256() if isinstance(self._model, FrameworkModel) else ""
         return hashlib.sha256(f"{SCRIPT.sha256}{fixed}".encode()).hexdigest()
 
+    def _variable_settings(self) -> dict[str, dict[str, Any]]:
+        """Return what the groups of an optimizer of PyTorch say about the variables that are trained."""
+        if not self._optimizer.groups:
+            return {}
+        names: Mapping[int, str] = getattr(self._model, "parameter_names", dict)()
+        initial = self._model.initial_variables()
+        variables = [parts_of(name, value)[0] for name, value in initial.items()]
+        trained = [variable.name for variable in variables if not variable.frozen and not variable.state]
+        others = [variable.name for variable in variables if variable.frozen or variable.state]
+        return variable_settings(self._optimizer.groups, names, trained, others)
+
     def _framework(self, what: str) -> FrameworkModel:
         if not isinstance(self._model, FrameworkModel):
             raise ConfigurationError(f"{type(self._model).__name__} has no method {what!r}: only its weights are known")
@@ -388,8 +432,11 @@ class Trainer:
 
     def _job(self, sizes: Mapping[str, int]) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
-        parts = Parts(self._name or SCRIPT.path.stem, self._optimizer, self._strategy, self._seed, self._settings)
-        return job_of(parts, SCRIPT.path, sizes)
+        return job_of(self._parts(SCRIPT.path.stem), SCRIPT.path, sizes)
+
+    def _parts(self, name: str) -> Parts:
+        settings = self._variable_settings()
+        return Parts(self._name or name, self._optimizer.spec, self._strategy, self._seed, self._settings, settings)
 
     def _run(
         self, loaded: LoadedJob, source: DataSource, *, resume: bool, verbose: int

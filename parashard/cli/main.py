@@ -27,6 +27,9 @@ class _CommandLine(OnDemandGroup):
             "resume",
             "Go on with a run that was stopped, with the values that it began with and the flags of now over them.",
         ),
+        "init": OnDemand("init", "init", "Write a job file for a CSV table, with a comment on each of its lines."),
+        "predict": OnDemand("predict", "predict", "Predict for a file with the weights of a run that is done."),
+        "plot": OnDemand("plot", "plot", "Draw a run's loss and metrics into an SVG file."),
         "config": OnDemand("config", "config", "Show every value of a job and where it came from."),
         "status": OnDemand("ask", "status", "Ask a running coordinator how its job goes."),
         "scale": OnDemand(

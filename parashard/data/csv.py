@@ -2,7 +2,7 @@
 
 Owns the reading of lines into rows of text. `parashard.data.columns` decides which columns are numeric. The whole
 table is held as Python strings while it is read; for tables of more than some millions of rows use `parquet`. Called
-by `parashard.data.open_source`.
+by `parashard.data.open_source`, and by `parashard.cli` for a table that is new, or to be predicted for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from parashard.errors import BadData, shown_names
 
 def open_csv(options: CsvOptions) -> ArraySource:
     """Read one or two tables; BadData names the file, the line or column, and the error."""
-    training = _read(options.path, options)
-    held_out = None if options.held_out_path is None else _read(options.held_out_path, options)
+    training = read_csv(options.path, options)
+    held_out = None if options.held_out_path is None else read_csv(options.held_out_path, options)
     return table_source(options, training, held_out)
 
 
-def _read(path: Path, options: CsvOptions) -> Table:
-    """Return the file's columns, all of them as text."""
+def read_csv(path: Path, options: CsvOptions) -> Table:
+    """Return a file's columns, all of them as text; errors as in `open_csv`."""
     names = list(options.columns) if options.columns is not None else None
     rows: list[list[str]] = []
     ends: list[int] = []

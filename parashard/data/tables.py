@@ -160,11 +160,17 @@ def _warnings(columns: Mapping[str, Column], categorical: Collection[str]) -> It
                 f"or say data.categorical = [{json.dumps(name)}] if they are names; {left_out}"
             )
             continue
-        found = _constant_of(column)
-        if not found:
-            found = _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
+        found = useless(column)
         if found:
             yield f"{what} {found}, from which nothing can be learned for other rows; {left_out}"
+
+
+def useless(column: Column) -> str:
+    """Return why nothing can be learned from a column, such as an index; "" where it can."""
+    found = _constant_of(column)
+    if found:
+        return found
+    return _index_of(column.present()) if isinstance(column, Numbers) else _id_of(column.counts())
 
 
 def _notation_of(column: Words) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from parashard.data.base import DataSpec
 from parashard.errors import ConfigurationError
-from parashard.models.base import Audited, Model
+from parashard.models.base import Audited, Model, Seeded
 from parashard.models.options import (
     CnnOptions,
     LedgerOptions,
@@ -81,7 +81,10 @@ def build_model(options: ModelOptions, spec: DataSpec, seed: int, folder: Path |
         case UserOptions():
             from parashard.models.user import load_user_model
 
-            return load_user_model(options, spec, folder)
+            model = load_user_model(options, spec, folder)
+            if isinstance(model, Seeded):
+                model.seed(seed)
+            return model
 
 
 def code_sha256(options: ModelOptions, folder: Path | None) -> str:

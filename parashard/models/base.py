@@ -65,6 +65,14 @@ class Model(Protocol):
 
 
 @runtime_checkable
+class Seeded(Protocol):
+    """A model that draws at random in a step, such as `parashard.Sequential` with dropout."""
+
+    def seed(self, seed: int) -> None:
+        """Draw what is random by this seed, the job's, and the step."""
+
+
+@runtime_checkable
 class Audited(Protocol):
     """A model whose final weights show whether every step was applied exactly once (the oracles)."""
 

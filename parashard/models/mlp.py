@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from parashard.data.base import DataSpec
 from parashard.models.base import Model
-from parashard.models.classifier import need_classes
-from parashard.models.dense import DenseClassifier, DenseNetwork
 from parashard.models.options import MlpOptions
+from parashard.models.perceptron import Classifier, dense_layers, need_classes
 from parashard.models.regressor import Regressor, need_values
 
 
@@ -20,8 +19,11 @@ def multilayer_perceptron(options: MlpOptions, spec: DataSpec, seed: int) -> Mod
     return MultilayerPerceptron(options, spec, seed)
 
 
-class MultilayerPerceptron(DenseClassifier):
-    """Flattened inputs through the hidden layers of its options to logits; variables as in `DenseNetwork`.
+class MultilayerPerceptron(Classifier):
+    """Flattened inputs through the hidden layers of its options to logits.
+
+    Variables: "dense_<i>.weight", shape (inputs, outputs), and "dense_<i>.bias", shape (outputs,), for the hidden
+    layers and, last, the outputs.
 
     Parameters
     ----------
@@ -38,10 +40,10 @@ class MultilayerPerceptron(DenseClassifier):
 
     def __init__(self, options: MlpOptions, spec: DataSpec, seed: int) -> None:
         need_classes(spec, f"{options.kind} with loss cross_entropy", "leave model.loss out to predict them")
-        super().__init__(spec, options.hidden, options.activation, options.dropout, seed)
+        super().__init__(dense_layers(options.hidden, spec.classes, options.activation, options.dropout), spec, seed)
 
 
-class RegressionPerceptron(DenseNetwork, Regressor):
+class RegressionPerceptron(Regressor):
     """Flattened inputs through the hidden layers of its options to one output, the prediction; see `Regressor`.
 
     Raises
@@ -52,5 +54,4 @@ class RegressionPerceptron(DenseNetwork, Regressor):
 
     def __init__(self, options: MlpOptions, spec: DataSpec, seed: int) -> None:
         need_values(spec, options.kind)
-        DenseNetwork.__init__(self, spec, 1, options.hidden, options.activation, options.dropout, seed)
-        Regressor.__init__(self, spec)
+        super().__init__(dense_layers(options.hidden, 1, options.activation, options.dropout), spec, seed)

@@ -1,23 +1,22 @@
 """The base of all regressions: from outputs to loss, gradients and metrics.
 
-Owns the `Model` methods of regressions and the scale of their outputs; subclasses own the network from inputs to
-outputs and its pullback. Knows no layer and no option.
+Owns the scale of their outputs. Knows no option. Called by the built-in models.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from parashard.data.base import Array, Batch, DataSpec
 from parashard.errors import ConfigurationError
-from parashard.models.classifier import Pullback
-from parashard.models.layers import mean_squared_error
-from parashard.plan.variables import Variable
+from parashard.layers.base import Layer
+from parashard.layers.sequential import Sequential
+from parashard.plan.variables import Float32s
 
 
-class Regressor(ABC):
+class Regressor(Sequential):
     """A model that predicts a number: y = mean + deviation * z, of its output z and the scale of the training targets.
 
     The loss is the mean of (z - (y - mean) / deviation)^2: the mean squared error as a share of the targets' variance,
@@ -26,53 +25,47 @@ class Regressor(ABC):
 
     Parameters
     ----------
+    layers : sequence of Layer
+        From inputs to one output.
     spec : DataSpec
         `spec.preprocessing` has the scale; without it mean is 0 and deviation is 1.
+    seed : int
+        The job's; keys the dropout masks.
     """
 
-    def __init__(self, spec: DataSpec) -> None:
+    def __init__(self, layers: Sequence[Layer], spec: DataSpec, seed: int) -> None:
+        super().__init__(
+            layers, input_shape=spec.input_shape, loss="mean_squared_error", metrics=["mean_absolute_error"]
+        )
+        self.seed(seed)
         target = spec.preprocessing.target if spec.preprocessing is not None else None
         self._mean, self._deviation = 0.0, 1.0
         if target is not None and target.kind == "value":
             self._mean, self._deviation = target.mean, target.deviation
 
-    @abstractmethod
-    def initial_variables(self) -> Mapping[str, Variable]:
-        """Return the declared variables by name."""
-
-    @abstractmethod
-    def forward(
-        self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
-    ) -> tuple[Array, Pullback]:
-        """Return the outputs, shape (n, 1) in the variables' dtype, and the pullback of their gradient.
-
-        Parameters
-        ----------
-        step : int or None
-            Keys dropout; None: an evaluation, nothing is dropped.
-        """
-
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array]]:
         """Return the mean squared error of the standardised targets, and its gradient by every variable."""
-        outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
-        loss, gradient, _ = mean_squared_error(outputs, self._standardised(batch.targets, outputs.dtype))
-        return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
+        return super().loss_and_gradients(variables, self._standardised(variables, batch), xp)
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss, and in the targets' own unit "mean_squared_error" and "mean_absolute_error"."""
-        outputs, _ = self.forward(variables, batch.inputs, None, xp)
-        loss, _, error = mean_squared_error(outputs, self._standardised(batch.targets, outputs.dtype))
-        squared, absolute = xp.stack((loss, abs(error).mean())).tolist()  # one synchronisation
+        found = super().evaluate(variables, self._standardised(variables, batch), xp)
         return {
-            "loss": squared,
-            "mean_squared_error": squared * self._deviation**2,
-            "mean_absolute_error": absolute * self._deviation,
+            "loss": found["loss"],
+            "mean_squared_error": found["loss"] * self._deviation**2,
+            "mean_absolute_error": found["mean_absolute_error"] * self._deviation,
         }
 
-    def _standardised(self, targets: Array, dtype: Any) -> Array:
-        return (targets.astype(dtype) - self._mean) / self._deviation
+    def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
+        """Return the predictions in the targets' own unit, shape (examples, 1)."""
+        return self._mean + self._deviation * super().predict(values, inputs)
+
+    def _standardised(self, variables: Mapping[str, Array], batch: Batch) -> Batch:
+        """Return the batch with its targets in units of their deviation, in the variables' dtype."""
+        dtype = next(iter(variables.values())).dtype
+        return replace(batch, targets=(batch.targets.astype(dtype) - self._mean) / self._deviation)
 
 
 def need_values(spec: DataSpec, kind: str) -> None:

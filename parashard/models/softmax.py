@@ -1,16 +1,15 @@
 """Softmax regression (multinomial logistic regression): one dense layer, a convex loss.
 
-Owns its options. Knows no other model. Built by `parashard.models.build_model`.
+Knows no other model. Built by `parashard.models.build_model`.
 """
 
 from __future__ import annotations
 
 from parashard.data.base import DataSpec
-from parashard.models.classifier import need_classes
-from parashard.models.dense import DenseClassifier
+from parashard.models.perceptron import Classifier, dense_layers, need_classes
 
 
-class SoftmaxRegression(DenseClassifier):
+class SoftmaxRegression(Classifier):
     """Logits x W + b over the flattened inputs.
 
     Variables: "dense_0.weight", shape (features, classes), and "dense_0.bias", shape (classes,).
@@ -23,4 +22,4 @@ class SoftmaxRegression(DenseClassifier):
 
     def __init__(self, spec: DataSpec) -> None:
         need_classes(spec, "softmax")
-        super().__init__(spec, hidden=(), activation="relu", dropout=0.0, seed=0)
+        super().__init__(dense_layers((), spec.classes, "relu", 0.0), spec, seed=0)

@@ -2,7 +2,7 @@
 
 Pure integer arithmetic, so the words are the same on every machine, on NumPy and on CuPy. Knows nothing of what is
 drawn with them. Called by `parashard.plan.variables` (initial values), `parashard.data.synthetic` (examples) and
-`parashard.models.layers` (dropout); `parashard.plan.permutation` has a mix of its own.
+`parashard.layers.dropout`; `parashard.plan.permutation` has a mix of its own.
 """
 
 from __future__ import annotations

@@ -79,8 +79,21 @@ class OnBoth:
     """A namespace that passes on what NumPy and CuPy both have, and nothing else."""
 
     NAMES = (
-        *("arange", "asarray", "empty", "exp", "full", "log", "matmul", "maximum", "multiply", "stack", "subtract"),
-        *("tanh", "uint16", "uint64", "zeros"),
+        *(
+            "arange",
+            "argsort",
+            "asarray",
+            "empty",
+            "exp",
+            "full",
+            "log",
+            "log1p",
+            "matmul",
+            "maximum",
+            "multiply",
+            "ones",
+        ),
+        *("sqrt", "stack", "subtract", "tanh", "uint16", "uint64", "where", "zeros"),
     )
 
     def __getattr__(self, name: str) -> Any:

@@ -8,30 +8,32 @@ from typing import Any
 import numpy as np
 import pytest
 
-from parashard.models.layers import ACTIVATIONS, dropout_mask, softmax_cross_entropy
+from parashard.layers import GELU, Pass, ReLU, Sigmoid, Tanh, sigmoid_cross_entropy, softmax_cross_entropy
+from parashard.layers.dropout import dropout_mask
 
 FORMULAS = {
-    "relu": lambda z: max(z, 0.0),
-    "tanh": math.tanh,
-    "gelu": lambda z: 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
+    ReLU(): lambda z: max(z, 0.0),
+    Tanh(): math.tanh,
+    Sigmoid(): lambda z: 1 / (1 + math.exp(-z)),
+    GELU(): lambda z: 0.5 * z * (1 + math.tanh(math.sqrt(2 / math.pi) * (z + 0.044715 * z**3))),
 }
 
 
-@pytest.mark.parametrize("name", FORMULAS)
-def test_activations_are_their_formulas(name: Any) -> None:
+@pytest.mark.parametrize("layer", FORMULAS, ids=repr)
+def test_activations_are_their_formulas(layer: Any) -> None:
     z = np.linspace(-4, 4, 41)
-    output, saved = ACTIVATIONS[name].apply(z.copy(), np)
-    np.testing.assert_allclose(output, [FORMULAS[name](value) for value in z], rtol=1e-14, atol=1e-15)
-    slope = ACTIVATIONS[name].derive(np.ones_like(z), saved, np)
+    output, pull_back = layer.apply({}, z, Pass(np))
+    np.testing.assert_allclose(output, [FORMULAS[layer](value) for value in z], rtol=1e-14, atol=1e-15)
+    slope, _ = pull_back(np.ones_like(z), True)
     width = 1e-6
-    expected = [(FORMULAS[name](v + width) - FORMULAS[name](v - width)) / (2 * width) for v in z]
+    expected = [(FORMULAS[layer](v + width) - FORMULAS[layer](v - width)) / (2 * width) for v in z]
     away_from_kink = np.abs(z) > 1e-9
     np.testing.assert_allclose(slope[away_from_kink], np.array(expected)[away_from_kink], rtol=1e-6, atol=1e-9)
 
 
 def test_gelu_is_close_to_the_normal_distribution_function() -> None:
     z = np.linspace(-5, 5, 101)
-    output, _ = ACTIVATIONS["gelu"].apply(z.copy(), np)
+    output, _ = GELU().apply({}, z, Pass(np))
     exact = [value * 0.5 * (1 + math.erf(value / math.sqrt(2))) for value in z]
     np.testing.assert_allclose(output, exact, atol=5e-4)
 
@@ -48,6 +50,17 @@ def test_cross_entropy_of_equal_logits_is_the_logarithm_of_the_classes() -> None
     loss, gradient = softmax_cross_entropy(np.full((3, 8), 2.5), np.array([0, 4, 7]), np)
     assert float(loss) == pytest.approx(math.log(8), rel=1e-15)
     np.testing.assert_allclose(gradient.sum(axis=1), 0, atol=1e-15)
+
+
+def test_sigmoid_cross_entropy_neither_overflows_nor_loses_a_small_loss() -> None:
+    logits, targets = np.array([[1e4], [-1e4], [20.0]], np.float32), np.array([0.0, 0.0, 1.0])
+    with np.errstate(over="raise", invalid="raise", divide="raise"):
+        loss, gradient = sigmoid_cross_entropy(logits, targets, np)
+        small, _ = sigmoid_cross_entropy(logits[2:], targets[2:], np)
+    assert float(loss) == pytest.approx(1e4 / 3)
+    assert gradient[0, 0] == pytest.approx(1 / 3)
+    assert (gradient[1, 0], gradient.dtype) == (0, np.float32)
+    assert float(small) == pytest.approx(math.log1p(math.exp(-20)), rel=1e-5)
 
 
 def test_a_mask_is_what_it_was() -> None:

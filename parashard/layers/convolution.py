@@ -1,7 +1,7 @@
 """Convolution as a matrix product, and 2x2 max pooling, with their pullbacks.
 
 Pure functions over `xp`. Images are (n, height, width, channels): the channels of a pixel lie together, so a column
-matrix is copied in runs. Knows no variables' names. Called by `cnn`.
+matrix is copied in runs. Knows no variables' names. Called by `parashard.layers.images` and the built-in `cnn`.
 """
 
 from __future__ import annotations

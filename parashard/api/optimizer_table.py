@@ -1,0 +1,271 @@
+"""Which optimizers of PyTorch, Keras and optax compute the updates of which of parashard's.
+
+Owns the table: by class, parashard's settings from theirs, and the values of their further settings that have an equal.
+Pure; imports no framework. Called by `parashard.api.optimizers`; `tests/frameworks/test_optimizers_alike.py` runs both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parashard.errors import ConfigurationError
+from parashard.plan.optimizers import (
+    FTRL,
+    LAMB,
+    SGD,
+    Adagrad,
+    Adam,
+    AdamW,
+    Momentum,
+    Nesterov,
+    OptimizerSpec,
+    RMSProp,
+)
+from parashard.plan.schedules import ConstantSchedule, CosineSchedule, ExponentialSchedule, ScheduleOptions
+
+Settings = Mapping[str, Any]
+
+
+class Rule(NamedTuple):
+    """How one class maps."""
+
+    make: Callable[[Settings], OptimizerSpec]
+    only: Mapping[str, Any] = {}
+    """Settings that have an equal with this value alone."""
+
+
+def number(given: Any) -> float:
+    """Return a setting that may be an array of one number, as a float."""
+    return float(given)
+
+
+def _epsilon(given: Any) -> float:
+    """Return an epsilon; 0 becomes the least that is allowed, which is lost beside any root but zero."""
+    return max(number(given), 1e-30)
+
+
+def _moving(rate: Any, momentum: Any, nesterov: bool, **common: Any) -> OptimizerSpec:
+    if not momentum:
+        return SGD(number(rate), **common)
+    return (Nesterov if nesterov else Momentum)(number(rate), momentum=number(momentum), **common)
+
+
+def _adam(kind: type[OptimizerSpec], rate: Any, betas: Any, epsilon: Any, **common: Any) -> OptimizerSpec:
+    beta1, beta2 = map(number, betas)
+    return kind(number(rate), beta1=beta1, beta2=beta2, epsilon=_epsilon(epsilon), **common)
+
+
+def _of(kind: type[OptimizerSpec]) -> Callable[[Settings], OptimizerSpec]:
+    return lambda s: _adam(kind, s["lr"], s["betas"], s["eps"], weight_decay=number(s["weight_decay"]))
+
+
+_TORCH: Mapping[str, Rule] = {
+    "SGD": Rule(
+        lambda s: _moving(s["lr"], s["momentum"], s["nesterov"], weight_decay=number(s["weight_decay"])),
+        {"dampening": 0, "maximize": False},
+    ),
+    "Adam": Rule(
+        lambda s: _of(AdamW if s.get("decoupled_weight_decay") else Adam)(s), {"amsgrad": False, "maximize": False}
+    ),
+    "AdamW": Rule(_of(AdamW), {"amsgrad": False, "maximize": False}),
+    "Adagrad": Rule(
+        lambda s: Adagrad(
+            s["lr"],
+            weight_decay=s["weight_decay"],
+            initial_accumulator=number(s["initial_accumulator_value"]),
+            epsilon=_epsilon(s["eps"]),
+        ),
+        {"lr_decay": 0, "maximize": False},
+    ),
+    "RMSprop": Rule(
+        lambda s: RMSProp(s["lr"], weight_decay=s["weight_decay"], rho=number(s["alpha"]), epsilon=_epsilon(s["eps"])),
+        {"momentum": 0, "centered": False, "maximize": False},
+    ),
+}
+
+
+def torch_spec(name: str, settings: Settings) -> OptimizerSpec:
+    """Return the equal of `torch.optim.NAME` with these settings of a group.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    return _mapped("torch.optim", _TORCH, name, settings)
+
+
+def _keras_decay(settings: Settings) -> float:
+    return number(settings["weight_decay"] or 0)
+
+
+def _keras_adam(s: Settings) -> OptimizerSpec:
+    """Keras' epsilon is that of Adam without bias correction: ours is epsilon * sqrt(1 - beta2^t) there."""
+    decay, betas = _keras_decay(s), (s["beta_1"], s["beta_2"])
+    if decay:
+        return _adam(AdamW, s["learning_rate"], betas, s["epsilon"], weight_decay=decay)
+    return _adam(Adam, s["learning_rate"], betas, s["epsilon"])
+
+
+_KERAS: Mapping[str, Rule] = {
+    # Decoupled decay, w - rate * decay * w, is the same as an L2 penalty where nothing else multiplies the gradient.
+    "SGD": Rule(lambda s: _moving(s["learning_rate"], s["momentum"], s["nesterov"], weight_decay=_keras_decay(s))),
+    "Adam": Rule(_keras_adam, {"amsgrad": False}),
+    "AdamW": Rule(_keras_adam, {"amsgrad": False}),
+    # sqrt(a + epsilon): an epsilon within the root is a part of what the sum of squares starts with.
+    "Adagrad": Rule(
+        lambda s: Adagrad(
+            s["learning_rate"],
+            initial_accumulator=number(s["initial_accumulator_value"]) + number(s["epsilon"]),
+            epsilon=_epsilon(0),
+        ),
+        {"weight_decay": None},
+    ),
+    "Ftrl": Rule(
+        lambda s: FTRL(
+            s["learning_rate"],
+            beta=_epsilon(s["beta"]),
+            l1=number(s["l1_regularization_strength"]),
+            l2=2 * number(s["l2_regularization_strength"]),
+        ),
+        {
+            "weight_decay": None,
+            "learning_rate_power": -0.5,
+            "initial_accumulator_value": 0.0,
+            "l2_shrinkage_regularization_strength": 0.0,
+        },
+    ),
+    "Lamb": Rule(
+        lambda s: _adam(LAMB, s["learning_rate"], (s["beta_1"], s["beta_2"]), s["epsilon"], weight_decay=0.0),
+        {"weight_decay": None},
+    ),
+}
+_KERAS_COMMON = {"clipnorm": None, "use_ema": False, "loss_scale_factor": None, "gradient_accumulation_steps": None}
+_KERAS_EPSILON = (
+    "keras.optimizers.RMSprop has its epsilon within the root, ps.RMSProp has it outside: no setting makes them equal; "
+    "the closest is ps.RMSProp(learning_rate, rho=rho, epsilon=epsilon ** 0.5)"
+)
+
+
+def keras_spec(name: str, config: Settings) -> OptimizerSpec:
+    """Return the equal of `keras.optimizers.NAME` with this configuration.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    if name == "RMSprop":
+        raise ConfigurationError(_KERAS_EPSILON)
+    rate, schedule = _keras_rate(config["learning_rate"]) if name in _KERAS else (0.0, ConstantSchedule())
+    settings = {**config, "learning_rate": rate, "weight_decay": config.get("weight_decay") or None}
+    spec = _mapped("keras.optimizers", _KERAS, name, settings, _KERAS_COMMON)
+    if isinstance(spec, Momentum | Nesterov):
+        if spec.weight_decay:
+            raise ConfigurationError(
+                f"keras.optimizers.{name}: weight_decay with momentum is decoupled there, and an L2 penalty in "
+                "ps.Momentum; allowed is weight_decay=None"
+            )
+        if not isinstance(schedule, ConstantSchedule):
+            raise ConfigurationError(
+                f"keras.optimizers.{name}: with momentum and a schedule the rate is part of Keras' velocity, and not "
+                "of ps.Momentum's; allowed is one of the two"
+            )
+    clips = {
+        ours: config.get(theirs) for ours, theirs in (("clip_norm", "global_clipnorm"), ("clip_value", "clipvalue"))
+    }
+    given = {ours: number(value) for ours, value in clips.items() if value}
+    return spec.replaced(schedule=schedule, **given)
+
+
+def _keras_rate(given: Any) -> tuple[float, ScheduleOptions]:
+    """Return the first rate, and the schedule that multiplies it."""
+    if not isinstance(given, Mapping):
+        return float(str(np.float32(given))), ConstantSchedule()  # Keras has rounded it to float32
+    name, settings = given["class_name"], given["config"]
+    rate = number(settings.get("initial_learning_rate", 0))
+    if name == "ExponentialDecay":
+        return rate, ExponentialSchedule(
+            decay_steps=int(settings["decay_steps"]),
+            rate=number(settings["decay_rate"]),
+            staircase=bool(settings["staircase"]),
+        )
+    if name == "CosineDecay" and settings.get("warmup_target") is None:
+        return rate, CosineSchedule(decay_steps=int(settings["decay_steps"]), final_fraction=number(settings["alpha"]))
+    raise ConfigurationError(
+        f"keras.optimizers.schedules.{name}{' with warmup_target' if name == 'CosineDecay' else ''} has no equal here; "
+        "allowed: ExponentialDecay, CosineDecay without warmup_target, or a schedule of parashard's"
+    )
+
+
+def _optax_betas(s: Settings) -> tuple[Any, Any]:
+    return s["b1"], s["b2"]
+
+
+_OPTAX: Mapping[str, Rule] = {
+    "sgd": Rule(lambda s: _moving(s["learning_rate"], s["momentum"], s["nesterov"]), {"accumulator_dtype": None}),
+    "adam": Rule(
+        lambda s: _adam(Adam, s["learning_rate"], _optax_betas(s), s["eps"]),
+        {"eps_root": 0, "mu_dtype": None, "nesterov": False},
+    ),
+    "adamw": Rule(
+        lambda s: _adam(AdamW, s["learning_rate"], _optax_betas(s), s["eps"], weight_decay=number(s["weight_decay"])),
+        {"eps_root": 0, "mu_dtype": None, "nesterov": False, "mask": None},
+    ),
+    "adagrad": Rule(
+        lambda s: Adagrad(
+            number(s["learning_rate"]),
+            initial_accumulator=number(s["initial_accumulator_value"]) + number(s["eps"]),
+            epsilon=_epsilon(0),
+        )
+    ),
+    "rmsprop": Rule(
+        lambda s: RMSProp(number(s["learning_rate"]), rho=number(s["decay"]), epsilon=_epsilon(s["eps"])),
+        {
+            "initial_scale": 0,
+            "eps_in_sqrt": False,
+            "centered": False,
+            "momentum": None,
+            "nesterov": False,
+            "bias_correction": False,
+        },
+    ),
+    "lamb": Rule(
+        lambda s: _adam(LAMB, s["learning_rate"], _optax_betas(s), s["eps"], weight_decay=number(s["weight_decay"])),
+        {"eps_root": 0, "mask": None},
+    ),
+}
+
+
+def optax_spec(name: str, settings: Settings) -> OptimizerSpec:
+    """Return the equal of `optax.NAME(**settings)`.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is none.
+    """
+    for key in ("learning_rate", "weight_decay"):
+        if callable(settings.get(key)):
+            raise ConfigurationError(
+                f"optax.{name}: {key} is a function, which does not tell what it computes; give a number, or "
+                'ps.Adam(1e-3, schedule={"kind": "cosine", "decay_steps": 1000}) or another of parashard\'s schedules'
+            )
+    return _mapped("optax", _OPTAX, name, settings)
+
+
+def _mapped(
+    place: str, table: Mapping[str, Rule], name: str, settings: Settings, common: Mapping[str, Any] | None = None
+) -> OptimizerSpec:
+    if name not in table:
+        raise ConfigurationError(f"{place}.{name} has no equal in parashard; allowed: {', '.join(sorted(table))}")
+    rule = table[name]
+    for key, due in {**rule.only, **(common or {})}.items():
+        if settings.get(key, due) != due:
+            raise ConfigurationError(
+                f"{place}.{name}: {key}={settings[key]!r} has no equal in parashard; allowed: {key}={due!r}"
+            )
+    return rule.make(settings)

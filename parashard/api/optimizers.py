@@ -1,0 +1,193 @@
+"""Optimizers of PyTorch, Keras and optax: which one of parashard's each is, and for which variables.
+
+Knows of each framework how an optimizer of its is made, and imports none; what equals what is in
+`parashard.api.optimizer_table`. Called by `parashard.api.trainer`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from parashard.api.optimizer_table import keras_spec, number, optax_spec, torch_spec
+from parashard.errors import ConfigurationError
+from parashard.plan.optimizers import SGD, OptimizerSpec
+
+
+@dataclass(frozen=True)
+class Group:
+    """Parameters of a PyTorch optimizer that share their settings.
+
+    Parameters
+    ----------
+    parameters : tuple of object
+        Tensors.
+    names : tuple of str
+        Where the optimizer was made of named parameters; else empty.
+    learning_rate_factor : float
+        Of the optimizer's learning rate.
+    decay : bool
+        False: weight decay leaves them alone.
+    """
+
+    parameters: tuple[Any, ...]
+    names: tuple[str, ...]
+    learning_rate_factor: float
+    decay: bool
+
+
+@dataclass(frozen=True)
+class Mapped:
+    """An optimizer of parashard, and the parameters that another one was made of.
+
+    Parameters
+    ----------
+    spec : OptimizerSpec
+    groups : tuple of Group
+        Empty: it was made without parameters, and is for all of a model's.
+    """
+
+    spec: OptimizerSpec
+    groups: tuple[Group, ...] = ()
+
+
+def optimizer_of(given: Any) -> Mapped:
+    """Return parashard's optimizer that computes the same updates.
+
+    Parameters
+    ----------
+    given : object
+        An `OptimizerSpec`; an optimizer of PyTorch, its class, or a `functools.partial` of its class; an optimizer of
+        Keras; a `functools.partial` of a function of optax, for what that returns does not tell what it is. None: SGD
+        with a rate of 0.01.
+
+    Raises
+    ------
+    ConfigurationError
+        If there is no equal; the sentence names the setting.
+    """
+    if given is None:
+        return Mapped(SGD(0.01))
+    if isinstance(given, OptimizerSpec):
+        return Mapped(given)
+    function = given.func if isinstance(given, functools.partial) else given
+    named = function if inspect.isclass(function) or inspect.isfunction(function) else type(function)
+    match named.__module__.partition(".")[0]:
+        case "torch" if inspect.isclass(function):
+            return Mapped(_of_torch(_made(given)).spec)
+        case "torch" if hasattr(given, "param_groups"):
+            return _of_torch(given)
+        case "keras" if hasattr(function, "get_config"):
+            config = (given() if inspect.isclass(function) else given).get_config()
+            return Mapped(keras_spec(named.__name__, config))
+        case "optax" if isinstance(given, functools.partial):
+            return Mapped(optax_spec(function.__name__, _arguments(given)))
+        case "optax":
+            raise ConfigurationError(
+                "an optax transformation does not tell what it computes: give ps.Adam(1e-3), or the call without its "
+                "parentheses, functools.partial(optax.adam, 1e-3)"
+            )
+    raise ConfigurationError(
+        "the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), or one of PyTorch, Keras or "
+        f"optax that equals one of them; found {named.__name__}"
+    )
+
+
+def variable_settings(
+    groups: Sequence[Group], names: Mapping[int, str], trained: Sequence[str], frozen: Sequence[str]
+) -> dict[str, dict[str, Any]]:
+    """Return what the groups say about variables, as tables of a job's `[variables]`.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+    names : mapping of int to str
+        Names of the model's own parameters, by their `id`.
+    trained, frozen : sequence of str
+        The model's variables. Trained ones that are in no group are frozen, as PyTorch leaves them alone.
+
+    Raises
+    ------
+    ConfigurationError
+        If the groups' parameters are not the model's.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        named = group.names or [names.get(id(parameter), "") for parameter in group.parameters]
+        found |= dict.fromkeys(named, _settings(group))
+    if not found.keys() <= {*trained, *frozen}:
+        uniform = len(groups) == 1 and len(groups[0].parameters) == len(trained)
+        if uniform:  # of another copy of the module, which has as many
+            return {}
+        raise ConfigurationError(
+            "the optimizer's parameters are not those of the model: give both the same module, as in "
+            "ps.torch.Model(net, ...) and torch.optim.Adam(net.parameters()), or make it of net.named_parameters()"
+        )
+    return {name: found.get(name, {"frozen": True}) for name in trained if found.get(name, {"frozen": True})}
+
+
+def _settings(group: Group) -> dict[str, Any]:
+    factor = {} if group.learning_rate_factor == 1 else {"learning_rate_factor": group.learning_rate_factor}
+    return factor | ({} if group.decay else {"decay": False})
+
+
+def _made(given: Callable[..., Any]) -> Any:
+    """Return the optimizer that a class of PyTorch makes of some parameter: its settings are all that is of use."""
+    torch = sys.modules["torch"]
+    try:
+        return given([torch.nn.Parameter(torch.zeros(1))])
+    except (TypeError, ValueError) as error:  # what PyTorch says about the settings
+        raise ConfigurationError(f"the optimizer could not be made: {error}") from None
+
+
+def _of_torch(optimizer: Any) -> Mapped:
+    """Return the equal of an optimizer: its groups may differ in rate, and in whether they decay."""
+    groups: list[dict[str, Any]] = optimizer.param_groups
+    name = type(optimizer).__name__
+    if any("initial_lr" in group for group in groups):
+        raise ConfigurationError(
+            f"torch.optim.{name} has a learning-rate scheduler, which the shards do not run: leave it out, and give "
+            'ps.Adam(1e-3, schedule={"kind": "cosine"}) or another of parashard\'s schedules'
+        )
+    first = groups[0]
+    for group in groups[1:]:
+        for key in first.keys() - {"params", "param_names", "lr", "weight_decay"}:
+            if group[key] != first[key]:
+                raise ConfigurationError(
+                    f"torch.optim.{name}: groups with different {key} have no equal here; they may differ in lr, and "
+                    "in whether they have weight_decay"
+                )
+    rates = [number(group["lr"]) for group in groups]
+    decays = [number(group.get("weight_decay", 0)) for group in groups]
+    rate, decay = next(filter(None, rates), 0.0), max(decays)
+    if not {*decays} <= {0.0, decay}:
+        raise ConfigurationError(
+            f"torch.optim.{name}: groups with weight_decay {', '.join(map(str, sorted({*decays})))} have no equal "
+            "here; allowed is one value, and 0"
+        )
+    return Mapped(
+        torch_spec(name, {**first, "lr": rate, "weight_decay": decay}),
+        tuple(
+            Group(
+                tuple(group["params"]),
+                tuple(group.get("param_names", ())),
+                own_rate / rate if rate else 1.0,
+                own_decay == decay,
+            )
+            for group, own_rate, own_decay in zip(groups, rates, decays, strict=True)
+        ),
+    )
+
+
+def _arguments(call: functools.partial[Any]) -> dict[str, Any]:
+    """Return the arguments of a call by their names, defaults included."""
+    try:
+        bound = inspect.signature(call.func).bind(*call.args, **call.keywords)
+    except TypeError as error:
+        raise ConfigurationError(f"optax.{call.func.__name__}: {error}") from None
+    bound.apply_defaults()
+    return dict(bound.arguments)

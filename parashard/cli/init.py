@@ -1,0 +1,47 @@
+"""The command `parashard init`: a job file for a table.
+
+Parses, calls, prints; decides nothing. Loaded by `parashard.cli.main`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from parashard.errors import ConfigurationError
+from parashard.job.load import job_from_toml
+from parashard.job.starter import starter_of
+
+
+def init(
+    table: Annotated[Path, typer.Argument(metavar="TABLE.csv", help="A CSV file with a header row.")],
+    label: Annotated[
+        str | None, typer.Option(help="The column to predict (data.label).", show_default="the last one")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option(help="The job file.", show_default="TABLE.toml beside the table")
+    ] = None,
+) -> None:
+    """Write a job file for a CSV table, with a comment on each of its lines.
+
+    It can be run as it is. The label is the last column; columns that look like ids are left out.
+    """
+    if table.suffix.lower() == ".toml":
+        raise ConfigurationError(f"{table}: this is a job file; due is a table, such as data.csv")
+    path = output or table.with_suffix(".toml")
+    name = re.sub(r"[^a-z0-9]+", "-", table.stem.lower()).strip("-") or "table"
+    shown = os.path.relpath(table, path.parent)
+    starter = starter_of(table, label, name, shown)
+    job_from_toml(starter.text)  # a job file that could not be read is not written
+    try:
+        with path.open("x", encoding="utf-8") as file:
+            file.write(starter.text)
+    except FileExistsError:
+        raise ConfigurationError(f"{path} exists; --output names another file") from None
+    except OSError as error:
+        raise ConfigurationError(f"{path}: cannot be written: {error.strerror}") from None
+    typer.echo(f"{starter.summary}\nwrote {path}; train with: parashard run {path}")

@@ -1,0 +1,145 @@
+"""A run's loss and metrics over its steps, as an SVG picture: without a plotting library.
+
+Owns the picture. Knows no run: `parashard plot` reads the history. An SVG follows the viewer's light or dark scheme.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import NamedTuple
+
+from parashard.display.figures import metric, metric_name
+
+WIDTH, PANEL_HEIGHT = 760, 220
+LEFT, RIGHT, TOP, BOTTOM = 74, 20, 34, 34
+GAP = 14
+POINTS_MAX = 1000
+"""Of a line: a long history is thinned."""
+TICKS = 4
+STYLE = """
+  :root { color-scheme: light dark }
+  text { font: 12px system-ui, sans-serif; fill: #566473 } .name { font-size: 14px; fill: #1c2733 }
+  .ground { fill: #ffffff } .grid { stroke: #d5dce3 } polyline { fill: none; stroke-width: 1.8 }
+  .line-0 { stroke: #0b6bcb } .line-1 { stroke: #c2560c } text.line-0 { stroke: none; fill: #0b6bcb }
+  text.line-1 { stroke: none; fill: #c2560c } circle.line-0 { fill: #0b6bcb } circle.line-1 { fill: #c2560c }
+  @media (prefers-color-scheme: dark) { .ground { fill: #10171f } text { fill: #9fb0c0 } .name { fill: #e6edf3 }
+    .grid { stroke: #2b3744 } }
+"""
+
+Point = tuple[float, float]
+
+
+class Panel(NamedTuple):
+    """One picture with its lines.
+
+    Parameters
+    ----------
+    name : str
+    lines : mapping of str to sequence of (step, value)
+        At most two.
+    """
+
+    name: str
+    lines: Mapping[str, Sequence[Point]]
+
+
+def panels_of(history: Sequence[Mapping[str, object]]) -> list[Panel]:
+    """Return what there is to draw: the loss, and each metric of the held-out data.
+
+    Parameters
+    ----------
+    history : sequence of mapping
+        Lines of `history.jsonl`.
+    """
+    training: dict[float, float] = {}
+    held_out: dict[str, dict[float, float]] = {}
+    judged: object = None
+    for line in history:
+        step, loss, found = line.get("steps_complete"), line.get("training_loss"), line.get("held_out")
+        if not isinstance(step, int):
+            continue
+        if isinstance(loss, int | float) and math.isfinite(loss):
+            training[step] = float(loss)
+        if isinstance(found, Mapping) and found != judged:  # a line a second, but an evaluation only now and then
+            judged = found
+            for name, value in found.items():
+                if isinstance(value, int | float) and math.isfinite(value):
+                    held_out.setdefault(str(name), {})[step] = float(value)
+    losses = {"training": training, "held out": held_out.pop("loss", {})}
+    panels = [Panel("loss", {name: _thinned(line) for name, line in losses.items() if line})]
+    panels += [Panel(metric_name(name), {"held out": _thinned(line)}) for name, line in sorted(held_out.items())]
+    return [panel for panel in panels if panel.lines]
+
+
+def svg(title: str, panels: Sequence[Panel]) -> str:
+    """Return the picture: one panel below the other, steps along the bottom."""
+    height = GAP + 30 + len(panels) * (PANEL_HEIGHT + GAP)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" width="{WIDTH}" height="{height}" '
+        f'role="img" aria-label="{escape(title)}">',
+        f"<style>{STYLE}</style>",
+        f'<rect class="ground" width="{WIDTH}" height="{height}"/>',
+        f'<text class="name" x="{LEFT}" y="26">{escape(title)}</text>',
+    ]
+    for place, panel in enumerate(panels):
+        parts.append(f'<g transform="translate(0 {30 + GAP + place * (PANEL_HEIGHT + GAP)})">')
+        parts += _panel(panel)
+        parts.append("</g>")
+    return "\n".join([*parts, "</svg>"]) + "\n"
+
+
+def _panel(panel: Panel) -> list[str]:
+    steps = [step for line in panel.lines.values() for step, _ in line]
+    values = [value for line in panel.lines.values() for _, value in line]
+    last = max(1.0, *steps)
+    heights = _ticks(*_around(min(values), max(values)))
+    low, high = heights[0], heights[-1]
+
+    def x(step: float) -> float:
+        return LEFT + (WIDTH - LEFT - RIGHT) * step / last
+
+    def y(value: float) -> float:
+        return TOP + (PANEL_HEIGHT - TOP - BOTTOM) * (high - value) / (high - low)
+
+    parts = [f'<text class="name" x="{LEFT}" y="20">{escape(panel.name)}</text>']
+    for value in heights:
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y(value):.1f}" y2="{y(value):.1f}"/>')
+        parts.append(f'<text x="{LEFT - 8}" y="{y(value) + 4:.1f}" text-anchor="end">{metric(value)}</text>')
+    for step in _ticks(0.0, last):
+        if step <= last:
+            label = f"{step:,.0f}{'' if step else ' steps'}"
+            parts.append(f'<text x="{x(step):.1f}" y="{PANEL_HEIGHT - 12}" text-anchor="middle">{label}</text>')
+    for number, (name, line) in enumerate(panel.lines.items()):
+        kind = f"line-{0 if name == 'training' else 1}"
+        places = " ".join(f"{x(step):.1f},{y(value):.1f}" for step, value in line)
+        parts.append(f'<polyline class="{kind}" points="{places}"/>')
+        parts.append(f'<circle class="{kind}" cx="{x(line[-1][0]):.1f}" cy="{y(line[-1][1]):.1f}" r="3"/>')
+        said = f"{escape(name)} {metric(line[-1][1])}"
+        parts.append(f'<text class="{kind}" x="{WIDTH - RIGHT - 150 * number}" y="20" text-anchor="end">{said}</text>')
+    return parts
+
+
+def _ticks(low: float, high: float) -> list[float]:
+    """Return round numbers at equal distances, from the last below `low` to the first above `high`.
+
+    >>> _ticks(0.0, 2345.0)
+    [0.0, 1000.0, 2000.0, 3000.0]
+    """
+    due = (high - low) / TICKS
+    size = 10.0 ** math.floor(math.log10(due))
+    step = next(size * many for many in (1, 2, 5, 10) if size * many >= due)
+    return [step * number for number in range(math.floor(low / step), math.ceil(high / step) + 1)]
+
+
+def _around(low: float, high: float) -> tuple[float, float]:
+    """Return bounds of an axis with some room; values that are all equal lie in its middle."""
+    room = 0.02 * (high - low) or abs(high) / 2 or 1.0
+    return low - room, high + room
+
+
+def _thinned(line: Mapping[float, float]) -> list[Point]:
+    points = sorted(line.items())
+    stride = -(-len(points) // POINTS_MAX)
+    return points if stride == 1 else [*points[:-1:stride], points[-1]]

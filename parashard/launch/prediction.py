@@ -1,0 +1,183 @@
+"""The model of a run that is done, with its weights: what it predicts for rows or arrays.
+
+Owns which runs can, and what their outputs mean. Called by `parashard predict`.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from parashard.data import open_source
+from parashard.data.arrays import AnyArray
+from parashard.data.base import DataSpec
+from parashard.data.columns import Table, Words, as_words
+from parashard.data.csv import read_csv
+from parashard.data.options import CsvOptions
+from parashard.data.preprocessing import ClassTarget, Preprocessing, read_preprocessing
+from parashard.errors import BadData, ConfigurationError
+from parashard.job.load import LoadedJob
+from parashard.launch.run_files import PREPROCESSING_FILE, WEIGHTS_FILE
+from parashard.launch.run_folders import resumed_job
+from parashard.models import build_model
+from parashard.models.options import ScriptModelOptions
+from parashard.plan.variables import Float32s
+from parashard.store.arrays import read_arrays
+
+EXAMPLES_AT_ONCE = 1000
+
+Predict = Callable[[dict[str, Float32s], AnyArray], AnyArray]
+
+
+class Predictions(NamedTuple):
+    """What a model says about examples.
+
+    Parameters
+    ----------
+    outputs : ndarray, shape (examples, ...)
+        The model's own: logits of classes, or values in the targets' unit.
+    rows : list of list of str
+        A header, and a row for each example.
+    """
+
+    outputs: AnyArray
+    rows: list[list[str]]
+
+
+def predict_file(run_dir: Path, file: Path) -> Predictions:
+    """Return what a run's model predicts for a file.
+
+    Parameters
+    ----------
+    run_dir : Path
+        Of a run that is done.
+    file : Path
+        A CSV file with the columns that the run was trained on, or for arrays a .npy file.
+
+    Raises
+    ------
+    ConfigurationError
+        The run has no weights yet, or a model that cannot predict here.
+    BadData
+        The file does not go with the data of the run.
+    """
+    weights = run_dir / WEIGHTS_FILE
+    if not weights.is_file():
+        raise ConfigurationError(f"{run_dir}: has no {WEIGHTS_FILE}, which the end of a run writes")
+    loaded = resumed_job(run_dir, [])
+    if isinstance(loaded.job.model, ScriptModelOptions):
+        raise ConfigurationError(
+            f"{run_dir}: its model is in the script {loaded.path}, where trainer.predict(inputs) has its weights"
+        )
+    spec = _spec(run_dir, loaded)
+    predict = _predict(loaded, spec)
+    inputs = _inputs(file, spec, loaded)
+    if inputs.shape[1:] != spec.input_shape:
+        raise BadData(f"{file}: an example has shape {inputs.shape[1:]}; the model's inputs have {spec.input_shape}")
+    values = read_arrays(weights)
+    parts = [predict(values, inputs[some]) for some in _slices(len(inputs))]
+    outputs = np.concatenate(parts)
+    return Predictions(outputs, _rows(outputs, spec))
+
+
+def _slices(examples: int) -> Iterator[slice]:
+    for start in range(0, examples, EXAMPLES_AT_ONCE):
+        yield slice(start, start + EXAMPLES_AT_ONCE)
+
+
+def _spec(run_dir: Path, loaded: LoadedJob) -> DataSpec:
+    """Return the data's spec: from what is saved beside the weights, or of data that the job alone makes."""
+    file = run_dir / PREPROCESSING_FILE
+    if not file.is_file():
+        return open_source(loaded.job.data).spec
+    fitted = read_preprocessing(file)
+    classes = len(fitted.target.classes) if isinstance(fitted.target, ClassTarget) else 0
+    return DataSpec(0, 0, fitted.input_shape, classes, "", fitted)
+
+
+def _predict(loaded: LoadedJob, spec: DataSpec) -> Predict:
+    job = loaded.job
+    model = build_model(job.model, spec, job.job.seed, loaded.path.parent)
+    predict = getattr(model, "predict", None)
+    if not callable(predict):
+        raise ConfigurationError(
+            f"model kind {job.model.kind!r}: it has no method predict(variables, inputs), which returns outputs; "
+            "softmax, mlp, cnn and a factory that returns a ps.Sequential have one"
+        )
+    return predict  # type: ignore[no-any-return]  # a user's
+
+
+def _inputs(file: Path, spec: DataSpec, loaded: LoadedJob) -> AnyArray:
+    fitted = spec.preprocessing
+    if fitted is not None and fitted.columns is not None:
+        if file.suffix == ".npy":
+            raise BadData(f"{file}: the run was trained on a table; due is a CSV file with its columns")
+        return _of_table(file, fitted, loaded)
+    if file.suffix != ".npy":
+        raise BadData(
+            f"{file}: the run was trained on arrays; due is a .npy file, shape (examples, *{spec.input_shape})"
+        )
+    try:
+        array = np.load(file, allow_pickle=False)
+    except OSError as error:
+        raise BadData(f"{file}: cannot be read: {error.strerror or error}") from None
+    except ValueError as error:
+        raise BadData(f"{file}: is no array: {error}") from None
+    if not isinstance(array, np.ndarray) or array.dtype.kind not in "biuf" or not array.ndim or not len(array):
+        raise BadData(f"{file}: is no array of numbers with an axis of examples")
+    return (array / (fitted.divide_by if fitted is not None else 1.0)).astype(np.float32)
+
+
+def _of_table(file: Path, fitted: Preprocessing, loaded: LoadedJob) -> AnyArray:
+    data = loaded.job.data
+    if not isinstance(data, CsvOptions):  # trained on Parquet
+        data = CsvOptions(path=file, label="")
+    table = read_csv(file, data.replaced(strip_label=""))
+    texts = {name: [column.vocabulary[code] for code in column.codes] for name, column in _words_of(table).items()}
+    rows = [dict(zip(texts, row, strict=True)) for row in zip(*texts.values(), strict=True)]
+    try:
+        return fitted.inputs(rows)
+    except BadData as error:
+        raise BadData(f"{file}: {error.message}") from None
+
+
+def _words_of(table: Table) -> dict[str, Words]:
+    """Return the columns of a text table, in which every cell is a text."""
+    return {name: as_words(column) for name, column in table.columns.items()}
+
+
+def _rows(outputs: AnyArray, spec: DataSpec) -> list[list[str]]:
+    """Return the predictions in words: a class with its probability, or numbers."""
+    if spec.classes and outputs.ndim == 2 and outputs.shape[1] == spec.classes:
+        target = spec.preprocessing.target if spec.preprocessing is not None else None
+        names = target.classes if isinstance(target, ClassTarget) else tuple(map(str, range(spec.classes)))
+        shares = np.exp(outputs - outputs.max(axis=1, keepdims=True))
+        shares /= shares.sum(axis=1, keepdims=True)
+        best = outputs.argmax(axis=1)
+        found = [[names[at], f"{share[at]:.4f}"] for at, share in zip(best, shares, strict=True)]
+        return [["prediction", "probability"], *found]
+    flat = outputs.reshape(len(outputs), -1)
+    header = ["prediction"] if flat.shape[1] == 1 else [f"output_{place}" for place in range(flat.shape[1])]
+    return [header, *([f"{value:.7g}" for value in row] for row in flat)]
+
+
+def write_predictions(predictions: Predictions, output: Path) -> None:
+    """Write a .npy file of the outputs, or a CSV file of their meaning.
+
+    Raises
+    ------
+    ConfigurationError
+        It cannot be written.
+    """
+    try:
+        if output.suffix == ".npy":
+            np.save(output, predictions.outputs, allow_pickle=False)
+            return
+        with output.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows(predictions.rows)
+    except OSError as error:
+        raise ConfigurationError(f"{output}: cannot be written: {error.strerror}") from None

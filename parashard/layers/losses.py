@@ -1,0 +1,116 @@
+"""Losses: the mean over a batch, and its gradient by the model's outputs.
+
+Pure functions over the array namespace `xp`; targets out of range are told on NumPy alone, where a look costs nothing.
+Knows no layer. Called by `parashard.layers.sequential` and by the regression model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array
+from parashard.models.framework import WrongModel
+
+
+def softmax_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+    """Return the mean cross-entropy of softmax(logits) and its gradient by the logits.
+
+    loss = mean_i(log sum_j exp(z_ij) - z_i,t_i); gradient_ij = (softmax(z_i)_j - [j = t_i]) / n. The row's maximum is
+    subtracted first, so no logit overflows.
+
+    Parameters
+    ----------
+    logits : array of float32 or float64, shape (..., classes)
+        Unchanged. The mean is over all axes but the last.
+    targets : array of int64, of the logits' shape without its last axis
+        Each in [0, classes).
+
+    Returns
+    -------
+    loss : array, shape ()
+        Still an array, so that a GPU is not waited for.
+    gradient : array of the logits' shape
+        A new array with the logits' dtype.
+
+    Raises
+    ------
+    WrongModel
+        If the targets are no class labels of these logits.
+    """
+    classes = logits.shape[-1]
+    if targets.shape != logits.shape[:-1] or targets.dtype.kind not in "iu":
+        raise WrongModel(
+            f"softmax_cross_entropy: targets are {targets.dtype} of shape {targets.shape}; due for outputs of shape "
+            f"{logits.shape} are class labels (whole numbers) of shape {logits.shape[:-1]}"
+        )
+    shape, logits, targets = logits.shape, logits.reshape(-1, classes), targets.reshape(-1)
+    if isinstance(targets, np.ndarray) and targets.size and not 0 <= targets.min() <= targets.max() < classes:
+        wrong = targets.max() if targets.max() >= classes else targets.min()
+        raise WrongModel(f"softmax_cross_entropy: found class {wrong}; the outputs have classes 0 to {classes - 1}")
+    rows = xp.arange(len(logits))
+    shifted = logits - logits.max(axis=1, keepdims=True)
+    at_target = shifted[rows, targets]
+    gradient = xp.exp(shifted, out=shifted)
+    total = gradient.sum(axis=1, keepdims=True)
+    loss = (xp.log(total[:, 0]) - at_target).mean()
+    gradient /= total
+    gradient[rows, targets] -= 1
+    gradient /= len(logits)
+    return loss, gradient.reshape(shape)
+
+
+def sigmoid_cross_entropy(logits: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+    """Return the mean cross-entropy of sigmoid(logits) and its gradient by the logits.
+
+    loss = mean(max(z, 0) - z t + log(1 + exp(-abs(z)))); gradient = (sigmoid(z) - t) / size. No logit overflows.
+
+    Parameters
+    ----------
+    logits : array of float32 or float64
+        Unchanged. The mean is over all its numbers.
+    targets : array of the logits' shape, or without a last axis of one
+        Probabilities in [0, 1]: 0 and 1, usually.
+
+    Returns
+    -------
+    loss : array, shape ()
+    gradient : array of the logits' shape
+        A new array with the logits' dtype.
+    """
+    due = _like(targets, logits, "sigmoid_cross_entropy")
+    small = xp.exp(-abs(logits))  # in (0, 1]
+    loss = (xp.maximum(logits, 0) - logits * due + xp.log1p(small)).mean()
+    gradient = xp.maximum(small, logits >= 0) / (1 + small)  # 1 / (1 + e^-z) for z >= 0, e^z / (1 + e^z) below
+    gradient -= due
+    gradient /= logits.size
+    return loss, gradient
+
+
+def mean_squared_error(outputs: Array, targets: Array, xp: Any) -> tuple[Array, Array]:
+    """Return the mean squared error and its gradient by the outputs.
+
+    loss = mean((z - t)^2); gradient = 2 (z - t) / size.
+
+    Parameters
+    ----------
+    outputs : array of float32 or float64
+        Unchanged. The mean is over all its numbers.
+    targets : array of the outputs' shape, or without a last axis of one
+
+    Returns
+    -------
+    loss : array, shape ()
+    gradient : array of the outputs' shape
+        A new array with the outputs' dtype.
+    """
+    error = outputs - _like(targets, outputs, "mean_squared_error")
+    return (error * error).mean(), error * (2 / error.size)
+
+
+def _like(targets: Array, outputs: Array, loss: str) -> Array:
+    """Return targets in the outputs' shape and dtype; (n,) is taken for (n, 1), and for nothing else."""
+    if outputs.shape not in (targets.shape, (*targets.shape, 1)):
+        raise WrongModel(f"{loss}: targets have shape {targets.shape}, and the outputs {outputs.shape}")
+    return targets.reshape(outputs.shape).astype(outputs.dtype, copy=False)

@@ -1,0 +1,237 @@
+"""Sequential: a list of layers with a loss is a model that a trainer takes.
+
+Owns the names of the layers' variables, the way of a batch through them and back, and the metrics. Knows no layer.
+Called by users; the built-in models are made of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Self
+
+import numpy as np
+
+from parashard.data.base import Array, Batch
+from parashard.errors import ConfigurationError
+from parashard.layers.base import Layer, Pass, Pullback, Shape
+from parashard.layers.losses import mean_squared_error, sigmoid_cross_entropy, softmax_cross_entropy
+from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name
+from parashard.plan.variables import Float32s, Variable
+
+Loss = Callable[[Array, Array, Any], tuple[Array, Array]]
+"""From outputs, targets and `xp` to the mean over the batch and its gradient by the outputs, in a new array."""
+
+LOSSES: Mapping[str, Loss] = {
+    "softmax_cross_entropy": softmax_cross_entropy,
+    "sigmoid_cross_entropy": sigmoid_cross_entropy,
+    "mean_squared_error": mean_squared_error,
+}
+
+
+def accuracy(outputs: Array, targets: Array) -> Array:
+    """Return the fraction of targets whose class has the greatest output; one output a class on the last axis."""
+    return (outputs.argmax(axis=-1) == targets).mean()
+
+
+def binary_accuracy(outputs: Array, targets: Array) -> Array:
+    """Return the fraction of targets that lie on their logit's side: 1 where it is positive, else 0."""
+    return ((outputs > 0) == (targets.reshape(outputs.shape) > 0.5)).mean()
+
+
+def mean_absolute_error(outputs: Array, targets: Array) -> Array:
+    """Return the mean of abs(z - t)."""
+    return abs(outputs - targets.reshape(outputs.shape)).mean()
+
+
+_METRICS = {ACCURACY: accuracy, "binary_accuracy": binary_accuracy, "mean_absolute_error": mean_absolute_error}
+
+
+class Sequential:
+    """Layers, one after the other, and a loss.
+
+    Parameters
+    ----------
+    layers : sequence of Layer
+        Such as `parashard.layers.Dense(10)`.
+    input_shape : tuple of int
+        Of one example's input.
+    loss : str or callable (outputs, targets, xp) -> (loss, gradient by the outputs)
+        "softmax_cross_entropy", "sigmoid_cross_entropy", "mean_squared_error", or a function: the mean over a batch.
+    metrics : sequence of str or callable (outputs, targets) -> number
+        What evaluations tell besides the loss: "accuracy", "binary_accuracy", "mean_absolute_error", or functions that
+        are means over a batch.
+
+    Attributes
+    ----------
+    output_shape : tuple of int
+        Of one example's output.
+
+    Notes
+    -----
+    A variable is named NAME_NUMBER.PART, such as "dense_0.weight": the layer's name, its number among the layers of
+    that name, and its own name there.
+
+    Raises
+    ------
+    ConfigurationError
+        If a layer does not go with the one before it.
+
+    Examples
+    --------
+    >>> from parashard.layers import Dense, ReLU
+    >>> model = Sequential([Dense(4), ReLU(), Dense(3)], input_shape=(2,), loss="softmax_cross_entropy")
+    >>> {name: variable.shape for name, variable in model.initial_variables().items()}
+    {'dense_0.weight': (2, 4), 'dense_0.bias': (4,), 'dense_1.weight': (4, 3), 'dense_1.bias': (3,)}
+    """
+
+    def __init__(
+        self, layers: Sequence[Layer], *, input_shape: Sequence[int], loss: str | Loss, metrics: Sequence[Metric] = ()
+    ) -> None:
+        self._layers = tuple(layers)
+        self._input_shape = _shape(input_shape)
+        self._loss = _loss(loss)
+        self._metrics = metrics_by_name(metrics, _METRICS)
+        self._seed = 0
+        self._values: Mapping[str, Float32s] | None = None
+        self._declared: dict[str, Variable] = {}
+        self._parts: list[tuple[int, dict[str, str]]] = []  # a layer's number, and its variables' names by its own ones
+        self.output_shape = self._named()
+
+    def __repr__(self) -> str:
+        return f"Sequential([{', '.join(map(repr, self._layers))}], input_shape={self._input_shape})"
+
+    def __call__(self, inputs: Array) -> Array:
+        """Return the outputs for inputs, by the weights of a model that `Trainer.model` returned."""
+        if self._values is None:
+            raise ConfigurationError("this model has no weights: call what trainer.model() returns")
+        return self.predict(self._values, inputs)
+
+    def seed(self, seed: int) -> None:
+        """Draw what is random by this seed."""
+        self._seed = seed
+
+    def fixed_sha256(self) -> str:
+        """Return the digest of the layers and the loss, which are in no variable."""
+        return hashlib.sha256(f"{self!r} {_text(self._loss)}".encode()).hexdigest()
+
+    def frozen(self) -> list[str]:
+        """Return the names of the variables that a layer declares as frozen."""
+        return [name for name, variable in self._declared.items() if variable.frozen]
+
+    def initial_variables(self) -> Mapping[str, Variable | Float32s]:
+        """Return the declared variables by name; of a model that `Trainer.model` returned, its weights."""
+        return self._values or self._declared
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float | Array, Mapping[str, Array]]:
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        outputs, pull_back = self.forward(variables, batch.inputs, batch.step, xp)
+        loss, gradient = self._loss(outputs, batch.targets, xp)
+        return loss, pull_back(gradient)  # not float(loss), which would synchronise a GPU
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return the loss and the metrics, means over the batch."""
+        outputs, _ = self.forward(variables, batch.inputs, None, xp)
+        values = {"loss": self._loss(outputs, batch.targets, xp)[0]}
+        values |= {name: metric(outputs, batch.targets) for name, metric in self._metrics.items()}
+        found = xp.stack([xp.asarray(value) for value in values.values()]).tolist()  # one synchronisation
+        return dict(zip(values, found, strict=True))
+
+    def predict(self, values: Mapping[str, Float32s], inputs: Array) -> Array:
+        """Return the outputs for inputs, shape (examples, *output_shape), as a NumPy array."""
+        return self.forward(values, inputs, None, np)[0]
+
+    def own(self, values: Mapping[str, Float32s]) -> Self:
+        """Return a copy of the model that has these weights: it can be called, and trained further."""
+        model = type(self).__new__(type(self))
+        model.__dict__.update(self.__dict__, _values=dict(values))
+        return model
+
+    def forward(
+        self, variables: Mapping[str, Array], inputs: Array, step: int | None, xp: Any
+    ) -> tuple[Array, Callable[[Array], dict[str, Array]]]:
+        """Return the outputs, shape (n, *output_shape), and the pullback of their gradient to all variables.
+
+        Parameters
+        ----------
+        variables : mapping of str to array of float32 or float64
+        inputs : array, shape (n, *input_shape)
+        step : int or None
+            Keys what is random; None: an evaluation, nothing is.
+        """
+        if inputs.shape[1:] != self._input_shape:
+            raise WrongModel(
+                f"an example's inputs have shape {inputs.shape[1:]}; the model's input_shape is {self._input_shape}"
+            )
+        x = inputs
+        if not self._layers[0].of_indices:
+            x = x.astype(variables[next(iter(self._declared))].dtype, copy=False)
+        pulls: list[Pullback] = []
+        for layer, (number, names) in zip(self._layers, self._parts, strict=True):
+            key = None if step is None else (self._seed, step, number)
+            x, pull = layer.apply({part: variables[name] for part, name in names.items()}, x, Pass(xp, key))
+            pulls.append(pull)
+
+        def pull_back(gradient: Array | None) -> dict[str, Array]:
+            found: dict[str, Array] = {}
+            for at in reversed(range(self._first, len(pulls))):
+                assert gradient is not None, "every layer but the first with variables was asked for it"
+                gradient, own = pulls[at](gradient, at > self._first)
+                found |= {name: own[part] for part, name in self._parts[at][1].items()}
+            return found
+
+        return x, pull_back
+
+    def _named(self) -> Shape:
+        """Name every layer's variables and return the shape of an output."""
+        if not self._layers:
+            raise ConfigurationError("Sequential: there is no layer")
+        shape, seen, first = self._input_shape, Counter[str](), None
+        for at, layer in enumerate(self._layers):
+            if not isinstance(layer, Layer):
+                raise ConfigurationError(
+                    f"Sequential: layer {at} is a layer, such as ps.layers.Dense(10); found {layer!r}"
+                )
+            if layer.of_indices and at:
+                raise ConfigurationError(
+                    f"Sequential: layer {at}, {layer!r}, takes whole numbers: it must be the first"
+                )
+            try:
+                after, declared = layer.output_shape(shape), layer.variables(shape)
+            except ConfigurationError as error:
+                raise ConfigurationError(f"Sequential: layer {at}, {layer!r}: {error.message}") from None
+            number = seen[layer.name]
+            seen[layer.name] += 1
+            names = {part: f"{layer.name}_{number}.{part}" for part in declared}
+            self._declared |= {names[part]: replace(variable, name=names[part]) for part, variable in declared.items()}
+            self._parts.append((number, names))
+            if declared and first is None:
+                first = at
+            shape = after
+        if first is None:
+            raise ConfigurationError("Sequential: no layer has variables, so that there is nothing to train")
+        self._first = first
+        return shape
+
+
+def _shape(given: Sequence[int]) -> Shape:
+    if not isinstance(given, tuple | list) or not all(isinstance(n, int | np.integer) and n > 0 for n in given):
+        raise ConfigurationError(
+            f"input_shape is a tuple of whole numbers of at least 1, such as (28, 28), found {given!r}"
+        )
+    return tuple(int(n) for n in given)
+
+
+def _loss(given: str | Loss) -> Loss:
+    found = LOSSES.get(given) if isinstance(given, str) else given
+    if not callable(found):
+        raise ConfigurationError(f"loss {given!r} is unknown; allowed: {', '.join(LOSSES)}, or a function")
+    return found
+
+
+def _text(function: Callable[..., Any]) -> str:
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__name__)}"

@@ -1,0 +1,185 @@
+"""`parashard init`, `predict` and `plot`: a table's job, what a finished run predicts, its picture; what is refused."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.data import open_source
+from parashard.data.preprocessing import as_json
+from parashard.job.load import as_toml, load_job
+from parashard.models import build_model
+from parashard.process.shell import ExitCode
+from parashard.store.arrays import write_arrays
+from support.command_line import Command
+
+HOUSES = [[f"h{n}", n % 7 + 0.5, ["north", "old, town"][n % 2], "" if n % 5 == 0 else n, 10.5 * n] for n in range(60)]
+
+
+def written(name: str, header: list[str], rows: list[Any], delimiter: str = ",") -> None:
+    with Path(name).open("w", newline="") as file:
+        csv.writer(file, delimiter=delimiter).writerows([header, *rows])
+
+
+def houses() -> None:
+    written("My Houses.csv", ["id", "area", "district", "year", "price"], HOUSES)
+
+
+def test_a_table_becomes_a_job_that_can_be_run(parashard: Command) -> None:
+    houses()
+    ran = parashard("init", "My Houses.csv")
+    assert (ran.exit_code, ran.err) == (0, "")
+    assert ran.out.splitlines()[-1] == "wrote My Houses.toml; train with: parashard run My Houses.toml"
+    job = load_job(Path("My Houses.toml"), environ={}).job
+    assert job.job.name == "my-houses"
+    data = job.data.plain()
+    assert {key: data[key] for key in ("label", "target", "ignore", "categorical")} == {
+        "label": "price",
+        "target": "value",
+        "ignore": ("id",),
+        "categorical": (),
+    }
+    assert open_source(job.data).spec.examples == 48
+    assert job.job.batch_size == 4
+    assert "# id has 60 distinct texts in 60 rows: it looks like an id" in Path("My Houses.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("header", "row", "delimiter", "due"),
+    [
+        (["a", "kind"], lambda n: [n % 4, "xyz"[n % 3]], ";", {"separator": ";", "target": "class"}),
+        (["a", "sum"], lambda n: [n % 4, n * 3], "\t", {"separator": "\t", "target": "value"}),
+        (["a", "b", "c"], lambda n: [n % 4, 1, n % 2], "|", {"ignore": ("b",), "target": "class"}),
+        (["a", "b", "c"], lambda n: [n % 9, [1, 2, 3, 4, "?"][n % 5], n % 2], ",", {"categorical": ("b",)}),
+        (["a", "b"], lambda n: [n % 9, ["1", "2", "other"][n % 3]], ",", {"label": "b", "target": "class"}),
+        (['q"\x7f\\', "b"], lambda n: [n % 9, n % 2], ",", {"label": "b"}),
+    ],
+)
+def test_what_a_table_has_is_guessed(parashard: Command, header: Any, row: Any, delimiter: str, due: Any) -> None:
+    written("t.csv", header, [row(n) for n in range(80)], delimiter)
+    assert parashard("init", "t.csv", "--output", "o.toml").exit_code == 0
+    options = load_job(Path("o.toml"), environ={}).job.data
+    assert due.items() <= options.plain().items()
+    open_source(options)
+
+
+def test_another_column_can_be_the_label(parashard: Command) -> None:
+    houses()
+    assert parashard("init", "My Houses.csv", "--label", "district", "--output", "o.toml").exit_code == 0
+    assert load_job(Path("o.toml"), environ={}).job.data.plain()["label"] == "district"
+    refused = parashard("init", "My Houses.csv", "--label", "rooms", "--output", "p.toml")
+    assert "My Houses.csv: has no column 'rooms'; its columns: id, area, district, year, price" in refused.err
+    assert not Path("p.toml").exists()
+
+
+def test_what_cannot_begin_is_one_sentence(parashard: Command) -> None:
+    houses()
+    parashard("init", "My Houses.csv")
+    written("one.csv", ["a"], [[1], [2]])
+    for words, says in (
+        (["My Houses.csv"], "My Houses.toml exists; --output names another file"),
+        (["none.csv"], "none.csv: cannot be read: No such file or directory"),
+        (["job.toml"], "job.toml: this is a job file; due is a table"),
+        (["one.csv"], "one.csv: has no column but the label 'a'"),
+    ):
+        ran = parashard("init", *words)
+        assert ran.exit_code == ExitCode.CONFIGURATION
+        assert says in ran.err
+        assert ran.err.count("\n") == 1
+
+
+def finished_run(job: Path, *, weights: bool = True) -> Any:
+    """Make a run of a job by hand, and return its model, source and first weights."""
+    loaded = load_job(job, environ={})
+    source = open_source(loaded.job.data)
+    run = Path("runs/done")
+    run.mkdir(parents=True)
+    (run / "job.toml").write_text(as_toml(loaded.job))
+    if source.spec.preprocessing is not None:
+        (run / "preprocessing.json").write_bytes(as_json(source.spec.preprocessing))
+    model: Any = build_model(loaded.job.model, source.spec, 0, job.parent)
+    rng = np.random.default_rng(1)
+    values = {
+        name: rng.normal(size=variable.shape).astype(np.float32) for name, variable in model.initial_variables().items()
+    }
+    if weights:
+        write_arrays(run / "weights.safetensors", values)
+    return model, source, values
+
+
+def test_a_run_predicts_classes_for_a_table(parashard: Command) -> None:
+    rows = [[n / 7, "ab"[n % 2], "xyz"[n % 3]] for n in range(60)]
+    written("t.csv", ["n", "text", "kind"], rows)
+    parashard("init", "t.csv")
+    model, source, values = finished_run(Path("t.toml"))
+    written("new.csv", ["text", "n", "more"], [[text, n, "?"] for n, text, _ in rows[:3]])
+    fitted = source.spec.preprocessing
+    inputs = fitted.inputs([{"n": n, "text": text} for n, text, _ in rows[:3]])
+    outputs = model.predict(values, inputs)
+    ran = parashard("predict", "done", "new.csv")
+    assert (ran.exit_code, ran.err) == (0, "")
+    head, *told = ran.out.splitlines()
+    assert head == "prediction,probability"
+    assert [line.split(",")[0] for line in told] == [fitted.target.classes[at] for at in outputs.argmax(1)]
+    shares = np.exp(outputs) / np.exp(outputs).sum(axis=1, keepdims=True)
+    assert [float(line.split(",")[1]) for line in told] == pytest.approx(shares.max(axis=1), abs=1e-4)
+    assert parashard("predict", "done", "new.csv", "--output", "o.npy").out == "wrote o.npy: 3 predictions\n"
+    np.testing.assert_array_equal(np.load("o.npy"), outputs)
+
+
+def test_numbers_are_predicted_in_the_unit_of_the_table(parashard: Command) -> None:
+    houses()
+    parashard("init", "My Houses.csv", "--output", "t.toml")
+    model, source, values = finished_run(Path("t.toml"))
+    rows = [dict(zip(["id", "area", "district", "year", "price"], row, strict=True)) for row in HOUSES[:4]]
+    due = model.predict(values, source.spec.preprocessing.inputs(rows))[:, 0]
+    target = source.spec.preprocessing.target
+    assert np.abs(due).max() > 10 * np.abs((due - target.mean) / target.deviation).max(), "it is no standardised value"
+    written("new.csv", list(rows[0]), [list(row.values()) for row in rows])
+    assert parashard("predict", "done", "new.csv", "--output", "o.csv").exit_code == 0
+    head, *told = Path("o.csv").read_text().splitlines()
+    assert head == "prediction"
+    np.testing.assert_allclose(list(map(float, told)), due, rtol=1e-6)
+
+
+def test_a_run_on_arrays_predicts_for_arrays(parashard: Command) -> None:
+    model, source, values = finished_run(Path("job.toml"))
+    shape = source.spec.input_shape
+    array = np.random.default_rng(0).random((5, *shape)).astype(np.float32)
+    np.save("x.npy", array)
+    scale = source.spec.preprocessing.divide_by if source.spec.preprocessing is not None else 1.0
+    assert parashard("predict", "done", "x.npy", "--output", "o.npy").exit_code == 0
+    np.testing.assert_array_equal(np.load("o.npy"), model.predict(values, (array / scale).astype(np.float32)))
+    np.save("y.npy", array[:, None])
+    written("z.csv", ["a"], [[1]])
+    for file, says in (("y.npy", "an example has shape"), ("z.csv", "due is a .npy file"), ("w.npy", "cannot be read")):
+        assert says in parashard("predict", "done", file).err
+
+
+def test_what_cannot_predict_says_why(parashard: Command) -> None:
+    finished_run(Path("job.toml"), weights=False)
+    assert "has no weights.safetensors, which the end of a run writes" in parashard("predict", "done", "x.npy").err
+    Path("runs/done/weights.safetensors").write_bytes(b"")
+    job = Path("runs/done/job.toml")
+    job.write_text(as_toml(load_job(job, [("model.kind", "ledger", "--set")], environ={}).job))
+    assert "model kind 'ledger': it has no method predict" in parashard("predict", "done", "x.npy").err
+
+
+def test_a_run_is_drawn(parashard: Command) -> None:
+    run = Path("runs/one")
+    run.mkdir(parents=True)
+    (run / "job.toml").write_text(Path("job.toml").read_text())
+    assert "history.jsonl: cannot be read" in parashard("plot", "one").err
+    (run / "history.jsonl").write_text('{"steps_complete": 0}\n')
+    assert "has no loss and no metric yet" in parashard("plot", "one").err
+    lines = [{"steps_complete": 5, "training_loss": 0.5, "held_out": {"accuracy": 0.75}}]
+    (run / "history.jsonl").write_text("\n".join(map(json.dumps, lines)) + '\n{"steps_comp')
+    assert parashard("plot", "one").out == "wrote runs/one/plot.svg: loss, accuracy\n"
+    assert "held out 0.7500" in (run / "plot.svg").read_text()
+    assert parashard("plot", "one", "--output", "p.svg").out == "wrote p.svg: loss, accuracy\n"
+    assert "cannot be written" in parashard("plot", "one", "--output", "none/p.svg").err
