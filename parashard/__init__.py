@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from parashard import jax as jax
+    from parashard import keras as keras
     from parashard import torch as torch
     from parashard.api.script import is_worker as is_worker
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
@@ -39,7 +40,7 @@ _PLACES = {
     "Trainer": "parashard.api.trainer",
     "is_worker": "parashard.api.script",
 }
-_MODULES = ("jax", "torch")
+_MODULES = ("jax", "keras", "torch")
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""

@@ -29,6 +29,8 @@ from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Model
+from parashard.models.blame import named_with_line
+from parashard.models.framework import WrongModel
 from parashard.plan.optimizers import SGD, OptimizerSpec
 from parashard.plan.variables import Float32s, Variable, initial_rows
 from parashard.process.shell import ExitCode
@@ -63,6 +65,14 @@ class FrameworkModel(Model, Protocol):
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
+
+
+@runtime_checkable
+class CheckedModel(Protocol):
+    """A model that can tell before a job begins that its steps cannot be computed."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise what a step or an evaluation of such a batch would raise."""
 
 
 class History:
@@ -230,6 +240,7 @@ class Trainer:
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(self._model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
+        self._check(source)
         outcome = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.exit_code == INTERRUPTED:
             raise KeyboardInterrupt(outcome.reason)
@@ -239,6 +250,17 @@ class Trainer:
             words = _end_in_words(History(outcome.report, outcome.run_dir))
             console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
         return {"report": outcome.report, "run_dir": str(outcome.run_dir)}
+
+    def _check(self, source: ScriptArrays) -> None:
+        """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
+        if isinstance(self._model, CheckedModel):
+            indices = np.arange(min(2, source.spec.examples))
+            try:
+                self._model.check(Batch(0, 0, indices, *source.examples(indices)))
+            except (ConfigurationError, WrongModel) as error:
+                raise ConfigurationError(str(error)) from None
+            except Exception as error:
+                raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
 
     def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
         inputs, targets = data
