@@ -7,13 +7,16 @@ JAX's own memory: XLA may keep what it is handed, and pulled arrays are used aga
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.models.base import Initial
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
+from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
 from parashard.plan.variables import Float32s
 
 try:
@@ -45,6 +48,11 @@ class Model:
         What `Trainer.predict` returns and metrics are of.
     metrics : sequence of str or callable (outputs, targets) -> number
         What evaluations tell besides the loss: "accuracy", or functions that are means over a batch. They need `apply`.
+    state : mapping of str to str
+        Leaves that are not trained, by path or pattern such as "batch_stats/*", and how they change: "average:M" for a
+        running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`, "frozen" for not at all.
+        Unless all are frozen, `loss` returns the scalar and a pytree of the new values of leaves of state, by the same
+        paths; a leaf that it leaves out does not change.
 
     Notes
     -----
@@ -52,7 +60,15 @@ class Model:
     a scalar as one row.
     """
 
-    def __init__(self, init: Init, loss: Loss, *, apply: Apply | None = None, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(
+        self,
+        init: Init,
+        loss: Loss,
+        *,
+        apply: Apply | None = None,
+        metrics: Sequence[Metric] = (),
+        state: Mapping[str, str] | None = None,
+    ) -> None:
         for name, given in (("init", init), ("loss", loss), ("apply", apply)):
             if not callable(given) and (name != "apply" or given is not None):
                 raise ConfigurationError(f"{name} is a function, found {type(given).__name__}")
@@ -63,9 +79,11 @@ class Model:
         self._apply = jax.jit(apply) if apply is not None else None
         self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
         self._seed = 0
+        self._patterns = dict(state or {})
+        self._kinds: dict[str, str] = {}
         self._parameters: Any = None
-        self._gradients = jax.jit(jax.value_and_grad(loss))
-        self._judged = jax.jit(lambda parameters, inputs, targets: loss(parameters, inputs, targets, None))
+        self._gradients = jax.jit(jax.value_and_grad(self._told, has_aux=True))
+        self._judged = jax.jit(self._judge)
 
     def seed(self, seed: int) -> None:
         """Begin with what `init` makes of this seed."""
@@ -77,28 +95,32 @@ class Model:
         """Return nothing: all that a model has is in its leaves and its code."""
         return ""
 
-    def frozen(self) -> list[str]:
-        """Return nothing: every leaf is trained."""
-        return []
-
-    def initial_variables(self) -> Mapping[str, Float32s]:
-        """Return the leaves as float32."""
-        return {name: rows(np.array(leaf, np.float32)) for name, leaf in _leaves(self._ready()).items()}
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the leaves with their first values, as float32."""
+        leaves = _leaves(self._ready())
+        return {name: initial_of(name, _numpy(leaf), self._kinds[name]) for name, leaf in leaves.items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         key = jax.random.key(step_seed("jax", self._seed, batch.step))
-        parameters = self._tree(variables)
+        leaves = self._leaves_of(variables)
+        trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
+        state = {name: leaf for name, leaf in leaves.items() if self._kinds[name]}
         try:
-            loss, gradients = self._gradients(parameters, _array(batch.inputs), _array(batch.targets), key)
+            (loss, after), gradients = self._gradients(trained, state, _array(batch.inputs), _array(batch.targets), key)
         except TypeError as error:
             if "scalar-output" in str(error):
                 raise WrongModel("the loss must be a scalar, the mean over a batch") from error
             raise
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
-        return float(loss), {name: rows(_gradient(leaf, xp)) for name, leaf in _leaves(gradients).items()}
+        found = {name: rows(_gradient(leaf, xp)) for name, leaf in gradients.items()}
+        for name, before in state.items():
+            if self._kinds[name] != FROZEN:
+                pushed = pushed_for(self._kinds[name], _numpy(before), _numpy(after.get(name, before)))
+                found[name] = xp.asarray(pushed)
+        return float(loss), found
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
@@ -119,11 +141,41 @@ class Model:
         """Return the pytree with these weights."""
         return self._tree(values)
 
+    def _told(self, trained: Any, state: Any, inputs: Any, targets: Any, key: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the loss, and the new values of state by path; traced."""
+        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, key)
+        if not self._kinds_changing():
+            return found, {}
+        if not isinstance(found, tuple) or len(found) != 2:
+            raise WrongModel("with state=, the loss returns two things: the scalar, and the new values of the state")
+        after = _leaves(found[1])
+        for name, leaf in after.items():
+            if self._kinds.get(name, "") in ("", FROZEN):
+                raise WrongModel(f"the loss returned a new value of {name!r}, which state= does not say how to change")
+            if leaf.shape != state[name].shape:
+                raise WrongModel(f"the new value of {name!r} has shape {leaf.shape}; it is {state[name].shape}")
+        return found[0], after
+
+    def _judge(self, parameters: Any, inputs: Any, targets: Any) -> Any:
+        found = self._loss(parameters, inputs, targets, None)
+        return found[0] if self._kinds_changing() else found
+
+    def _kinds_changing(self) -> bool:
+        return any(kind not in ("", FROZEN) for kind in self._kinds.values())
+
     def _tree(self, variables: Mapping[str, Array]) -> Any:
         """Return the pytree of pulled arrays, in the shapes and types that `init` gave."""
+        return self._tree_of(self._leaves_of(variables))
+
+    def _leaves_of(self, variables: Mapping[str, Array]) -> dict[str, Any]:
+        return {
+            name: _array(value_of(variables[name], self._kinds[name])).reshape(leaf.shape).astype(leaf.dtype)
+            for name, leaf in _leaves(self._ready()).items()
+        }
+
+    def _tree_of(self, leaves: Mapping[str, Any]) -> Any:
         own = self._ready()
-        leaves = [_array(variables[name]).reshape(leaf.shape).astype(leaf.dtype) for name, leaf in _leaves(own).items()]
-        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(own), leaves)
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(own), [leaves[name] for name in _leaves(own)])
 
     def _ready(self) -> Any:
         if self._parameters is None:
@@ -137,10 +189,23 @@ class Model:
             raise ConfigurationError(f"two parameters have the same path; the paths are {', '.join(leaves)}")
         if not leaves:
             raise ConfigurationError("init returned no arrays")
-        for name, leaf in leaves.items():
-            if not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
-                raise ConfigurationError(f"parameter {name!r} is {leaf.dtype}; allowed: real floating point")
+        self._kinds = self._kinds_of(leaves)
         return made
+
+    def _kinds_of(self, leaves: Mapping[str, Any]) -> dict[str, str]:
+        kinds = dict.fromkeys(leaves, "")
+        for pattern, kind in self._patterns.items():
+            names = [name for name in leaves if fnmatchcase(name, pattern)]
+            if not names:
+                raise ConfigurationError(f"state: {pattern!r} matches none of the leaves: {', '.join(leaves)}")
+            kinds |= {name: checked_kind(name, kind, _numpy(leaves[name]).dtype) for name in names}
+        for name, leaf in leaves.items():
+            if not kinds[name] and not jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating):
+                raise ConfigurationError(
+                    f"parameter {name!r} is {leaf.dtype}; allowed: real floating point, or whole numbers that state= "
+                    "names as a counter"
+                )
+        return kinds
 
 
 def _leaves(tree: Any) -> dict[str, Any]:
@@ -156,6 +221,12 @@ def _word(key: Any) -> str:
 def _array(array: Any) -> Any:
     """Return an array of JAX: a copy of NumPy's, which is used again; CuPy's as it is."""
     return jax.numpy.array(array) if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
+
+
+def _numpy(leaf: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy array of a leaf's values, floating ones as float32."""
+    floating = jax.numpy.issubdtype(leaf.dtype, jax.numpy.floating)
+    return np.array(leaf.astype(jax.numpy.float32) if floating else leaf)
 
 
 def _gradient(leaf: Any, xp: Any) -> Array:

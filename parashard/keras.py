@@ -12,14 +12,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from typing import Any
 
 import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.models.base import Initial
 from parashard.models.framework import WrongModel, rows, step_seed
 from parashard.models.keras_backends import open_backend
+from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.plan.state import AVERAGE
 from parashard.plan.variables import Float32s
 
 try:
@@ -33,9 +37,6 @@ except ImportError as error:
 
 _PREDICTION = -1
 """Stands for a step where there is none: what is random in a prediction is the same each time."""
-_SEEDS = "seed"
-"""The state of Keras' `SeedGenerator`s: set from the job's seed and the step, never pushed."""
-_FROZEN = "frozen"
 
 
 class Model:
@@ -46,17 +47,22 @@ class Model:
     model : keras.Model, class or callable
         The compiled model, or what makes it without arguments: a class or factory is called after
         `keras.utils.set_random_seed` with the trainer's seed, an instance begins with the weights that it has.
+    state : mapping of str to str
+        Weights without a gradient that the model changes in training, by path or pattern such as "*/count", and how:
+        "average:M" for a running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`. Those of
+        batch normalisation need not be named.
 
     Notes
     -----
     A step computes what `compile()` says: loss, loss weights, `add_loss` and regularisers in training, metrics in
     evaluations. The optimizer is the trainer's. Variables are the weights by their paths, such as
     "sequential/dense/kernel"; those of frozen layers are not trained. They travel as float32 whatever the model
-    computes in, a scalar as one row. Keras' seed generators are set from the job's seed and the step before each
-    step, so that dropout is the same wherever the step is computed.
+    computes in, a scalar as one row. Running statistics of batch normalisation are averaged on the shards: a step
+    pushes its batch's. Keras' seed generators are set from the job's seed and the step before each step, so that
+    dropout is the same wherever the step is computed.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
         if not callable(model):
             raise ConfigurationError(f"model is a keras.Model, its class or a factory, found {type(model).__name__}")
         self._backend = open_backend(keras.config.backend())
@@ -64,9 +70,10 @@ class Model:
         self._policy = keras.config.dtype_policy()
         self._seed = 0
         self._model: Any = None
-        self._trained: dict[str, Any] = {}
-        self._frozen: dict[str, Any] = {}
-        self._others: list[Any] = []  # seed generators and whole numbers: no variables of the job
+        self._patterns = dict(state or {})
+        self._kinds: dict[str, str] = {}
+        self._variables: dict[str, Any] = {}  # Keras' variables by the names of ours: what is trained comes first
+        self._others: list[Any] = []  # seed generators and constants of whole numbers: no variables of the job
         self._is_built = False
         self._step = self._backend.value_and_gradients(self._loss)
         self._judged = self._backend.compiled(self._metrics)
@@ -89,19 +96,18 @@ class Model:
                 digest.update(f"{variable.path}\0{value.dtype}\0{value.shape}\0".encode() + value.tobytes())
         return digest.hexdigest()
 
-    def frozen(self) -> list[str]:
-        """Return the names of the weights that are not trained."""
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the weights with their first values, as float32."""
         self._ready()
-        return list(self._frozen)
-
-    def initial_variables(self) -> Mapping[str, Float32s]:
-        """Return the weights as float32."""
-        self._ready()
-        return {name: rows(self._backend.array(v.value)) for name, v in {**self._trained, **self._frozen}.items()}
+        array, kinds = self._backend.array, self._kinds
+        return {name: initial_of(name, array(v.value), kinds[name]) for name, v in self._variables.items()}
 
     def check(self, batch: Batch) -> None:
         """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""
-        state, data = self._state(self.initial_variables(), batch.step), self._data(batch)
+        first = {
+            name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
+        }
+        state, data = self._state(first, batch.step), self._data(batch)
         self._backend.try_out(self._step, *state, *data)
         self._backend.try_out(self._judged, *state, *data)
 
@@ -111,11 +117,15 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         state, data = self._state(variables, batch.step), self._data(batch)
         keras.utils.set_random_seed(_word(step_seed("keras", self._seed, batch.step)))
-        loss, found = self._step(*state, *data)
-        gradients = {
+        loss, after, found = self._step(*state, *data)
+        gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
-            for name, gradient in zip(self._trained, found, strict=True)
+            for name, gradient in zip(self._names(trained=True), found, strict=True)
         }
+        array = self._backend.array
+        for name, before in zip(self._names(trained=False), state[1], strict=False):
+            if name in after:
+                gradients[name] = xp.asarray(pushed_for(self._kinds[name], array(before), array(after[name])))
         return float(loss), gradients
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
@@ -140,30 +150,36 @@ class Model:
             raise ConfigurationError("the factory returns the same model each time: give the model itself")
         for theirs, mine in zip(own.variables, ours.variables, strict=True):
             name = mine.path
-            theirs.assign(values[name].reshape(mine.shape) if name in values else mine.value)
+            kept = value_of(values[name], self._kinds[name]).reshape(mine.shape) if name in self._kinds else mine.value
+            theirs.assign(kept)
         return own
 
     # --- what is compiled: functions of tensors ---
 
-    def _loss(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> Any:
-        """Return the loss of a training step."""
+    def _loss(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the loss of a training step, and the new values of state by name."""
         model = self._model
         with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
-            held = [variable for variable in self._held() if not _is_seed(variable)]
+            held = [variable for variable in self._mapped() if not _is_seed(variable)]
             before = [scope.get_current_value(variable) for variable in held]
             outputs = model(inputs, training=True)
             loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=True)
+            after = {}
             for variable, value in zip(held, before, strict=True):
-                if scope.get_current_value(variable) is not value:
+                kind, now = self._kinds.get(variable.path, FROZEN), scope.get_current_value(variable)
+                if kind not in ("", FROZEN):
+                    after[variable.path] = now
+                elif now is not value:
                     raise WrongModel(
-                        f"{variable.path!r} is written while a step is computed: such state has no gradient to push, "
-                        "and is not supported yet"
+                        f"{variable.path!r} is written while a step is computed, and has no gradient to push; say how "
+                        f"it changes: state={{{variable.path!r}: 'average:0.1'}} for a running average, 'counter' for "
+                        "whole numbers, 'sum'"
                     )
         shape = getattr(loss, "shape", None)
         if shape is None or tuple(shape) != ():
             found = type(loss).__name__ if shape is None else f"shape {tuple(shape)}"
             raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
-        return loss
+        return loss, after
 
     def _metrics(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> dict[str, Any]:
         """Return the loss and the metrics of a batch alone: metrics begin at zero in the scope, and stay there."""
@@ -179,14 +195,16 @@ class Model:
             return self._model(inputs, training=False)
 
     def _mapping(self, trained: list[Any], fixed: list[Any]) -> list[tuple[Any, Any]]:
-        variables = [*self._trained.values(), *self._held()]
         return [
             (variable, keras.ops.reshape(value, variable.shape))
-            for variable, value in zip(variables, [*trained, *fixed], strict=True)
+            for variable, value in zip(self._mapped(), [*trained, *fixed], strict=True)
         ]
 
-    def _held(self) -> list[Any]:
-        return [*self._frozen.values(), *self._others]
+    def _mapped(self) -> list[Any]:
+        return [*self._variables.values(), *self._others]
+
+    def _names(self, *, trained: bool) -> list[str]:
+        return [name for name, kind in self._kinds.items() if (not kind) == trained]
 
     # --- arrays to tensors ---
 
@@ -194,8 +212,8 @@ class Model:
         """Return what is trained and what is not, in the order of `_mapping`."""
         self._ready()
         tensor = self._backend.tensor
-        trained = [tensor(variables[name]) for name in self._trained]
-        fixed = [tensor(variables[name]) for name in self._frozen]
+        trained = [tensor(variables[name]) for name in self._names(trained=True)]
+        fixed = [tensor(value_of(variables[name], self._kinds[name])) for name in self._names(trained=False)]
         for index, variable in enumerate(self._others):
             value = variable.numpy()
             if _is_seed(variable):
@@ -246,21 +264,23 @@ class Model:
         owners = {
             id(v): layer for layer in model._flatten_layers() for v in layer.variables
         }  # the innermost comes last
-        trained: dict[str, Any] = {}
-        frozen: dict[str, Any] = {}
+        found: dict[str, tuple[Any, str]] = {}
         others: list[Any] = []
         for variable in model.variables:
-            state = _state_of(variable, owners.get(id(variable)))
-            if state == _SEEDS or not keras.backend.is_float_dtype(variable.dtype):
+            kind = _kind_of(variable, owners.get(id(variable)), self._patterns)
+            if kind is None:
                 others.append(variable)
-                continue
-            if variable.path in trained or variable.path in frozen:
+            elif found.setdefault(variable.path, (variable, kind))[0] is not variable:
                 raise ConfigurationError(f"two weights have the path {variable.path!r}: name their layers")
-            (frozen if state == _FROZEN else trained)[variable.path] = variable
-        if not trained:
+        for pattern in self._patterns:
+            if not any(fnmatchcase(name, pattern) for name in found):
+                raise ConfigurationError(f"state: {pattern!r} matches none of the weights: {', '.join(found)}")
+        in_order = sorted(found, key=lambda name: found[name][1] != "")
+        self._kinds = {name: found[name][1] for name in in_order}
+        self._variables = {name: found[name][0] for name in in_order}
+        if "" not in self._kinds.values():
             raise ConfigurationError(f"{model.name} has no trainable weight")
-        self._trained, self._frozen, self._others = trained, frozen, others
-        self._model, self._is_built = model, False
+        self._others, self._model, self._is_built = others, model, False
 
     def _apart(self, make: Callable[[], Any]) -> Any:
         """Return what a function makes in a thread of its own, where Keras counts names from the beginning.
@@ -291,26 +311,31 @@ class Model:
         return copied
 
 
-def _state_of(variable: Any, owner: Any) -> str:
-    """Return what a variable is: "" it is trained, "frozen", or "seed".
+def _kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
+    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job.
 
     Raises
     ------
     ConfigurationError
-        If it is state that training changes without a gradient.
+        If it cannot be what `patterns` say, or cannot be trained.
     """
     if _is_seed(variable):
-        return _SEEDS
-    if variable.trainable:
-        if not keras.backend.is_float_dtype(variable.dtype):
+        return None
+    is_floating = keras.backend.is_float_dtype(variable.dtype)
+    declared = next((kind for pattern, kind in patterns.items() if fnmatchcase(variable.path, pattern)), None)
+    if declared is not None:
+        if variable.trainable:
+            raise ConfigurationError(f"state: {variable.path!r} is trained; allowed: weights that are not trainable")
+        return checked_kind(variable.path, declared, "float32" if is_floating else variable.dtype)
+    if not is_floating:
+        if variable.trainable:
             raise ConfigurationError(f"weight {variable.path!r} is {variable.dtype}; allowed: real floating point")
+        return None
+    if variable.trainable:
         return ""
-    if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable:
-        raise ConfigurationError(
-            f"{variable.path!r} is a statistic of batch normalisation, which has no gradient to push and is not "
-            "supported yet: use LayerNormalization or GroupNormalization, or set the layer's trainable to False"
-        )
-    return _FROZEN
+    if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
+        return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"
+    return FROZEN
 
 
 def _word(seed: int) -> int:

@@ -15,7 +15,10 @@ import numpy as np
 
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
+from parashard.models.base import Initial
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
+from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.plan.state import AVERAGE, COUNTER
 from parashard.plan.variables import Float32s
 
 try:
@@ -45,17 +48,22 @@ class Model:
         The mean over a batch, such as `torch.nn.functional.cross_entropy`.
     metrics : sequence of str or callable (outputs, targets) -> number
         What evaluations tell besides the loss: "accuracy", or functions that are means over a batch.
+    state : mapping of str to str
+        Buffers that the module changes in training, and how: "average:M" for a running average, "counter" for whole
+        numbers, "sum" in `sync:N`. Those of batch and instance normalisation need not be named.
 
     Notes
     -----
-    Variables are the parameters by their names in `named_parameters`, and the floating buffers, which are not trained;
-    they travel as float32 whatever the module computes in, a scalar as one row. A module that changes a buffer in
-    training, such as batch normalisation, is refused: its statistics have no gradient to push. A parameter that
+    Variables are the parameters by their names in `named_parameters`, and the floating buffers; they travel as float32
+    whatever the module computes in, a scalar as one row. Running statistics of normalisation are averaged on the
+    shards: a step pushes its batch's. Other buffers are frozen; a module that changes one is refused. A parameter that
     a step does not use has a gradient of zeros, where PyTorch's optimizers would skip it. Before each step PyTorch's
     generators are seeded with the job's seed and the step, so that dropout is the same wherever the step is computed.
     """
 
-    def __init__(self, module: Any, loss: Loss, metrics: Sequence[Metric] = ()) -> None:
+    def __init__(
+        self, module: Any, loss: Loss, metrics: Sequence[Metric] = (), *, state: Mapping[str, str] | None = None
+    ) -> None:
         if not callable(module):
             raise ConfigurationError(
                 f"module is a torch.nn.Module, its class or a factory, found {type(module).__name__}"
@@ -67,6 +75,8 @@ class Model:
         self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
         self._seed = 0
         self._module: torch.nn.Module | None = None
+        self._state_kinds = dict(state or {})
+        self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
         self._dtype: torch.dtype | None = None
 
@@ -81,18 +91,15 @@ class Model:
         """Return SHA-256 (hex) of the buffers that are no variables, such as a permutation of whole numbers."""
         digest = hashlib.sha256()
         for name, buffer in self._ready().named_buffers():
-            if not buffer.is_floating_point():
+            if name not in self._own:
                 digest.update(f"{name}\0{buffer.dtype}\0{tuple(buffer.shape)}\0".encode())
                 digest.update(np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
         return digest.hexdigest()
 
-    def frozen(self) -> list[str]:
-        """Return the names of parameters that need no gradient, and of buffers."""
-        return [name for name, tensor in self._tensors().items() if not tensor.requires_grad]
-
-    def initial_variables(self) -> Mapping[str, Float32s]:
-        """Return parameters and floating buffers as float32."""
-        return {name: rows(_array(tensor)) for name, tensor in self._tensors().items()}
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return parameters and buffers with their first values, as float32."""
+        tensors = self._tensors()
+        return {name: initial_of(name, _array(tensor), self._kinds[name]) for name, tensor in tensors.items()}
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -101,27 +108,37 @@ class Model:
         module = self._ready()
         module.train()
         torch.manual_seed(step_seed("torch", self._seed, batch.step))
-        state, own = self._state(variables), self._tensors()
-        trained = {name: tensor.requires_grad_() for name, tensor in state.items() if own[name].requires_grad}
+        pulled = self._pulled(variables)
+        trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
-        fixed = {name: tensor.clone() for name, tensor in state.items() if name not in trained}
-        versions = {name: tensor._version for name, tensor in trained.items()}
-        outputs = torch.func.functional_call(module, {**trained, **fixed}, (self._data(batch.inputs),))
+        state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
+        constants = {name: b for name, b in module.named_buffers() if name not in pulled}
+        versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
+        tensors = {**trained, **state}
+        outputs = torch.func.functional_call(module, tensors, (self._data(batch.inputs),))
         loss = self._loss(outputs, self._data(batch.targets))
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
-        written += [name for name, tensor in fixed.items() if not torch.equal(tensor, state[name])]
+        if written:
+            raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed")
+        now = dict(module.named_buffers())
+        written = [name for name, b in constants.items() if now[name] is not b or b._version != versions[name]]
+        frozen = [name for name in state if self._kinds[name] == FROZEN]
+        written += [name for name in frozen if not torch.equal(tensors[name], pulled[name])]
         if written:
             raise WrongModel(
-                f"{written[0]!r} is written in place while a step is computed: such state has no gradient to push, and "
-                "is not supported yet; normalisation without it is LayerNorm or GroupNorm"
+                f"{written[0]!r} is written while a step is computed, and has no gradient to push; say how it changes: "
+                f"state={{{written[0]!r}: 'average:0.1'}} for a running average, 'counter' for whole numbers, 'sum'"
             )
         found = torch.autograd.grad(loss.reshape(()), list(trained.values()), allow_unused=True)
         gradients = {
             name: None if g is None else rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
         }
+        for name in state.keys() - frozen:
+            before, after = _array(pulled[name]), _array(tensors[name])
+            gradients[name] = xp.asarray(pushed_for(self._kinds[name], before, after))
         return float(loss.detach()), gradients
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
@@ -142,19 +159,19 @@ class Model:
         """Return a copy of the module with these weights in it."""
         module = copy.deepcopy(self._ready())
         with torch.no_grad():
-            for name, tensor in _tensors(module).items():
-                tensor.copy_(_tensor(values[name]).reshape(tensor.shape))
+            for name, tensor in _tensors(module, self._kinds).items():
+                tensor.copy_(_tensor(value_of(values[name], self._kinds[name])).reshape(tensor.shape))
         return module.eval()
 
     def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
         module = self._ready()
         module.eval()
-        return torch.func.functional_call(module, self._state(variables), (self._data(inputs),))
+        return torch.func.functional_call(module, self._pulled(variables), (self._data(inputs),))
 
-    def _state(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
+    def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
         return {
-            name: _tensor(variables[name]).reshape(tensor.shape).to(tensor.dtype).detach()
+            name: _tensor(value_of(variables[name], self._kinds[name])).reshape(tensor.shape).to(tensor.dtype).detach()
             for name, tensor in self._tensors().items()
         }
 
@@ -170,7 +187,8 @@ class Model:
     def _ready(self) -> torch.nn.Module:
         if self._module is None:
             self._module = self._built()
-            self._own = _tensors(self._module)  # once, not in each step
+            self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
+            self._own = _tensors(self._module, self._kinds)
             types = {parameter.dtype for parameter in self._module.parameters()}
             self._dtype = types.pop() if len(types) == 1 else None
         return self._module
@@ -191,9 +209,39 @@ class Model:
         return module
 
 
-def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
-    buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
-    return {**dict(module.named_parameters()), **buffers}
+def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, str]:
+    """Return what each parameter and buffer is: "" with a gradient, "frozen", or a kind of state; without constants.
+
+    Raises
+    ------
+    ConfigurationError
+        If a buffer that is declared does not exist, or cannot be what it is declared; or if a running average has no
+        fixed factor.
+    """
+    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    kinds = {name: "" if parameter.requires_grad else FROZEN for name, parameter in parameters.items()}
+    kinds |= {name: FROZEN for name, buffer in buffers.items() if buffer.is_floating_point()}
+    for prefix, layer in module.named_modules():
+        if isinstance(layer, torch.nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
+            within = f"{prefix}." if prefix else ""
+            if layer.momentum is None:
+                raise ConfigurationError(
+                    f"{within}momentum is None: an average over all batches, each with a weight of its own; allowed: a "
+                    "number, such as 0.1"
+                )
+            average = f"{AVERAGE}:{layer.momentum}" if layer.momentum else FROZEN
+            kinds |= {f"{within}running_mean": average, f"{within}running_var": average}
+            kinds[f"{within}num_batches_tracked"] = COUNTER
+    for name, kind in declared.items():
+        if name not in buffers:
+            raise ConfigurationError(f"state: {name!r} is none of the buffers: {', '.join(buffers) or 'none'}")
+        kinds[name] = checked_kind(name, kind, _array(buffers[name]).dtype)
+    return kinds
+
+
+def _tensors(module: torch.nn.Module, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
+    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    return {name: tensor for name, tensor in found.items() if name in kinds}
 
 
 def _tensor(array: Any) -> torch.Tensor:

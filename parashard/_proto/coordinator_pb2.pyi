@@ -73,7 +73,7 @@ class Plan(_message.Message):
     def __init__(self, version: _Optional[int] = ..., variables: _Optional[_Iterable[_Union[VariableSpec, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ShardPartitions, _Mapping]]] = ...) -> None: ...
 
 class VariableSpec(_message.Message):
-    __slots__ = ("name", "shape", "initializer", "initializer_scale", "frozen", "decay", "learning_rate_factor", "encoding")
+    __slots__ = ("name", "shape", "initializer", "initializer_scale", "frozen", "decay", "learning_rate_factor", "encoding", "state")
     NAME_FIELD_NUMBER: _ClassVar[int]
     SHAPE_FIELD_NUMBER: _ClassVar[int]
     INITIALIZER_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class VariableSpec(_message.Message):
     DECAY_FIELD_NUMBER: _ClassVar[int]
     LEARNING_RATE_FACTOR_FIELD_NUMBER: _ClassVar[int]
     ENCODING_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     name: str
     shape: _containers.RepeatedScalarFieldContainer[int]
     initializer: str
@@ -90,7 +91,8 @@ class VariableSpec(_message.Message):
     decay: bool
     learning_rate_factor: float
     encoding: str
-    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., initializer: _Optional[str] = ..., initializer_scale: _Optional[float] = ..., frozen: _Optional[bool] = ..., decay: _Optional[bool] = ..., learning_rate_factor: _Optional[float] = ..., encoding: _Optional[str] = ...) -> None: ...
+    state: str
+    def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., initializer: _Optional[str] = ..., initializer_scale: _Optional[float] = ..., frozen: _Optional[bool] = ..., decay: _Optional[bool] = ..., learning_rate_factor: _Optional[float] = ..., encoding: _Optional[str] = ..., state: _Optional[str] = ...) -> None: ...
 
 class ShardPartitions(_message.Message):
     __slots__ = ("partitions",)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -22,17 +22,17 @@ from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
 from parashard.errors import BadData, ConfigurationError, JobFailed
-from parashard.job.declaration import declare, read_declaration, write_declaration
+from parashard.job.declaration import declare, parts_of, read_declaration, write_declaration
 from parashard.job.keys import leaves, shown
 from parashard.job.load import LoadedJob, job_from_table, load_job
 from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_files import JOB_FILE, NEW_JOB_FILE, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
-from parashard.models.base import Model
+from parashard.models.base import Initial, Model
 from parashard.models.blame import named_with_line
 from parashard.models.framework import WrongModel
 from parashard.plan.optimizers import SGD, OptimizerSpec
-from parashard.plan.variables import Float32s, Variable, initial_rows
+from parashard.plan.variables import Float32s, as_imported, initial_rows
 from parashard.process.shell import ExitCode
 from parashard.store.arrays import read_arrays
 
@@ -48,7 +48,7 @@ class FrameworkModel(Model, Protocol):
     """A model that a trainer can also seed, predict with and give back, such as `parashard.torch.Model`.
 
     Any object with the three methods of `parashard.models.base.Model` can be trained and evaluated; what lacks these
-    has nothing to seed and nothing frozen, and neither predicts nor is given back.
+    has nothing to seed, and neither predicts nor is given back.
     """
 
     def seed(self, seed: int) -> None:
@@ -56,9 +56,6 @@ class FrameworkModel(Model, Protocol):
 
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of what of the model is in no variable and decides its gradients; "" for nothing."""
-
-    def frozen(self) -> Sequence[str]:
-        """Return the names of the variables that are not trained."""
 
     def predict(self, values: Mapping[str, Float32s], inputs: AnyArray) -> AnyArray:
         """Return the outputs for inputs, in their order."""
@@ -277,14 +274,15 @@ class Trainer:
     def _current(self) -> dict[str, Float32s]:
         """Return the weights: those of the last `fit`, else those that the model begins with."""
         if self._values is None and self._weights is not None:
-            self._values = read_arrays(self._weights)
+            self._values = as_imported(read_arrays(self._weights))
         if self._values is None:
             self._begin()
-            self._values = {name: self._first(value) for name, value in self._model.initial_variables().items()}
+            initial = {name: parts_of(name, value) for name, value in self._model.initial_variables().items()}
+            self._values = {
+                name: initial_rows(variable, self._seed, 0, variable.rows) if array is None else array
+                for name, (variable, array) in initial.items()
+            }
         return self._values
-
-    def _first(self, value: Variable | Float32s) -> Float32s:
-        return initial_rows(value, self._seed, 0, value.rows) if isinstance(value, Variable) else value
 
     def _begin(self) -> None:
         if isinstance(self._model, FrameworkModel):
@@ -294,9 +292,6 @@ class Trainer:
         """Return the digest of the script's text, and of what of the model is in no variable."""
         fixed = self._model.fixed_sha256() if isinstance(self._model, FrameworkModel) else ""
         return hashlib.sha256(f"{SCRIPT.sha256}{fixed}".encode()).hexdigest()
-
-    def _frozen(self) -> Sequence[str]:
-        return self._model.frozen() if isinstance(self._model, FrameworkModel) else ()
 
     def _framework(self, what: str) -> FrameworkModel:
         if not isinstance(self._model, FrameworkModel):
@@ -311,7 +306,6 @@ class Trainer:
             "data": {"source": "script"},
             "model": {"kind": "script"},
             "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
-            "variables": {name: {"frozen": True} for name in self._frozen()},
             "consistency": {"policy": self._strategy.consistency},
             "cluster": dict(self._strategy.cluster),
         }
@@ -351,12 +345,13 @@ class _Begun:
     """A model that goes on from given weights."""
 
     def __init__(self, model: Model, values: Mapping[str, Float32s]) -> None:
+        self._variables = {name: parts_of(name, value)[0] for name, value in model.initial_variables().items()}
         self._values = values
         self.loss_and_gradients = model.loss_and_gradients
         self.evaluate = model.evaluate
 
-    def initial_variables(self) -> Mapping[str, Float32s]:
-        return self._values
+    def initial_variables(self) -> Mapping[str, Initial]:
+        return {name: (variable, self._values[name]) for name, variable in self._variables.items()}
 
 
 def _end_in_words(history: History) -> str:

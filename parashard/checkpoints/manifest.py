@@ -127,6 +127,7 @@ class StoredVariable(Table):
     frozen: bool
     decay: bool
     learning_rate_factor: float
+    state: str = ""
 
     @classmethod
     def of(cls, variable: Variable, **more: Any) -> Self:
@@ -139,8 +140,16 @@ class StoredVariable(Table):
             frozen=variable.frozen,
             decay=variable.decay,
             learning_rate_factor=float(variable.learning_rate_factor),
+            state=variable.state,
             **more,
         )
+
+    def plain(self) -> dict[str, Any]:
+        """Return the fields, without an empty `state`, which versions without the field did not write."""
+        body = super().plain()
+        if not self.state:
+            del body["state"]
+        return body
 
     def to_variable(self, **more: Any) -> Variable:
         """Return the variable.
@@ -157,6 +166,7 @@ class StoredVariable(Table):
             frozen=self.frozen,
             decay=self.decay,
             learning_rate_factor=self.learning_rate_factor,
+            state=self.state,
             **more,
         )
 

@@ -182,10 +182,15 @@ def whole_variables(shapes: Mapping[str, tuple[int, ...]]) -> list[Partition]:
 
 def whole_model(store: Store, job: JobManifest) -> dict[str, Float32s]:
     """Return every variable of a drained checkpoint by name, with its own shape; raises as `assemble`."""
-    plan = Catalogue(store).plan(job.plan_version).to_plan()
+    plan = plan_of(store, job)
     whole = whole_variables({name: variable.shape for name, variable in plan.variables.items()})
     state = assemble(store, job, plan, whole, ())
     return {p.variable: array for p, array in state.variables.items()}
+
+
+def plan_of(store: Store, job: JobManifest) -> Plan:
+    """Return the plan of a drained checkpoint."""
+    return Catalogue(store).plan(job.plan_version).to_plan()
 
 
 def _check_part(manifest: ShardManifest, plan: Plan, first: ShardManifest, slots: Sequence[str], where: str) -> None:

@@ -18,12 +18,13 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
+from numpy.typing import NDArray
 from rich.table import Table
 from rich.text import Text
 
 from parashard._proto import coordinator_pb2 as pb
 from parashard.checkpoints.catalogue import RUN_NAME, Catalogue, CheckpointId, parse_job_id
-from parashard.checkpoints.state import whole_model
+from parashard.checkpoints.state import plan_of, whole_model
 from parashard.checkpoints.verify import damage_in_job, damage_in_shard, damage_in_store
 from parashard.cli.app import App
 from parashard.cli.options import TlsDir, complete_runs
@@ -32,7 +33,7 @@ from parashard.errors import ConfigurationError, DamagedCheckpoint, NotStored, R
 from parashard.job.load import load_job
 from parashard.launch.run_files import CHECKPOINTS, JOB_FILE, PREPROCESSING_FILE, beside
 from parashard.launch.run_folders import check_in_progress, place_of
-from parashard.plan.variables import Float32s
+from parashard.plan.variables import Float32s, as_exported
 from parashard.process.arguments import credentials_in
 from parashard.process.shell import ExitCode
 from parashard.protocol.coordinator_client import CoordinatorClient, find_coordinator, run_id_in
@@ -140,7 +141,7 @@ def export(
     catalogue = Catalogue(store_of(where))
     number = _drained(catalogue, id_)
     job = catalogue.job_manifest(number)
-    arrays = whole_model(catalogue.store, job)
+    arrays = as_exported(whole_model(catalogue.store, job), plan_of(catalogue.store, job).variables)
     write_model(output, arrays)
     _write_preprocessing(catalogue.store, beside(output))
     typer.echo(f"{output}: {len(arrays)} variables of j{number}, after {job.steps} steps")
@@ -168,7 +169,7 @@ def store_of(where: str | None) -> Store:
     )
 
 
-def write_model(path: Path, arrays: Mapping[str, Float32s]) -> None:
+def write_model(path: Path, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Write a model's variables as safetensors or .npz, by the file's suffix; whole or not at all.
 
     Raises

@@ -70,22 +70,43 @@ def declare(spec: DataSpec, model: Model, model_sha256: str = "") -> DeclaredJob
     declared: dict[str, Variable] = {}
     arrays: dict[str, Float32s] = {}
     for name, value in _initial_variables(model).items():
-        if isinstance(value, Variable):
-            if value.name != name:
-                raise ConfigurationError(f"the model declares variable {value.name!r} under the name {name!r}")
-            declared[name] = value
-            continue
-        try:
-            array = np.array(value, np.float32, order="C")
-        except (TypeError, ValueError) as error:
-            raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
-        if not np.isfinite(array).all():
-            raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
-        declared[name] = Variable(name, array.shape)
-        arrays[name] = array
+        variable, array = parts_of(name, value)
+        declared[name] = variable
+        if array is not None:
+            arrays[name] = array
     if not declared:
         raise ConfigurationError("the model has no variables")
     return DeclaredJob(spec, declared, arrays, model_sha256, model if isinstance(model, Audited) else None)
+
+
+def parts_of(name: str, value: Any) -> tuple[Variable, Float32s | None]:
+    """Return the variable and the first values in what a model starts from under one name; None: they are drawn.
+
+    Raises
+    ------
+    ConfigurationError
+        If it is neither a variable of that name, nor a finite array, nor both.
+    """
+    variable = None
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Variable):
+        variable, value = value
+    elif isinstance(value, Variable):
+        variable, value = value, None
+    if variable is not None and variable.name != name:
+        raise ConfigurationError(f"the model declares variable {variable.name!r} under the name {name!r}")
+    if variable is not None and value is None:
+        return variable, None
+    try:
+        array = np.array(value, np.float32, order="C")
+    except (TypeError, ValueError) as error:
+        raise ConfigurationError(f"the model's initial value of {name!r} is not an array: {error}") from None
+    if not np.isfinite(array).all():
+        raise ConfigurationError(f"the model's initial values of {name!r} are not all finite")
+    if variable is not None and array.shape != variable.shape:
+        raise ConfigurationError(
+            f"the model's initial value of {name!r} has shape {array.shape}; the variable has {variable.shape}"
+        )
+    return variable or Variable(name, array.shape), array
 
 
 def declare_named(job: Job, model_folder: Path | None) -> DeclaredJob:

@@ -104,4 +104,6 @@ def _variable(variable: Variable) -> dict[str, Any]:
     }
     if variable.encoding != "float32":  # left out otherwise: jobs from before there were encodings keep their digest
         identity["encoding"] = variable.encoding
+    if variable.state:  # the same
+        identity["state"] = variable.state
     return identity

@@ -43,7 +43,8 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
     """Return the variables as the settings change them.
 
     Patterns are those of the shell (`*`, `?`, `[abc]`), case matters, and a pattern must match the whole name. Where
-    several patterns match one variable, the later one in the job file wins, key by key.
+    several patterns match one variable, the later one in the job file wins, key by key. State without a gradient takes
+    `frozen` only: the other keys are of gradients.
 
     Raises
     ------
@@ -60,5 +61,6 @@ def apply_settings(variables: Mapping[str, Variable], settings: Mapping[str, Var
             )
         given = {key: value for key, value in setting.plain().items() if value is not None}
         for name in names:
-            changed[name] = dataclasses.replace(changed[name], **given)
+            of_state = {key: value for key, value in given.items() if key == "frozen"}
+            changed[name] = dataclasses.replace(changed[name], **(of_state if changed[name].state else given))
     return changed

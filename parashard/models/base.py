@@ -8,6 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 from parashard.data.base import Array, Batch
 from parashard.plan.variables import Float32s, Variable
 
+Initial = Variable | Float32s | tuple[Variable, Float32s]
+"""What a model starts from under one name."""
+
 
 class Model(Protocol):
     """A loss with hand-written gradients.
@@ -16,8 +19,8 @@ class Model(Protocol):
     `module:factory`. The factory is called with the job's `DataSpec` and the other keys of the `[model]` table.
     """
 
-    def initial_variables(self) -> Mapping[str, Variable | Float32s]:
-        """Return the model's variables by name: declared (drawn from the job's seed), or arrays to start from."""
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the model's variables by name: declared (drawn from the job's seed), arrays to start from, or both."""
 
     def loss_and_gradients(
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
@@ -40,8 +43,9 @@ class Model(Protocol):
             On a GPU an array is faster: it is copied to the host with the gradients; a float costs a synchronisation.
         gradients : mapping of str to array
             By variable, in its shape, of floating point: one for each variable that is not frozen. None is a gradient
-            of zeros, which is not sent. The caller owns them: they may still be pushed while the next step is computed,
-            so a model must not write into them again.
+            of zeros, which is not sent. State without a gradient (`Variable.state`) has what its kind says instead: the
+            batch's value, or what is added. The caller owns them: they may still be pushed while the next step is
+            computed, so a model must not write into them again.
         """
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:

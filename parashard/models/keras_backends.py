@@ -30,7 +30,7 @@ class Backend(Protocol):
         """Return a gradient as an array of `xp`."""
 
     def value_and_gradients(self, function: Function) -> Function:
-        """Return a function that returns the number that `function` does, and its gradients; None is one of zeros."""
+        """Return a function that returns what `function` does, a number and more, and gradients; None: of zeros."""
 
     def compiled(self, function: Function) -> Function:
         """Return a function that computes the same, without gradients."""
@@ -90,10 +90,11 @@ class Jax:
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a compiled function."""
-        compiled = self._jax.jit(self._jax.value_and_grad(function))
+        compiled = self._jax.jit(self._jax.value_and_grad(function, has_aux=True))
 
         def computed(*arguments: Any) -> Any:
-            return self._jax.block_until_ready(compiled(*arguments))
+            (value, more), gradients = compiled(*arguments)
+            return self._jax.block_until_ready((value, more, gradients))
 
         return computed
 
@@ -142,10 +143,10 @@ class Torch:
         def computed(trained: list[Any], *others: Any) -> Any:
             leaves = [tensor.detach().requires_grad_() for tensor in trained]
             versions = [leaf._version for leaf in leaves]
-            value = function(leaves, *others)
+            value, more = function(leaves, *others)
             if versions != [leaf._version for leaf in leaves]:
                 raise WrongModel("a weight is written in place while a step is computed")
-            return value.detach(), self._torch.autograd.grad(value, leaves, allow_unused=True)
+            return value.detach(), more, self._torch.autograd.grad(value, leaves, allow_unused=True)
 
         return computed
 

@@ -10,12 +10,14 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from parashard.errors import ConfigurationError, shortened
 from parashard.plan.splitmix import splitmix64
+from parashard.plan.state import COUNTER, COUNTER_BYTES, check_state, counter_rows, counter_values
 
 Float32s = npt.NDArray[np.float32]
 
@@ -76,6 +78,10 @@ class Variable:
     encoding : str
         How its gradients travel: float32, bfloat16, float16, int8 or topk:FRACTION (`parashard.encodings.Encoding`,
         which checks it where a plan is made).
+    state : str
+        "": it has a gradient. Else it is state without one (`parashard.plan.state.check_state`): "average:M", "counter"
+        or "sum". A push carries what its kind says, as float32; it takes no part in the optimizer, decay, clipping,
+        damping and encodings, and an empty push leaves it alone. A counter's last axis has `COUNTER_BYTES`.
     """
 
     name: str
@@ -85,6 +91,7 @@ class Variable:
     decay: bool = True
     learning_rate_factor: float = 1.0
     encoding: str = "float32"
+    state: str = ""
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not 1 <= len(self.name) <= 200:
@@ -100,6 +107,13 @@ class Variable:
             raise self._wrong("encoding", "text")
         if not (_is_finite(self.learning_rate_factor) and self.learning_rate_factor >= 0):
             raise self._wrong("learning_rate_factor", "finite and >= 0")
+        why = check_state(self.state)
+        if why is None and self.state == COUNTER and (len(self.shape) < 2 or self.shape[-1] != COUNTER_BYTES):
+            why = f"a counter's shape ends with {COUNTER_BYTES}, its bytes; found {self.shape}"
+        if why is None and self.state and self.encoding != "float32":
+            why = f"state without a gradient travels as float32, found {shortened(self.encoding)}"
+        if why is not None:
+            raise ConfigurationError(f"variable {self.name!r}: {why}")
 
     def _checked_shape(self) -> tuple[int, ...]:
         """Return the shape as Python's integers, whatever sequence of integers it was given as."""
@@ -164,6 +178,18 @@ def values_sha256(variables: Mapping[str, Float32s]) -> str:
     for name in sorted(variables):
         digest.update(np.ascontiguousarray(variables[name], "<f4").tobytes())
     return digest.hexdigest()
+
+
+def as_exported(values: Mapping[str, Float32s], variables: Mapping[str, Variable]) -> dict[str, npt.NDArray[Any]]:
+    """Return values as a file for other programs has them: counters are whole numbers, int64."""
+    return {
+        name: counter_values(value) if variables[name].state == COUNTER else value for name, value in values.items()
+    }
+
+
+def as_imported(arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, Float32s]:
+    """Return the values in what `as_exported` returned: the reverse."""
+    return {name: counter_rows(array) if array.dtype == np.int64 else array for name, array in arrays.items()}
 
 
 def _is_finite(value: object) -> bool:

@@ -32,6 +32,7 @@ def plan_message(plan: Plan) -> coordinator_pb2.Plan:
                 decay=v.decay,
                 learning_rate_factor=v.learning_rate_factor,
                 encoding=v.encoding,
+                state=v.state,
             )
             for v in variables
         ],
@@ -81,6 +82,7 @@ def _variables_from(message: coordinator_pb2.Plan) -> list[Variable]:
             decay=v.decay,
             learning_rate_factor=v.learning_rate_factor,
             encoding=_encoding_in(v),
+            state=v.state,
         )
         for v in message.variables
     ]

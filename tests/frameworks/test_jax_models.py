@@ -11,7 +11,9 @@ import pytest
 import parashard as ps
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
+from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
+from parashard.plan.state import counter_rows, counter_values
 
 jax = pytest.importorskip("jax", reason="NO TEST OF ps.jax: it is not installed; `make test-frameworks` has it")
 jnp = jax.numpy
@@ -103,6 +105,47 @@ def whole(key: Any) -> Any:
     return {"steps": jnp.zeros(2, jnp.int32)}
 
 
+def with_state(key: Any) -> Any:
+    return {"net": init(key), "stats": {"mean": jnp.zeros(4), "seen": jnp.zeros((), jnp.int32)}, "fixed": jnp.ones(2)}
+
+
+def loss_with_state(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+    stats = parameters["stats"]
+    after = {"mean": 0.75 * stats["mean"] + 0.25 * inputs.mean(0), "seen": stats["seen"] + len(targets)}
+    return loss(parameters["net"], inputs, targets, key), {"stats": after}
+
+
+STATE = {"stats/mean": "average:0.25", "*/seen": "counter", "fixed": "frozen"}
+
+
+def stateful(**arguments: Any) -> Any:
+    return model(
+        **{"init": with_state, "loss": loss_with_state, "apply": None, "metrics": [], "state": STATE, **arguments}
+    )
+
+
+def test_state_is_pushed_as_its_kind_says_and_the_rest_has_gradients() -> None:
+    ours = stateful()
+    declared = {name: parts_of(name, initial) for name, initial in ours.initial_variables().items()}
+    kinds = {name: variable.state or ("frozen" if variable.frozen else "") for name, (variable, _) in declared.items()}
+    assert {name: kind for name, kind in kinds.items() if kind} == {
+        "stats/mean": "average:0.25",
+        "stats/seen": "counter",
+        "fixed": "frozen",
+    }
+    values = {name: values for name, (_, values) in declared.items()}
+    found, pushed = ours.loss_and_gradients(values, batch(5), np)
+    alone, gradients = model().loss_and_gradients(model().initial_variables(), batch(5), np)
+    assert found == alone
+    assert pushed["net/layers/0"].tobytes() == gradients["layers/0"].tobytes()
+    np.testing.assert_allclose(pushed["stats/mean"], X.mean(0), rtol=1e-6)
+    assert counter_values(pushed["stats/seen"]).tolist() == [8]
+    assert "fixed" not in pushed
+    assert ours.evaluate(values, batch(), np)["loss"] > 0
+    owned = ours.own(values | {"stats/seen": counter_rows(7)})
+    assert (int(owned["stats"]["seen"]), owned["stats"]["seen"].dtype) == (7, jnp.int32)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss of several numbers": (
         lambda: model(loss=lambda p, x, y, k: x @ p["layers"][0]),
@@ -113,6 +156,19 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(init=lambda key: {"a": {"w": jnp.ones(1)}, "a/w": jnp.ones(1)}),
         "two parameters have the same path",
     ),
+    "state and one result": (
+        lambda: stateful(loss=lambda p, x, y, k: p["net"]["scale"]),
+        "the loss returns two things",
+    ),
+    "a new value of a parameter": (
+        lambda: stateful(loss=lambda p, x, y, k: (p["net"]["scale"], {"net": {"scale": 1.0 * p["net"]["scale"]}})),
+        "the loss returned a new value of 'net/scale', which state= does not say how to change",
+    ),
+    "state of another shape": (
+        lambda: stateful(loss=lambda p, x, y, k: (p["net"]["scale"], {"stats": {"mean": jnp.ones(3)}})),
+        "the new value of 'stats/mean' has shape (3,); it is (4,)",
+    ),
+    "no such leaf": (lambda: model(state={"stat": "counter"}), "state: 'stat' matches none of the leaves: layers/0"),
     "nothing": (lambda: model(init=lambda key: {}), "init returned no arrays"),
     "no function": (lambda: model(init=3), "init is a function, found int"),
     "metrics of no outputs": (lambda: model(apply=None), "metrics are of outputs: they need apply="),
@@ -123,7 +179,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 def computed_by(make: Callable[[], Any]) -> None:
     made = make()
-    made.loss_and_gradients(made.initial_variables(), batch(), np)
+    values = {name: parts_of(name, initial)[1] for name, initial in made.initial_variables().items()}
+    made.loss_and_gradients(values, batch(), np)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

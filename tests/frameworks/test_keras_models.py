@@ -54,14 +54,19 @@ def net() -> Any:
     return compiled(layers.Dense(5, activation="relu"), layers.Dropout(0.5), layers.Dense(3))
 
 
-def model(make: Any = net, seed: int = 3) -> Any:
-    found = ps.keras.Model(make)
+def model(make: Any = net, seed: int = 3, **arguments: Any) -> Any:
+    found = ps.keras.Model(make, **arguments)
     found.seed(seed)
     return found
 
 
-def in_float64(values: Any) -> Any:
-    return np.asarray(values, np.float64)
+def first_values(ours: Any) -> dict[str, Any]:
+    return {name: value[1] if isinstance(value, tuple) else value for name, value in ours.initial_variables().items()}
+
+
+def kinds(ours: Any) -> dict[str, str]:
+    values = {name: value[0] for name, value in ours.initial_variables().items() if isinstance(value, tuple)}
+    return {name: variable.state or "frozen" for name, variable in values.items()}
 
 
 def alone(made: Any, values: Any) -> tuple[float, dict[str, Any]]:
@@ -77,11 +82,14 @@ def alone(made: Any, values: Any) -> tuple[float, dict[str, Any]]:
     import jax
 
     made.compute_loss(x=X, y=Y, y_pred=made(X))  # builds the loss
-    step = jax.jit(
-        jax.value_and_grad(lambda *state: made.compute_loss_and_updates(*state, [], X, Y, None, training=True)[0])
-    )
-    made.optimizer = None
-    loss, gradients = step([v.value for v in made.trainable_variables], [v.value for v in made.non_trainable_variables])
+    made.optimizer = None  # it would only scale the loss, by one
+
+    def computed(trained: Any, fixed: Any, x: Any, y: Any) -> Any:
+        loss, (_, _, after, _) = made.compute_loss_and_updates(trained, fixed, [], x, y, None, training=True)
+        return loss, after
+
+    state = [v.value for v in made.trainable_variables], [v.value for v in made.non_trainable_variables]
+    (loss, _), gradients = jax.jit(jax.value_and_grad(computed, has_aux=True))(*state, X, Y)
     return float(loss), {
         v.path: np.asarray(gradient) for v, gradient in zip(made.trainable_variables, gradients, strict=True)
     }
@@ -89,7 +97,7 @@ def alone(made: Any, values: Any) -> tuple[float, dict[str, Any]]:
 
 def test_gradients_are_those_of_keras_alone_with_all_that_compile_and_the_layers_say() -> None:
     ours = model(plain)
-    values = ours.initial_variables()
+    values = first_values(ours)
     loss, gradients = ours.loss_and_gradients(values, batch(5), np)
     due, found = alone(ours.own(values), values)
     assert loss == due
@@ -104,7 +112,7 @@ def test_loss_weights_and_a_loss_by_name_count() -> None:
 
     targets = np.ones((8, 1), np.float32)
     once, thrice = (model(weighted(weight)) for weight in (1.0, 3.0))
-    values = once.initial_variables()
+    values = first_values(once)
     single, triple = (one.loss_and_gradients(values, batch(0, targets), np)[0] for one in (once, thrice))
     outputs = once.predict(values, X)
     assert single == pytest.approx(np.mean((outputs - 1) ** 2))
@@ -114,7 +122,7 @@ def test_loss_weights_and_a_loss_by_name_count() -> None:
 
 def test_a_step_computed_again_has_the_same_gradient_and_another_step_has_another() -> None:
     ours, elsewhere = model(), model()
-    values = ours.initial_variables()
+    values = first_values(ours)
     first, _, again = (ours.loss_and_gradients(values, batch(step), np)[1] for step in (1, 2, 1))
     there = elsewhere.loss_and_gradients(values, batch(1), np)[1]
     other = ours.loss_and_gradients(values, batch(2), np)[1]
@@ -129,7 +137,7 @@ def test_what_is_drawn_without_a_seed_generator_is_seeded_too_or_refused() -> No
             return inputs + keras.random.normal((4,)) if training else inputs
 
     ours = model(lambda: compiled(Noise(), layers.Dense(3)))
-    values = ours.initial_variables()
+    values = first_values(ours)
     if BACKEND == "jax":
         with pytest.raises(ValueError, match="seeded random ops"):
             ours.check(batch())
@@ -140,10 +148,10 @@ def test_what_is_drawn_without_a_seed_generator_is_seeded_too_or_refused() -> No
 
 def test_a_factory_has_the_same_names_and_values_whatever_was_made_before() -> None:
     first, second = model(), model()
-    one, two = first.initial_variables(), second.initial_variables()
+    one, two = first_values(first), first_values(second)
     assert list(one) == list(two) == WEIGHTS
     assert all(one[name].tobytes() == two[name].tobytes() for name in one)
-    assert not np.array_equal(one[WEIGHTS[0]], model(seed=4).initial_variables()[WEIGHTS[0]])
+    assert not np.array_equal(one[WEIGHTS[0]], first_values(model(seed=4))[WEIGHTS[0]])
 
 
 def test_making_a_model_leaves_the_users_generators_and_names_alone() -> None:
@@ -159,7 +167,7 @@ def test_an_instance_keeps_its_weights_and_is_not_written() -> None:
     instance = net()
     before = [np.array(variable.numpy()) for variable in instance.variables]
     ours = model(instance)
-    values = ours.initial_variables()
+    values = first_values(ours)
     assert [value.tolist() for value in values.values()] == [v.numpy().tolist() for v in instance.trainable_variables]
     ours.loss_and_gradients(values, batch(), np)
     ours.evaluate(values, batch(), np)
@@ -188,17 +196,48 @@ def test_frozen_layers_are_frozen_and_normalisation_without_training_is() -> Non
         return compiled(first, norm, layers.Dense(3))
 
     ours = model(partly)
-    values = ours.initial_variables()
-    assert sorted(ours.frozen()) == [
-        "sequential/batch_normalization/beta",
-        "sequential/batch_normalization/gamma",
-        "sequential/batch_normalization/moving_mean",
-        "sequential/batch_normalization/moving_variance",
-        "sequential/dense/bias",
-        "sequential/dense/kernel",
-    ]
+    values = first_values(ours)
+    assert kinds(ours) == dict.fromkeys(
+        [
+            "sequential/batch_normalization/beta",
+            "sequential/batch_normalization/gamma",
+            "sequential/batch_normalization/moving_mean",
+            "sequential/batch_normalization/moving_variance",
+            "sequential/dense/bias",
+            "sequential/dense/kernel",
+        ],
+        "frozen",
+    )
     gradients = ours.loss_and_gradients(values, batch(), np)[1]
     assert sorted(gradients) == ["sequential/dense_1/bias", "sequential/dense_1/kernel"]
+
+
+def test_statistics_of_batch_normalisation_are_pushed_as_the_batchs_own() -> None:
+    ours = model(lambda: compiled(layers.BatchNormalization(momentum=0.9), layers.Dense(3)))
+    values = first_values(ours)
+    assert kinds(ours) == dict.fromkeys(
+        ["sequential/batch_normalization/moving_mean", "sequential/batch_normalization/moving_variance"], "average:0.1"
+    )
+    pushed = ours.loss_and_gradients(values, batch(), np)[1]
+    assert np.allclose(pushed["sequential/batch_normalization/moving_mean"], X.mean(0), atol=1e-5)
+    assert np.allclose(pushed["sequential/batch_normalization/moving_variance"], X.var(0), atol=1e-5)
+    due, found = alone(ours.own(values), values)
+    assert ours.loss_and_gradients(values, batch(), np)[0] == due
+    assert all(pushed[name].tobytes() == found[name].tobytes() for name in found)
+    moved = {**values, "sequential/batch_normalization/moving_mean": X.mean(0)}
+    assert not np.allclose(ours.predict(moved, X), ours.predict(values, X))
+
+
+@pytest.mark.parametrize(("dtype", "kind"), [("float32", "sum"), ("int32", "counter")])
+def test_other_state_changes_as_it_is_declared(dtype: str, kind: str) -> None:
+    ours = model(lambda: compiled(Counting(dtype), layers.Dense(3)), state={"*/count": kind})
+    values = first_values(ours)
+    name = "sequential/counting/count"
+    assert kinds(ours) == {name: kind}
+    pushed = ours.loss_and_gradients(values, batch(), np)[1][name]
+    assert pushed.shape == values[name].shape
+    owned = ours.own({**values, name: values[name] + pushed})
+    assert int(owned.layers[0].count.numpy()) == 2
 
 
 class Scaled(layers.Layer):
@@ -212,7 +251,7 @@ class Scaled(layers.Layer):
 
 def test_scalars_travel_as_one_row_and_an_unused_weight_has_no_gradient() -> None:
     ours = model(lambda: compiled(Scaled(), layers.Dense(3)))
-    values = ours.initial_variables()
+    values = first_values(ours)
     assert values["sequential/scaled/scale"].shape == (1,)
     gradients = ours.loss_and_gradients(values, batch(), np)[1]
     assert gradients["sequential/scaled/scale"].shape == (1,)
@@ -229,7 +268,7 @@ def test_a_policy_of_half_precision_is_kept(policy: str) -> None:
         ours = model()
     finally:
         keras.config.set_dtype_policy("float32")
-    values = ours.initial_variables()
+    values = first_values(ours)
     loss, gradients = ours.loss_and_gradients(values, batch(), np)
     assert np.isfinite(loss)
     assert {gradient.dtype for gradient in gradients.values()} == {np.dtype(np.float32)}
@@ -239,7 +278,7 @@ def test_a_policy_of_half_precision_is_kept(policy: str) -> None:
 
 def test_evaluations_are_those_of_keras() -> None:
     ours = model(plain)
-    values = ours.initial_variables()
+    values = first_values(ours)
     due = ours.own(values).evaluate(X, Y, verbose=0, return_dict=True, batch_size=8)
     found = ours.evaluate(values, batch(), np)
     assert found == pytest.approx(due)
@@ -250,7 +289,7 @@ def test_what_is_saved_opens_in_keras(tmp_path: Path) -> None:
     ours = model()
     values = {name: value + 1 for name, value in ours.initial_variables().items()}
     for given in (ours, model(net())):
-        theirs = dict(zip(given.initial_variables(), values.values(), strict=True))
+        theirs = dict(zip(first_values(given), values.values(), strict=True))
         given.own(theirs).save(tmp_path / "model.keras")
         opened = keras.models.load_model(tmp_path / "model.keras")
         assert np.allclose(opened.predict(X, verbose=0), ours.predict(values, X))
@@ -288,11 +327,16 @@ class Two(layers.Layer):
 
 
 class Counting(layers.Layer):
-    def build(self, shape: Any) -> None:
-        self.count = self.add_weight(name="count", shape=(1,), initializer="zeros", trainable=False)
+    def __init__(self, counted: str = "float32") -> None:
+        super().__init__()
+        self._counted = counted
 
-    def call(self, inputs: Any) -> Any:
-        self.count.assign(self.count + 1.0)
+    def build(self, shape: Any) -> None:
+        self.count = self.add_weight(name="count", shape=(), initializer="zeros", trainable=False, dtype=self._counted)
+
+    def call(self, inputs: Any, training: bool = False) -> Any:
+        if training:
+            self.count.assign(self.count + 2)
         return inputs
 
 
@@ -307,9 +351,17 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a train_step": (lambda: model(own_step), "OwnStep has a train_step of its own"),
     "nothing to train": (lambda: model(lambda: compiled(layers.ReLU())), "sequential has no trainable weight"),
     "one path twice": (lambda: model(same_names), "two weights have the path 'sequential/b/w': name their layers"),
-    "batch normalisation": (
-        lambda: model(lambda: compiled(layers.BatchNormalization(), layers.Dense(3))),
-        "'sequential/batch_normalization/moving_mean' is a statistic of batch normalisation",
+    "no such state": (
+        lambda: model(net, state={"*/x": "sum"}),
+        "state: '*/x' matches none of the weights: sequential/",
+    ),
+    "a trained state": (
+        lambda: model(net, state={"*/bias": "sum"}),
+        "state: 'sequential/dense/bias' is trained; allowed: weights that are not trainable",
+    ),
+    "whole numbers averaged": (
+        lambda: model(lambda: compiled(Counting("int32"), layers.Dense(3)), state={"*/count": "average:0.1"}),
+        "state: 'sequential/counting/count' of int32 is 'average:0.1'; allowed: counter for whole numbers",
     ),
     "state of a layer": (
         lambda: model(lambda: compiled(Counting(), layers.Dense(3))),
@@ -352,7 +404,7 @@ def test_inputs_and_targets_may_be_named() -> None:
         return made
 
     ours = model(two_headed)
-    values = ours.initial_variables()
+    values = first_values(ours)
     data: Any = {"left": X, "right": X[::-1].copy()}, {"a": Y, "b": np.ones((8, 1), np.float32)}
     named = Batch(0, 0, np.arange(8), *data)
     loss, gradients = ours.loss_and_gradients(values, named, np)
@@ -366,7 +418,7 @@ def test_inputs_and_targets_may_be_named() -> None:
 def test_the_seed_of_a_step_is_known() -> None:
     """What a reader needs to compute a step in plain Keras."""
     ours = model()
-    values = ours.initial_variables()
+    values = first_values(ours)
     _, gradients = ours.loss_and_gradients(values, batch(5), np)
     made = ours.own(values)
     words = step_seed("keras 0", 3, 5)

@@ -11,7 +11,9 @@ import pytest
 import parashard as ps
 from parashard.data.base import Batch
 from parashard.errors import ConfigurationError
+from parashard.job.declaration import parts_of
 from parashard.models.framework import WrongModel, step_seed
+from parashard_server.state.stateful import move
 
 torch = pytest.importorskip(
     "torch", reason="NO TEST OF ps.torch: PyTorch is not installed; `make test-frameworks` has it"
@@ -35,6 +37,14 @@ def model(module: Any = net, loss: Any = functional.cross_entropy, **arguments: 
     found = ps.torch.Model(module, loss, **arguments)
     found.seed(3)
     return found
+
+
+def declared(ours: Any) -> dict[str, Any]:
+    return {name: parts_of(name, initial) for name, initial in ours.initial_variables().items()}
+
+
+def values_of(ours: Any) -> dict[str, Any]:
+    return {name: values for name, (_, values) in declared(ours).items()}
 
 
 def locked(values: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +117,7 @@ class Odd(torch.nn.Module):
 
 def test_parameters_of_every_kind_are_variables() -> None:
     ours = model(Odd)
-    values = ours.initial_variables()
+    values = values_of(ours)
     assert {name: value.shape for name, value in values.items()} == {
         "first.weight": (4, 4),
         "first.bias": (4,),
@@ -119,7 +129,8 @@ def test_parameters_of_every_kind_are_variables() -> None:
         "shift": (4,),
     }
     assert {value.dtype for value in values.values()} == {np.dtype(np.float32)}
-    assert sorted(ours.frozen()) == ["fixed", "shift"]
+    frozen = {n for n, (variable, _) in declared(ours).items() if variable.frozen}
+    assert frozen == {"fixed", "shift"}
     _, gradients = ours.loss_and_gradients(values, batch(), np)
     assert gradients["unused"] is None
     assert sorted(gradients) == ["first.bias", "first.weight", "rough", "scale", "tied.bias", "unused"]
@@ -142,8 +153,21 @@ def test_metrics_are_means_over_the_batch() -> None:
 
 
 class Normed(torch.nn.Sequential):
+    def __init__(self, momentum: float | None = 0.1) -> None:
+        super().__init__(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3, momentum=momentum))
+
+
+class Counting(torch.nn.Module):
     def __init__(self) -> None:
-        super().__init__(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3))
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int32))
+        self.register_buffer("drift", torch.ones(2))
+
+    def forward(self, x: Any) -> Any:
+        self.calls += len(x)
+        self.drift = self.drift * 0.5 + 2.0
+        return self.layer(x)
 
 
 class Writing(torch.nn.Module):
@@ -164,8 +188,29 @@ class Complex(torch.nn.Module):
 
 
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
-    "batch normalisation": (lambda: model(Normed), "'1.running_mean' is written in place while a step is computed"),
-    "writes a parameter": (lambda: model(Writing), "'weight' is written in place while a step is computed"),
+    "writes a parameter": (lambda: model(Writing), "parameter 'weight' is written in place while a step is computed"),
+    "writes a buffer": (lambda: model(Counting), "'calls' is written while a step is computed, and has no gradient"),
+    "reassigns a float buffer": (
+        lambda: model(Counting, state={"calls": "counter"}),
+        "'drift' is written while a step",
+    ),
+    "no such buffer": (
+        lambda: model(Counting, state={"call": "counter"}),
+        "state: 'call' is none of the buffers: calls",
+    ),
+    "a counter of floats": (
+        lambda: model(Counting, state={"drift": "counter"}),
+        "state: 'drift' of float32 is 'counter'; allowed: counter for whole numbers",
+    ),
+    "an average of whole numbers": (lambda: model(Counting, state={"calls": "average:0.1"}), "state: 'calls' of int64"),
+    "an unknown kind": (
+        lambda: model(Counting, state={"calls": "count"}),
+        "state: 'calls' is 'count'; allowed: average:M",
+    ),
+    "an average of all batches": (
+        lambda: model(lambda: Normed(momentum=None)),
+        "1.momentum is None: an average over all batches",
+    ),
     "a complex parameter": (
         lambda: model(Complex),
         "parameter 'weight' is torch.complex64; allowed: real",
@@ -184,7 +229,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
 
 def computed_by(make: Callable[[], Any]) -> None:
     made = make()
-    made.loss_and_gradients(made.initial_variables(), batch(), np)
+    made.loss_and_gradients(values_of(made), batch(), np)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
@@ -232,3 +277,45 @@ def test_buffers_that_are_no_variables_are_told_apart() -> None:
 
     one, same, other = (model(Permuted(torch.tensor(order))) for order in ([0, 1], [0, 1], [1, 0]))
     assert one.fixed_sha256() == same.fixed_sha256() != other.fixed_sha256()
+
+
+def moved(ours: Any, values: dict[str, Any], gradients: dict[str, Any]) -> dict[str, Any]:
+    """Return the state after one push, as a shard moves it."""
+    after = {name: value.copy() for name, value in values.items()}
+    for name, (variable, _) in declared(ours).items():
+        if variable.state:
+            move(after[name].reshape(-1), gradients[name].reshape(-1), variable.state, 1)
+    return after
+
+
+@pytest.mark.parametrize("momentum", [0.1, 1.0, 0.01])
+def test_running_statistics_move_as_in_pytorch_alone(momentum: float) -> None:
+    ours = model(lambda: Normed(momentum))
+    values = values_of(ours)
+    torch.manual_seed(3)
+    alone = Normed(momentum)
+    for step in range(3):
+        values = moved(ours, values, dict(ours.loss_and_gradients(values, batch(step), np)[1]))
+        alone(torch.from_numpy(X))
+    owned = ours.own(values)
+    for name in ("running_mean", "running_var"):
+        np.testing.assert_allclose(getattr(owned[1], name), getattr(alone[1], name), rtol=1e-5)
+    assert owned[1].num_batches_tracked.item() == alone[1].num_batches_tracked.item() == 3
+    assert ours.predict(values, X) == pytest.approx(alone.eval()(torch.from_numpy(X)).detach().numpy(), rel=1e-4)
+
+
+def test_layers_with_nothing_to_average_are_frozen() -> None:
+    kinds = {n: v.state or v.frozen for n, (v, _) in declared(model(lambda: Normed(0.0))).items() if "running" in n}
+    assert kinds == {"1.running_mean": True, "1.running_var": True}
+
+
+def test_a_module_says_how_its_own_buffers_change() -> None:
+    ours = model(Counting, state={"calls": "counter", "drift": "sum"})
+    values = values_of(ours)
+    for step in range(2):
+        values = moved(ours, values, dict(ours.loss_and_gradients(values, batch(step), np)[1]))
+    owned = ours.own(values)
+    assert (owned.calls.item(), owned.calls.dtype, owned.drift.tolist()) == (16, torch.int32, [3.25, 3.25])
+    averaged = model(Counting, state={"calls": "counter", "drift": "average:0.5"})
+    pushed = averaged.loss_and_gradients(values_of(averaged), batch(), np)[1]["drift"]
+    assert pushed.tolist() == [4, 4], "the drift is an average of fours, with a factor of one half"

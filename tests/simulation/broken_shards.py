@@ -39,8 +39,9 @@ class LateSet(ImmediateUpdates):
         super().reach(round_)
         self._enter()
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        self._storage.apply(gradient, t=len(self.applied) + 1)
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+        zeros, pushes = self._storage.zeros(), int(gradient is not None)
+        self._storage.apply(zeros if gradient is None else gradient, t=len(self.applied) + 1, pushes=pushes)
         self._moved = step
         return PushResult.APPLIED
 
@@ -68,7 +69,7 @@ class HospitableShard(Shard):
 class EagerRounds(RoundUpdates):
     """P10 off: a full round is applied at once, wherever the other shards stand."""
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
         result = super().take(step, gradient, staleness)
         if self._full():
             self.commit()
@@ -102,9 +103,11 @@ class KeepingRounds(RoundUpdates):
 class ArrivalOrder(RoundUpdates):
     """P13 off: gradients of a round are added as they arrive."""
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        fused.accumulate(self._sum, gradient)
-        return super().take(step, np.zeros_like(gradient), staleness)
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+        if gradient is not None:
+            fused.accumulate(self._sum, gradient)
+            gradient = np.zeros_like(gradient)
+        return super().take(step, gradient, staleness)
 
 
 class HastyShard(Shard):
@@ -117,14 +120,14 @@ class HastyShard(Shard):
 class HastyStorage(Storage):
     """P14 off: a partition is written before the values of the next one are checked."""
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
         layout = self.layout
         try:
             for placed in layout:
                 if not fused.is_finite(gradient[placed.offset : placed.stop]):
                     raise NonFiniteGradient(f"partition {placed.partition} has a value that is not finite")
                 self.layout = (placed,)
-                super().apply(gradient, t=t, scale=scale, damping=damping)
+                super().apply(gradient, t=t, scale=scale, damping=damping, pushes=pushes)
         finally:
             self.layout = layout
             self.begin_at(t)  # every partition has moved: pulls are not to be blamed
@@ -136,8 +139,7 @@ class ReplayingAll(Shard):
     def replay(
         self, position: int, step: int, gradient: Float32s | None, staleness: int | None, *, skipped: bool
     ) -> bool:
-        zero = np.zeros(self.storage.elements, np.float32)
-        self.updates.take(step, zero if gradient is None else gradient, staleness)
+        self.updates.take(step, gradient, staleness)
         return True
 
 

@@ -24,6 +24,7 @@ from parashard.models.mlp import MlpOptions, MultilayerPerceptron
 from parashard.models.torn import Torn, TornOptions
 from parashard.plan.optimizers import SGD, Adam, OptimizerSpec
 from parashard.plan.partition import Partition, Partitioner, Plan, fixed_shards, maximum_size, place, split, whole
+from parashard.plan.state import Int64s, counter_rows, counter_values
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, Variable
 
@@ -41,6 +42,41 @@ class SeededTorn(Torn):
         """Return one attempt's gradient."""
         constant = rng.choice((-1, 1)) * rng.randint(1, 1024) / 1024
         return {name: np.full_like(values, constant) for name, values in variables.items()}
+
+
+class CountedLedger(Ledger):
+    """The ledger, and whole numbers of 64 bits beside it: state without a gradient, which every step adds to."""
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the ledger and five counters."""
+        return {**super().initial_variables(), "counts": Variable("counts", (5, 8), state="counter")}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Any], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Any]]:
+        """Return the ledger's entries, and what a step adds to the counters."""
+        loss, entries = super().loss_and_gradients(variables, batch, xp)
+        return loss, {**entries, "counts": counter_rows(added(batch.step))}
+
+
+def added(step: int) -> Int64s:
+    """Return what a step adds to the counters: numbers of either sign that need many of their bytes."""
+    return np.array([1, step, -step, (-3) ** step, (step + 1) << 40], np.int64)
+
+
+class NormalizedPerceptron(MultilayerPerceptron):
+    """A perceptron beside whose weights a running average of the inputs is kept, as batch normalisation does."""
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        """Return the weights and the average."""
+        return {**super().initial_variables(), "seen": Variable("seen", (4,), state="average:0.25")}
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Any], batch: Batch, xp: Any
+    ) -> tuple[float | Any, Mapping[str, Any]]:
+        """Return the gradients, and the batch's mean."""
+        loss, gradients = super().loss_and_gradients(variables, batch, xp)
+        return loss, {**gradients, "seen": batch.inputs.mean(axis=0)}
 
 
 @dataclass(frozen=True)
@@ -82,8 +118,12 @@ class Job:
         """Return what a shard's part of the final weights violates, by itself, if exactly these steps are in it."""
         if isinstance(self.model, Ledger):  # a sum of gradients that are the same for any weights
             due = np.sum([self.model.loss_and_gradients(variables, self.batches[s], np)[1]["ledger"] for s in steps], 0)
-            unequal = (variables["ledger"] != due).any(axis=1)
-            wrong = sum(int(unequal[p.row_start : p.row_stop].sum()) for p in partitions)
+            counted = np.sum([added(s) for s in steps], 0) if steps else np.zeros(5, np.int64)
+            unequal = {
+                "ledger": (variables["ledger"] != due).any(axis=1),
+                "counts": counter_values(variables["counts"]) != counted,
+            }
+            wrong = sum(int(unequal[p.variable][p.row_start : p.row_stop].sum()) for p in partitions)
             return [f"{wrong} rows are not what the steps add up to"] if wrong else []
         if not isinstance(self.model, Audited):
             return []
@@ -104,13 +144,13 @@ def job(oracle: str, policy: Policy) -> Job:
     spec: OptimizerSpec = SGD(learning_rate=-1.0)
     partitioner: Partitioner | None = None
     if oracle == "ledger":
-        model = Ledger(source.spec)
+        model = CountedLedger(source.spec)
         partitioner = maximum_size(24)  # 3 rows: several partitions a shard
     elif oracle == "torn":
         model = SeededTorn(TornOptions(rows=2))
         partitioner = whole
     else:
-        model = MultilayerPerceptron(MlpOptions(hidden=(3,), activation="tanh"), source.spec, SEED)
+        model = NormalizedPerceptron(MlpOptions(hidden=(3,), activation="tanh"), source.spec, SEED)
         spec = Adam(learning_rate=0.05)
     assert len(batches) == STEPS
     declared = model.initial_variables()

@@ -38,9 +38,9 @@ def faultless_digest(oracle: str, policy: Policy, steps: int = STEPS, skipped: t
         pulled = joined(plan, [shard.storage.weights])
         gradients = job_.model.loss_and_gradients(pulled, job_.batches[step], np)[1]
         vector = np.zeros_like(shard.storage.weights)
-        for placed in plan.layouts[0] if step not in skipped else ():
+        for placed in plan.layouts[0]:
             vector[placed.offset : placed.stop] = rows_of(gradients, placed.partition)
-        shard.updates.take(step, vector, None)
+        shard.updates.take(step, None if step in skipped else vector, None)
     if round_steps is not None:
         shard.updates.reach(-(-steps // round_steps))
     return digest(joined(plan, [shard.storage.weights]))

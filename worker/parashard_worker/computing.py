@@ -18,6 +18,7 @@ from parashard.errors import ConfigurationError, NonFiniteGradient, ParashardErr
 from parashard.models.base import Model
 from parashard.models.blame import place_of
 from parashard.plan.partition import Plan
+from parashard.plan.state import AVERAGE
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s
 from parashard_worker.device import Device
@@ -62,8 +63,8 @@ class Task(NamedTuple):
         examples : int
             How many the step has.
         gradients : dict of str to ndarray of float32
-            Finite, of every variable that is not frozen; clipped to `clip_norm` together. On a CPU they may be views of
-            `values`, if the model made them so.
+            Finite, of every variable that is not frozen; clipped to `clip_norm` together, but for state without a
+            gradient. On a CPU they may be views of `values`, if the model made them so.
 
         Raises
         ------
@@ -84,7 +85,8 @@ class Task(NamedTuple):
             loss, gradients = self.device.to_host(raw_loss, trainable)
         except UNCONVERTIBLE as error:
             raise self._wrong(f"returned what cannot be made float32: {error}") from error
-        norm = _global_norm(gradients) if self.clip_norm is not None else 0.0
+        clipped = {name: gradient for name, gradient in gradients.items() if not self.plan.variables[name].state}
+        norm = _global_norm(clipped) if self.clip_norm is not None else 0.0
         # Before anything is sent: a bad gradient must reach no shard.
         bad = [name for name in sorted(gradients) if not np.isfinite(gradients[name]).all()]
         if bad:
@@ -92,7 +94,7 @@ class Task(NamedTuple):
             raise NonFiniteGradient(_not_finite(step, loss, bad[0], gradients[bad[0]]))
         if self.clip_norm is not None and norm > self.clip_norm:
             factor = np.float32(self.clip_norm / norm)
-            gradients = {name: gradient * factor for name, gradient in gradients.items()}
+            gradients |= {name: gradient * factor for name, gradient in clipped.items()}
         return loss, len(indices), gradients
 
     def metrics(
@@ -184,7 +186,13 @@ class Task(NamedTuple):
                 f"returned no gradient for {missing[0]!r}; due is one for each variable: None where it "
                 "does not count in this step, or frozen = true for a variable that is not trained"
             )
-        return {name: g for name, g in gradients.items() if g is not None and not variables[name].frozen}
+        found = {name: g for name, g in gradients.items() if g is not None and not variables[name].frozen}
+        for name in gradients.keys() - found.keys():
+            if variables[name].state and not variables[name].frozen:  # every push that is not empty has it
+                if variables[name].state.startswith(AVERAGE):
+                    raise self._wrong(f"returned None for {name!r}; due is the batch's value: it is an average")
+                found[name] = self.device.xp.zeros(variables[name].shape, np.float32)
+        return found
 
     def _wrong(self, what: str, method: str = "loss_and_gradients") -> WrongResult:
         return WrongResult(f"{place_of(getattr(self.model, method))}{method} {what}")

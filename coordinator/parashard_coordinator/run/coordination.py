@@ -27,6 +27,7 @@ from parashard.errors import (
 )
 from parashard.plan.intervals import IntervalSet
 from parashard.plan.partition import Plan
+from parashard.plan.variables import as_exported
 from parashard.process import failpoints
 from parashard.process.backoff import retry_pause_s
 from parashard.process.logs import log
@@ -378,7 +379,7 @@ class Coordination:
         figures["checkpoint"] = due.stored
         self._decisions.check_claim()
         try:
-            save_weights(self._run_dir, model.variables, self._run_id)
+            save_weights(self._run_dir, as_exported(model.variables, model.plan.variables), self._run_id)
             save_preprocessing(self._run_dir, resolved.spec.preprocessing)
             failpoints.hit("coordinator.finish.weights")
             save_report(self._run_dir, figures)

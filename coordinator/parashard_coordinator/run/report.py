@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import StoreFailed
@@ -115,7 +116,7 @@ def audited(resolved: ResolvedJob, variables: Mapping[str, Float32s]) -> dict[st
     return found
 
 
-def save_weights(folder: Path, variables: Mapping[str, Float32s], run_id: str) -> Path:
+def save_weights(folder: Path, variables: Mapping[str, NDArray[Any]], run_id: str) -> Path:
     """Write the weights as safetensors, atomically; durable when this returns.
 
     Raises

@@ -27,8 +27,9 @@ from parashard.job.tables import ClusterOptions, received_bytes
 from parashard.models.base import Audited
 from parashard.plan.optimizers import SLOTS
 from parashard.plan.partition import ELEMENT_BYTES, Plan, place, split
+from parashard.plan.state import COUNTER, ROUND_STEPS_MAX, SUM
 from parashard.plan.steps import StepPlan
-from parashard.plan.variables import Float32s, Variable, values_sha256
+from parashard.plan.variables import Float32s, Variable, as_imported, values_sha256
 from parashard.store.arrays import read_arrays
 
 SHARDS_DEFAULT: int = ClusterOptions.keys["shards"].default
@@ -94,6 +95,7 @@ def resolve(
     _check_targets(job, spec)
     variables = apply_settings(declared.variables, job.variables)
     _check_encodings(job, variables)
+    _check_state(job, variables)
     if kept is not None:
         arrays, initial_sha256 = {}, kept.sha256
     else:
@@ -114,7 +116,7 @@ def resolve(
 
 def _checked_file(path: Path, variables: dict[str, Variable], *, whole: bool = True) -> dict[str, Float32s]:
     """Return the values in a file; with `whole` it must have every variable's."""
-    stored = read_arrays(path)
+    stored = as_imported(read_arrays(path))
     missing, extra = sorted(set(variables) - set(stored)), sorted(set(stored) - set(variables))
     if extra or (missing and whole):
         raise BadData(
@@ -143,6 +145,22 @@ def _check_encodings(job: Job, variables: dict[str, Variable]) -> None:
             raise ConfigurationError(
                 f"variable {variable.name!r}: encoding {encoding} with consistency.policy {job.consistency.policy}; "
                 "allowed in sync: float32, bfloat16, float16"
+            )
+
+
+def _check_state(job: Job, variables: Mapping[str, Variable]) -> None:
+    """Check state without gradients against the job's consistency."""
+    policy = job.consistency.policy
+    for name, variable in variables.items():
+        if variable.state == SUM and policy.kind != "sync" and not variable.frozen:
+            raise ConfigurationError(
+                f"variable {name!r}: state {SUM}, with consistency.policy {policy}: differences from weights of "
+                "unequal age grow without bound; allowed: sync:N, or state average:M or counter"
+            )
+        if variable.state == COUNTER and policy.kind == "sync" and policy.bound > ROUND_STEPS_MAX:
+            raise ConfigurationError(
+                f"variable {name!r}: state {COUNTER}, with consistency.policy {policy}; allowed: at most "
+                f"sync:{ROUND_STEPS_MAX}"
             )
 
 

@@ -32,7 +32,7 @@ from parashard.checkpoints.catalogue import (
 )
 from parashard.checkpoints.encoding import MANIFEST_BYTES_MAX, decode, encode
 from parashard.checkpoints.manifest import InitialManifest, JobManifest, Part, PlanRecord, RunRecord
-from parashard.checkpoints.state import whole_model, whole_variables
+from parashard.checkpoints.state import plan_of, whole_model, whole_variables
 from parashard.checkpoints.tensors import variable_tensor, write_tensors
 from parashard.data.preprocessing import Preprocessing, as_json
 from parashard.errors import AlreadyStored, ConfigurationError, DamagedCheckpoint, NotReady, NotStored, Superseded
@@ -57,9 +57,10 @@ class Identity(NamedTuple):
 
 
 class SavedModel(NamedTuple):
-    """A drained checkpoint's variables by name, and the number of steps in each shard's own manifest."""
+    """A drained checkpoint's variables by name, its plan, and the number of steps in each shard's own manifest."""
 
     variables: dict[str, Float32s]
+    plan: Plan
     steps_applied: tuple[int, ...]
 
 
@@ -315,7 +316,8 @@ class RunStore:
         except NotStored as error:
             raise DamagedCheckpoint(str(error)) from None
         parts = [self.catalogue.part_manifest(manifest, shard) for shard in range(len(manifest.parts))]
-        return SavedModel(whole_model(self.store, manifest), tuple(len(part.steps) for part in parts))
+        plan = plan_of(self.store, manifest)
+        return SavedModel(whole_model(self.store, manifest), plan, tuple(len(part.steps) for part in parts))
 
     def load_saved(self) -> Saved | None:
         """Return the decisions of the latest earlier coordinator that are valid under the plan in force, or None.

@@ -165,8 +165,6 @@ class Shard:
             except FoldedStep:  # what the log lost would have said that the round began again before this
                 self.updates.begin_again()
         self.updates.admit(step)
-        if gradient is None:
-            gradient = self.storage.decode_gradient((), memoryview(b""))
         self._note(step, position)
         self.updates.take(step, gradient, staleness)
         self._note_skip(step, skipped=skipped)
@@ -182,7 +180,7 @@ class Shard:
         """Take the empty push of a step that is given up, as if it came now."""
         if self.journal is not None:
             self._note(step, self.journal.append(step, None, staleness=None, skipped=True))
-        self.updates.take(step, self.storage.decode_gradient((), memoryview(b"")), None)
+        self.updates.take(step, None, None)
         self._note_skip(step, skipped=True)
         self.record.buffered_pushes += 1
 
@@ -207,19 +205,19 @@ class Shard:
         )
 
     def _take(self, push: Push) -> Receipt:
-        gradient = self.storage.decode_gradient(push.slices, push.payload.whole())
-        self._check_values(push.step, gradient)
+        gradient = self.storage.decode_gradient(push.slices, push.payload.whole()) if push.slices else None
+        if gradient is not None:
+            self._check_values(push.step, gradient)
         staleness = None if push.pulled_version is None else self.updates.version - push.pulled_version
         if staleness is not None and staleness < 0:
             raise MalformedFrame(
                 f"step {push.step}: pulled at version {push.pulled_version}, this shard is at {self.updates.version}"
             )
         lag = push.step - self.updates.applied.lowest_missing()
-        if self._pulled is not None:
+        if self._pulled is not None and gradient is not None:
             gradient = self._compensated(push, gradient)
         if self.journal is not None:
-            logged = gradient if push.slices else None
-            position = self.journal.append(push.step, logged, staleness=staleness, skipped=push.skipped)
+            position = self.journal.append(push.step, gradient, staleness=staleness, skipped=push.skipped)
             self._note(push.step, position)
         # From here on the weights may have changed: an error is a broken invariant and ends the process.
         result = self.updates.take(push.step, gradient, staleness)
@@ -253,7 +251,8 @@ class Shard:
             self.record.uncompensated_pushes += 1
             return gradient
         gradient = self.storage.writable(gradient)
-        fused.delay_compensated(gradient, self.storage.weights, pulled, self._compensation)
+        for run in self.storage.trained:
+            fused.delay_compensated(gradient[run], self.storage.weights[run], pulled[run], self._compensation)
         if not fused.is_finite(gradient):
             raise NonFiniteGradient(f"step {push.step}: delay compensation overflows float32; lower its strength")
         return gradient

@@ -70,8 +70,8 @@ class UpdatePolicy(Protocol):
     def reach(self, round_: int | None) -> None:
         """Make the weights those that a round starts from, or raise StaleRound."""
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
-        """Take the gradient of an admitted step, in the shard's layout; finite, and borrowed for this call only."""
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
+        """Take an admitted step's gradient, in the shard's layout; finite, and borrowed for this call. None: empty."""
 
 
 class ImmediateUpdates:
@@ -131,10 +131,13 @@ class ImmediateUpdates:
         if round_ is not None:
             raise MalformedFrame(f"the request names round {round_}; this job's consistency has no rounds")
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
         """Apply the gradient and record the step."""
         damping = self._damping(staleness or 0) if self._damping else 1.0
-        self._storage.apply(gradient, t=len(self.applied) + 1, damping=damping)
+        t, pushes = len(self.applied) + 1, int(gradient is not None)
+        self._storage.apply(
+            self._storage.zeros() if gradient is None else gradient, t=t, damping=damping, pushes=pushes
+        )
         self.applied.add(step)
         return PushResult.APPLIED
 
@@ -171,7 +174,8 @@ class RoundUpdates:
         self.applied = IntervalSet([(0, self._next_fold)])
         self.skipped = IntervalSet()
         self._sum: Float32s = np.zeros(storage.elements, np.float32)
-        self._early: dict[int, Float32s] = {}
+        self._pushes = 0  # in the sum; an empty one is none
+        self._early: dict[int, Float32s | None] = {}
 
     @property
     def held(self) -> IntervalSet:
@@ -207,6 +211,7 @@ class RoundUpdates:
         """Return to the start of the present round, whose weights are still here."""
         self._next_fold = self._first(self.round)
         self._sum[:] = 0.0
+        self._pushes = 0
         self._early.clear()
         self.skipped = self.skipped.intersection(self.applied)
 
@@ -223,26 +228,31 @@ class RoundUpdates:
         if round_ != self.round:
             raise StaleRound(f"the request is for round {round_}; this shard is at round {self.round}")
 
-    def take(self, step: int, gradient: Float32s, staleness: int | None) -> PushResult:
+    def take(self, step: int, gradient: Float32s | None, staleness: int | None) -> PushResult:
         """Fold the gradient if its turn has come, else keep it; at most N are kept."""
         if step != self._next_fold:
-            self._early[step] = gradient.copy()
+            self._early[step] = None if gradient is None else gradient.copy()
             return PushResult.BUFFERED
-        fused.accumulate(self._sum, gradient)
-        self._next_fold += 1
+        self._fold(gradient)
         while self._next_fold in self._early:
-            fused.accumulate(self._sum, self._early.pop(self._next_fold))
-            self._next_fold += 1
+            self._fold(self._early.pop(self._next_fold))
         return PushResult.BUFFERED
+
+    def _fold(self, gradient: Float32s | None) -> None:
+        if gradient is not None:
+            fused.accumulate(self._sum, gradient)
+            self._pushes += 1
+        self._next_fold += 1
 
     def commit(self) -> None:
         """Apply the full round to the weights."""
         first, stop = self._first(self.round), self._first(self.round + 1)
         scale = 1.0 / (stop - first) if self._mean else 1.0
-        self._storage.apply(self._sum, t=self.round + 1, scale=scale)  # t counts rounds
+        self._storage.apply(self._sum, t=self.round + 1, scale=scale, pushes=self._pushes)  # t counts rounds
         self.applied.add_range(first, stop)
         self.round += 1
         self._sum[:] = 0.0
+        self._pushes = 0
 
     def _full(self) -> bool:
         return self._next_fold == self._first(self.round + 1) > self._first(self.round)

@@ -117,11 +117,11 @@ class CudaStorage(Storage):
         self._mirror(begin_bytes, end_bytes)
         return super().moved(begin_bytes, end_bytes, since)
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
         """Apply one gradient on the device; return when the weights have moved. See `Storage.apply`."""
         self._device.copy_in(self._gradient, self.writable(gradient))
         self._device.use()
-        super().apply(self._gradient, t=t, scale=scale, damping=damping)
+        super().apply(self._gradient, t=t, scale=scale, damping=damping, pushes=pushes)
         self._device.wait()
 
     def _mirror(self, begin_bytes: int, end_bytes: int) -> None:

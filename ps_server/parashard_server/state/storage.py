@@ -20,6 +20,7 @@ from parashard.protocol.messages import DType, Run, Slice
 from parashard.transports.weight_memory import PrivateWeights, WeightMemory
 from parashard_server.state.optimizer import Optimizer
 from parashard_server.state.snapshot import Snapshot
+from parashard_server.state.stateful import move
 
 InitialRows = Callable[[Variable, int, int], Float32s]
 """From (variable, row_start, row_stop) to the initial values of these rows."""
@@ -52,6 +53,8 @@ class Storage:
         Every partition's values, end to end in plan order. Owned here; changed only by `apply`.
     slots : dict of str to ndarray of float32, shape (elements,)
         Optimizer state in the same layout.
+    trained : tuple of slice
+        The runs of the weights that have gradients: all but state without them.
     """
 
     def __init__(
@@ -69,6 +72,9 @@ class Storage:
         self._placed = {placed.partition: placed for placed in self.layout}
         self._slices = {p: _slice_of(plan.variables[p.variable], p) for p in self._placed}
         self.elements = plan.shard_elements(shard)
+        stateful = [placed for placed in self.layout if plan.variables[placed.partition.variable].state]
+        self._stateful = frozenset(p.partition for p in stateful if not plan.variables[p.partition.variable].frozen)
+        self.trained = _between([(placed.offset, placed.stop) for placed in stateful], self.elements)
         self.memory = PrivateWeights(offsets_of(self.layout)) if memory is None else memory
         self.weights = self.memory.weights
         self._live: WeightMemory = self.memory  # the updated weights; on a GPU other than `memory`, their mirror
@@ -117,7 +123,8 @@ class Storage:
         UnknownVariable
             If a slice is not one of the shard's partitions, or is named twice, or is frozen.
         ShapeMismatch
-            If its rows have another length, or its encoding is not the plan's.
+            If its rows have another length, or its encoding is not the plan's; or if state without a gradient is
+            missing, though the push is not empty.
         """
         seen: set[Partition] = set()
         for piece in slices:
@@ -139,6 +146,12 @@ class Storage:
                     f"variable {p.variable!r} travels as {variable.encoding}: {expected.dtype.name} of "
                     f"{expected.size_bytes} bytes; found {piece.dtype.name} of {piece.size_bytes}"
                 )
+        missing = self._stateful - seen if slices else ()
+        if missing:
+            name = min(partition.variable for partition in missing)
+            raise ShapeMismatch(
+                f"variable {name!r} is {self.variables[name].state}: every push but an empty one has it"
+            )
         return sum(piece.size_bytes for piece in slices)
 
     def decode_gradient(self, slices: tuple[Slice, ...], payload: memoryview) -> Float32s:
@@ -163,6 +176,10 @@ class Storage:
             codec.decode(piece, content, gradient[placed.offset : placed.stop])
             position += piece.size_bytes
         return gradient
+
+    def zeros(self) -> Float32s:
+        """Return a gradient of zeros in scratch memory, valid until the next call."""
+        return self.decode_gradient((), memoryview(b""))
 
     def writable(self, gradient: Float32s) -> Float32s:
         """Return a gradient's values in scratch memory; `gradient` itself if it is there."""
@@ -201,7 +218,7 @@ class Storage:
     def _copy_live(self, destination: Float32s, live: Float32s) -> None:
         np.copyto(destination, live)
 
-    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0) -> None:
+    def apply(self, gradient: Float32s, *, t: int, scale: float = 1.0, damping: float = 1.0, pushes: int = 1) -> None:
         """Move the weights by one gradient, in place.
 
         Parameters
@@ -215,33 +232,44 @@ class Storage:
             Multiplies the gradient (the mean of a round).
         damping : float
             Multiplies the learning rate (staleness damping).
+        pushes : int
+            How many pushes `gradient` is the sum of, without empty ones; with none, state without a gradient stays.
         """
         snapshot = self._snapshot
         if snapshot is not None and not snapshot.missing:
             snapshot = self._snapshot = None  # complete: its owner frees its memory
         for index, placed in enumerate(self.layout):
             variable = self.variables[placed.partition.variable]
-            if variable.frozen:
+            if variable.frozen or (variable.state and not pushes):
                 continue
             run = slice(placed.offset, placed.stop)
             if snapshot is not None:
                 snapshot.save(placed)
             self._live.begun[index] = t
-            self._optimizer.update(
-                self._live.weights[run],
-                gradient[run],
-                {name: slot[run] for name, slot in self.slots.items()},
-                t=t,
-                scale=scale,
-                damping=damping,
-                variable=variable,
-            )
+            if variable.state:
+                move(self._live.weights[run], gradient[run], variable.state, pushes)
+            else:
+                self._optimizer.update(
+                    self._live.weights[run],
+                    gradient[run],
+                    {name: slot[run] for name, slot in self.slots.items()},
+                    t=t,
+                    scale=scale,
+                    damping=damping,
+                    variable=variable,
+                )
             self._live.done[index] = t
 
 
 def offsets_of(layout: Sequence[Placed]) -> list[int]:
     """Return where each partition begins in a shard's vector, in elements, and where the last one ends."""
     return [0, *(placed.stop for placed in layout)]
+
+
+def _between(runs: list[tuple[int, int]], end: int) -> tuple[slice, ...]:
+    """Return what of [0, end) is in none of the runs, which are in order."""
+    begins, stops = [0, *(stop for _, stop in runs)], [*(begin for begin, _ in runs), end]
+    return tuple(slice(begin, stop) for begin, stop in zip(begins, stops, strict=True) if begin < stop)
 
 
 def _slice_of(variable: Variable, partition: Partition) -> Slice:

@@ -108,6 +108,33 @@ def test_a_model_may_declare_encodings(tmp_path: Path, encoding: str, policy: st
     assert resolved(tmp_path, kind, policy=policy).plan.variables["a"].encoding == encoding
 
 
+@pytest.mark.parametrize(
+    ("state", "policy", "refused"),
+    [
+        ("sum", "async", "'a': state sum, with consistency.policy async: differences from weights of unequal age"),
+        ("sum", "ssp:2", "'a': state sum, with consistency.policy ssp:2"),
+        (
+            "counter",
+            "sync:70000",
+            "'a': state counter, with consistency.policy sync:70000; allowed: at most sync:6",
+        ),
+        ("sum", "sync:4", ""),
+        ("counter", "async", ""),
+        ("average:0.1", "async", ""),
+    ],
+)
+def test_state_without_gradients_must_suit_the_consistency(
+    tmp_path: Path, state: str, policy: str, refused: str
+) -> None:
+    kind = user_model(tmp_path, f'{{"a": Variable("a", (1, 8), state="{state}"), "b": Variable("b", (2,))}}')
+    if not refused:
+        assert resolved(tmp_path, kind, policy=policy).plan.variables["a"].state == state
+        return
+    with pytest.raises(ConfigurationError) as error:
+        resolved(tmp_path, kind, policy=policy)
+    assert refused in str(error.value)
+
+
 def test_an_encoding_with_a_residue_is_refused_in_sync_wherever_it_was_declared(tmp_path: Path) -> None:  # P13
     kind = user_model(tmp_path, '{"a": Variable("a", (2,), encoding="int8")}')
     with pytest.raises(ConfigurationError, match=r"'a': encoding int8 with .* sync:4; allowed in sync: float32"):

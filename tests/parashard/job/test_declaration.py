@@ -29,7 +29,13 @@ from support.small_job import SMALL_JOB
 
 SPEC = DataSpec(20, 4, (3, 2), 5, "ab" * 32, warnings=("column a has one value",))
 DRAWN = Variable("drawn", (4, 3), Initializer("normal", 0.5), decay=False, learning_rate_factor=2.0, encoding="int8")
-STARTS = {"drawn": DRAWN, "given": np.arange(6.0).reshape(2, 3), "still": Variable("still", (1,), frozen=True)}
+MEAN = Variable("mean", (2,), state="average:0.1")
+STARTS = {
+    "drawn": DRAWN,
+    "given": np.arange(6.0).reshape(2, 3),
+    "still": Variable("still", (1,), frozen=True),
+    "mean": (MEAN, [1.0, 2.0]),
+}
 
 
 class Mine:
@@ -72,8 +78,8 @@ def assert_equal(a: DeclaredJob, b: DeclaredJob) -> None:
 
 
 def test_it_arrives_as_it_is(declared: DeclaredJob, written: Path) -> None:
-    assert set(declared.arrays) == {"given"}
-    assert declared.variables["drawn"] == DRAWN
+    assert set(declared.arrays) == {"given", "mean"}
+    assert (declared.variables["drawn"], declared.variables["mean"]) == (DRAWN, MEAN)
     assert_equal(read_declaration(written), declared)
 
 
@@ -116,6 +122,9 @@ def test_what_is_declared_is_what_a_job_is_resolved_by(tmp_path: Path) -> None: 
     assert (elsewhere.digest, elsewhere.plan, elsewhere.spec) == (here.digest, here.plan, here.spec)
 
 
+GIVEN = {"mean": np.array([1, 2], np.float32)}
+
+
 def lost(folder: Path) -> None:
     (folder / VALUES_FILE).unlink()
 
@@ -125,15 +134,15 @@ def other_values(folder: Path) -> None:
 
 
 def other_shape(folder: Path) -> None:
-    save_file({"given": np.arange(6, dtype=np.float32)}, folder / VALUES_FILE)
+    save_file({**GIVEN, "given": np.arange(6, dtype=np.float32)}, folder / VALUES_FILE)
 
 
 def other_dtype(folder: Path) -> None:
-    save_file({"given": np.arange(6.0).reshape(2, 3)}, folder / VALUES_FILE)
+    save_file({**GIVEN, "given": np.arange(6.0).reshape(2, 3)}, folder / VALUES_FILE)
 
 
 def other_name(folder: Path) -> None:
-    save_file({"taken": np.arange(6, dtype=np.float32).reshape(2, 3)}, folder / VALUES_FILE)
+    save_file({**GIVEN, "gone": np.arange(6, dtype=np.float32).reshape(2, 3)}, folder / VALUES_FILE)
 
 
 def no_record(folder: Path) -> None:
@@ -153,7 +162,7 @@ def one_bit(folder: Path) -> None:
         (other_values, "these are not the first values that declaration.json is of"),
         (other_shape, r"'given' is float32 \(6,\), which is no variable"),
         (other_dtype, r"'given' is float64 \(2, 3\), which is no variable"),
-        (other_name, "'taken' is float32"),
+        (other_name, "'gone' is float32"),
         (no_record, "declaration.json: cannot be read"),
         (one_bit, "not a whole declaration as it was written"),
     ],

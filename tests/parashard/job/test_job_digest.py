@@ -115,6 +115,7 @@ def test_first_values_and_a_users_code_change_it(load: Load, more: dict[str, str
         ({"frozen": True}, ["variables.a.frozen"]),
         ({"decay": False}, ["variables.a.decay"]),
         ({"learning_rate_factor": 0.5}, ["variables.a.learning_rate_factor"]),
+        ({"state": "sum"}, ["variables.a.state"]),
         ({"encoding": "int8"}, ["variables.a.encoding"]),  # P2; float32 is not named: older digests stand
     ],
 )

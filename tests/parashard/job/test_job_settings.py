@@ -39,6 +39,14 @@ def test_an_encoding_is_kept_in_its_shortest_form() -> None:
     }
 
 
+def test_state_without_a_gradient_takes_frozen_only() -> None:
+    variables = {"mean": Variable("mean", (2,), state="average:0.1"), "weight": Variable("weight", (2,))}
+    given = VariableSettings(encoding="int8", decay=False, learning_rate_factor=2.0, frozen=True)
+    changed = apply_settings(variables, {"*": given})
+    assert changed["mean"] == Variable("mean", (2,), state="average:0.1", frozen=True)
+    assert changed["weight"].encoding == "int8"
+
+
 def test_case_matters_and_the_whole_name_must_match() -> None:
     for pattern in ("DENSE_0.bias", "dense_0", "bias"):
         with pytest.raises(ConfigurationError, match="matches no variable"):

@@ -23,11 +23,14 @@ variables = st.builds(
     learning_rate_factor=st.floats(0, 10),
     encoding=st.sampled_from(["float32", "bfloat16", "float16", "int8", "topk:0.01", "topk:0.10"]),
 )
+states = st.builds(
+    Variable, st.text("abcdef._", min_size=1), st.just((3, 8)), state=st.sampled_from(["counter", "sum"])
+)
 plans = st.builds(
     lambda found, cuts, shards, version: place(
         {v.name: v for v in found}, split({v.name: v for v in found}, fixed_shards(cuts)), shards, version
     ),
-    st.lists(variables, max_size=4),
+    st.lists(variables | states, max_size=4),
     st.integers(1, 4),
     st.integers(1, 4),
     st.integers(0, 2**32 - 1),

@@ -213,7 +213,7 @@ def test_the_last_round_is_committed_by_asking_for_the_round_after_it() -> None:
 def test_t_counts_rounds() -> None:  # P15
     calls: list[tuple[int, float]] = []
     storage = storage_of()
-    storage.apply = lambda gradient, *, t, scale: calls.append((t, scale))  # type: ignore[method-assign]
+    storage.apply = lambda gradient, *, t, scale, pushes: calls.append((t, scale))  # type: ignore[method-assign]
     updates = rounds(storage, 2, 5)
     for step in range(5):
         updates.admit(step)

@@ -29,6 +29,8 @@ from support.shard_process import ADAM, job_reply
 
 VARIABLES = variables_of(
     Variable("bias", (3,)),
+    Variable("count", (2, 8), state="counter"),
+    Variable("mean", (3,), state="average:0.25"),
     Variable("still", (2, 2), Initializer("constant", 1.0), frozen=True),
     Variable("table", (5, 2), Initializer("normal", 1.0), decay=False),
     Variable("weight", (4, 3), Initializer("uniform", 0.5), learning_rate_factor=0.5),

@@ -1,0 +1,65 @@
+"""Task: state without gradients is not clipped, and what a model returns for it is checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.data.base import Batch
+from parashard.plan.steps import StepPlan
+from parashard.plan.variables import Initializer, Variable
+from parashard_worker.computing import Task, WrongResult
+from parashard_worker.device import Cpu
+from support.in_process import plan_of, variables_of
+from support.loop_cases import BATCH_SIZE, EXAMPLES, Numbered
+
+VARIABLES = variables_of(
+    Variable("count", (1, 8), state="counter"),
+    Variable("mean", (2,), Initializer("constant", 1.0), state="average:0.5"),
+    Variable("weight", (4,)),
+)
+VALUES = {name: np.zeros(variable.shape, np.float32) for name, variable in VARIABLES.items()}
+
+
+class Stateful:
+    """A model whose gradient has a norm of 2, beside state that is larger."""
+
+    def __init__(self, **returned: Any) -> None:
+        self.returned = returned
+
+    def initial_variables(self) -> Mapping[str, Variable]:
+        return VARIABLES
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Any], batch: Batch, xp: Any
+    ) -> tuple[float, Mapping[str, Any]]:
+        count = np.array([[100.0] + [0.0] * 7], np.float32)
+        return 0.0, {"count": count, "mean": np.full(2, 50.0), "weight": np.ones(4), **self.returned}
+
+    def evaluate(self, variables: Mapping[str, Any], batch: Batch, xp: Any) -> Mapping[str, float]:
+        raise NotImplementedError
+
+
+def pushed(clip_norm: float | None = None, **returned: Any) -> dict[str, Any]:
+    steps = StepPlan(EXAMPLES, BATCH_SIZE, epochs=1, seed=1)
+    task = Task(Stateful(**returned), Numbered(), steps, plan_of(VARIABLES), Cpu(), clip_norm, None)
+    return task.gradients(0, VALUES)[2]
+
+
+def test_clipping_leaves_state_alone() -> None:
+    found = pushed(clip_norm=1.0)
+    assert found["weight"].tolist() == [0.5] * 4
+    assert (found["count"].sum(), found["mean"].tolist()) == (100, [50.0, 50.0])
+
+
+def test_nothing_to_add_is_zeros() -> None:  # every push that is not empty has the state
+    assert pushed(count=None)["count"].tolist() == [[0.0] * 8]
+    assert "weight" not in pushed(weight=None)
+
+
+def test_an_average_needs_the_batch_s_value() -> None:
+    with pytest.raises(WrongResult, match="returned None for 'mean'; due is the batch's value: it is an average"):
+        pushed(mean=None)
