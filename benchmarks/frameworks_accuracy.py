@@ -37,6 +37,7 @@ def run(case: str, what: str, data: str, seed: int = 0) -> dict[str, Any]:
     framework, backend = CASES[case]
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environ = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "KERAS_BACKEND": backend or "jax"}
+    environ |= dict.fromkeys(("OMP_NUM_THREADS", "NPROC"), "1")
     command = [sys.executable, "-m", "benchmarks.frameworks.one", framework, what, "--data", data, "--seed", str(seed)]
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run(
