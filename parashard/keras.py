@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
-from parashard.models.framework import WrongModel, rows, step_seed
+from parashard.models.framework import LOSS_SCALE, Computed, WrongModel, rows, step_seed, unscaled
 from parashard.models.keras_backends import open_backend
 from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
 from parashard.plan.state import AVERAGE
@@ -35,6 +36,8 @@ except ImportError as error:
         f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
     ) from None
 
+_State = tuple[list[Any], list[Any]]
+"""Tensors of what is trained, and of what is not."""
 _PREDICTION = -1
 """Stands for a step where there is none: what is random in a prediction is the same each time."""
 
@@ -59,7 +62,8 @@ class Model:
     "sequential/dense/kernel"; those of frozen layers are not trained. They travel as float32 whatever the model
     computes in, a scalar as one row. Running statistics of batch normalisation are averaged on the shards: a step
     pushes its batch's. Keras' seed generators are set from the job's seed and the step before each step, so that
-    dropout is the same wherever the step is computed.
+    dropout is the same wherever the step is computed. Where layers compute in float16 the loss is scaled, as in
+    `parashard.torch.Model`.
     """
 
     def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
@@ -75,6 +79,7 @@ class Model:
         self._variables: dict[str, Any] = {}  # Keras' variables by the names of ours: what is trained comes first
         self._others: list[Any] = []  # seed generators and constants of whole numbers: no variables of the job
         self._is_built = False
+        self._scale = 1.0
         self._step = self._backend.value_and_gradients(self._loss)
         self._judged = self._backend.compiled(self._metrics)
         self._outputs = self._backend.compiled(self._output)
@@ -108,7 +113,7 @@ class Model:
             name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
         }
         state, data = self._state(first, batch.step), self._data(batch)
-        self._backend.try_out(self._step, *state, *data)
+        self._backend.try_out(partial(self._step, 1.0), *state, *data)
         self._backend.try_out(self._judged, *state, *data)
 
     def loss_and_gradients(
@@ -116,8 +121,11 @@ class Model:
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         state, data = self._state(variables, batch.step), self._data(batch)
-        keras.utils.set_random_seed(_word(step_seed("keras", self._seed, batch.step)))
-        loss, after, found = self._step(*state, *data)
+        return unscaled(lambda scale: self._computed(state, data, batch.step, scale, xp), self._scale, xp)
+
+    def _computed(self, state: _State, data: tuple[Any, Any], step: int, scale: float, xp: Any) -> Computed:
+        keras.utils.set_random_seed(_word(step_seed("keras", self._seed, step)))
+        loss, after, found = self._step(scale, *state, *data)
         gradients: dict[str, Array | None] = {
             name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
             for name, gradient in zip(self._names(trained=True), found, strict=True)
@@ -208,7 +216,7 @@ class Model:
 
     # --- arrays to tensors ---
 
-    def _state(self, variables: Mapping[str, Array], step: int) -> tuple[list[Any], list[Any]]:
+    def _state(self, variables: Mapping[str, Array], step: int) -> _State:
         """Return what is trained and what is not, in the order of `_mapping`."""
         self._ready()
         tensor = self._backend.tensor
@@ -280,6 +288,8 @@ class Model:
         self._variables = {name: found[name][0] for name in in_order}
         if "" not in self._kinds.values():
             raise ConfigurationError(f"{model.name} has no trainable weight")
+        half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
+        self._scale = LOSS_SCALE if half else 1.0
         self._others, self._model, self._is_built = others, model, False
 
     def _apart(self, make: Callable[[], Any]) -> Any:

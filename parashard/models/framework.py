@@ -1,6 +1,6 @@
 """What models of every framework share: metrics by name, a step's seed, a scaled loss, arrays with an axis.
 
-Knows no framework. Called by `parashard.torch` and `parashard.jax`.
+Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.keras`.
 """
 
 from __future__ import annotations

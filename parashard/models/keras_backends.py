@@ -30,7 +30,11 @@ class Backend(Protocol):
         """Return a gradient as an array of `xp`."""
 
     def value_and_gradients(self, function: Function) -> Function:
-        """Return a function that returns what `function` does, a number and more, and gradients; None: of zeros."""
+        """Return a function of a scale, and of what `function` takes, which returns a number and more.
+
+        It returns the number, more, and the gradients: computed of the number times the scale, and divided by it.
+        None is a gradient of zeros.
+        """
 
     def compiled(self, function: Function) -> Function:
         """Return a function that computes the same, without gradients."""
@@ -90,10 +94,19 @@ class Jax:
 
     def value_and_gradients(self, function: Function) -> Function:
         """Return a compiled function."""
-        compiled = self._jax.jit(self._jax.value_and_grad(function, has_aux=True))
 
-        def computed(*arguments: Any) -> Any:
-            (value, more), gradients = compiled(*arguments)
+        def times(trained: list[Any], scale: float, *others: Any) -> Any:
+            value, more = function(trained, *others)
+            return value.astype("float32") * scale, (value, more)
+
+        plain, scaled = (self._jax.jit(self._jax.value_and_grad(one, has_aux=True)) for one in (function, times))
+
+        def computed(scale: float, trained: list[Any], *others: Any) -> Any:
+            if scale == 1:
+                (value, more), gradients = plain(trained, *others)
+            else:
+                (_, (value, more)), gradients = scaled(trained, scale, *others)
+                gradients = [gradient / scale for gradient in gradients]
             return self._jax.block_until_ready((value, more, gradients))
 
         return computed
@@ -140,13 +153,17 @@ class Torch:
     def value_and_gradients(self, function: Function) -> Function:
         """Return a function that differentiates by autograd, and refuses what writes into trained tensors."""
 
-        def computed(trained: list[Any], *others: Any) -> Any:
+        def computed(scale: float, trained: list[Any], *others: Any) -> Any:
             leaves = [tensor.detach().requires_grad_() for tensor in trained]
             versions = [leaf._version for leaf in leaves]
             value, more = function(leaves, *others)
             if versions != [leaf._version for leaf in leaves]:
                 raise WrongModel("a weight is written in place while a step is computed")
-            return value.detach(), more, self._torch.autograd.grad(value, leaves, allow_unused=True)
+            whole = value if scale == 1 else value.float() * scale
+            gradients = self._torch.autograd.grad(whole, leaves, allow_unused=True)
+            if scale != 1:
+                gradients = [gradient if gradient is None else gradient / scale for gradient in gradients]
+            return value.detach(), more, gradients
 
         return computed
 

@@ -261,7 +261,7 @@ def test_scalars_travel_as_one_row_and_an_unused_weight_has_no_gradient() -> Non
     assert float(owned.layers[0].scale.numpy()) == 7.0
 
 
-@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16"])
+@pytest.mark.parametrize("policy", ["bfloat16", "mixed_bfloat16", "mixed_float16"])
 def test_a_policy_of_half_precision_is_kept(policy: str) -> None:
     keras.config.set_dtype_policy(policy)
     try:
@@ -428,3 +428,14 @@ def test_the_seed_of_a_step_is_known() -> None:
         keras.utils.set_random_seed(step_seed("keras", 3, 5) & 0xFFFFFFFF)
     _, due = alone(made, values)
     assert all(gradients[name].tobytes() == due[name].tobytes() for name in due)
+
+
+def test_a_loss_of_float16_is_scaled() -> None:
+    def small() -> Any:
+        return compiled(layers.Dense(3, dtype="mixed_float16"), loss=lambda y, outputs: outputs[:, 0] * 1e-6)
+
+    ours, exact = model(small), model(lambda: compiled(layers.Dense(3), loss=lambda y, outputs: outputs[:, 0] * 1e-6))
+    values = first_values(ours)
+    found, due = (one.loss_and_gradients(values, batch(), np)[1][WEIGHTS[1]] for one in (ours, exact))
+    assert due == pytest.approx([1e-6, 0, 0])
+    assert found == pytest.approx(due, rel=1e-2)
