@@ -26,7 +26,7 @@ test: $(READY)  ## every promise once, in five minutes on two cores: all but the
 test-all: $(READY)  ## every test that needs no GPU, containers among them: docs/containers.md says what those need
 	PARASHARD_CONTAINERS=1 $(BIN)/python -m pytest -rs -n 2 --dist loadgroup --hypothesis-profile full
 
-test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch and ps.jax, in an environment of their own
+test-frameworks: $(FRAMEWORKS)/.installed  ## the tests of ps.torch, ps.jax and ps.keras, in an environment of their own
 	$(FRAMEWORKS)/bin/python -m pytest -rs -n 2 --dist loadgroup tests/frameworks
 
 test-containers: $(READY)  ## the compose file brought up by podman, with kills: docs/containers.md says what it needs

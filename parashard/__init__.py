@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from parashard import callbacks as callbacks
     from parashard import jax as jax
+    from parashard import keras as keras
     from parashard import layers as layers
     from parashard import torch as torch
     from parashard.api.cached import cached as cached
@@ -61,7 +62,7 @@ _PLACES = {
     "open_data": "parashard.api.opened",
     "parquet": "parashard.api.cached",
 }
-_MODULES = ("callbacks", "jax", "layers", "torch")
+_MODULES = ("callbacks", "jax", "keras", "layers", "torch")
 
 _folder = _os.getcwd()
 """Where the program was started: a script that is run again is started there, too."""

@@ -6,6 +6,7 @@ JAX's own memory: XLA may keep what it is handed, and pulled arrays are used aga
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
@@ -15,6 +16,7 @@ import numpy as np
 from parashard.data.base import Array, Batch
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
+from parashard.models.blame import named_with_line
 from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
 from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
 from parashard.models.weighted import PARAMETER, takes_weights
@@ -107,17 +109,8 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        key = jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
-        leaves = self._leaves_of(variables)
-        trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
-        state = {name: leaf for name, leaf in leaves.items() if self._kinds[name]}
-        data = _arrays(batch.inputs), _arrays(batch.targets)
-        try:
-            (loss, after), gradients = self._gradients(trained, state, *data, key, **_weights(batch))
-        except TypeError as error:
-            if "scalar-output" in str(error):
-                raise WrongModel("the loss must be a scalar, the mean over a batch") from error
-            raise
+        trained, state = self._parted(self._leaves_of(variables))
+        (loss, after), gradients = self._gradients(trained, state, *self._batch(batch), **_weights(batch))
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
         found = {name: rows(_gradient(leaf, xp)) for name, leaf in gradients.items()}
         for name, before in state.items():
@@ -125,6 +118,27 @@ class Model:
                 pushed = pushed_for(self._kinds[name], _numpy(before), _numpy(after.get(name, before)))
                 found[name] = xp.asarray(pushed)
         return float(loss), found
+
+    def check(self, batch: Batch) -> None:
+        """Trace a step and an evaluation of such a batch without computing them.
+
+        Raises
+        ------
+        WrongModel
+            If the loss is no scalar, or cannot be computed without a key.
+        """
+        arguments = self._batch(batch)
+        weights = _weights(batch)
+        jax.eval_shape(self._gradients, *self._parted(_leaves(self._ready())), *arguments, **weights)
+        try:
+            jax.eval_shape(self._judged, self._ready(), *arguments[:2], **weights)
+        except Exception as error:
+            raise WrongModel(
+                f"the loss cannot be computed without a key, which is None in an evaluation, where nothing should be "
+                f"random: {named_with_line(error)}"
+            ) from error
+        if self._apply is not None:
+            jax.eval_shape(self._apply, self._ready(), arguments[0])
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
@@ -146,11 +160,13 @@ class Model:
         """Return the pytree with these weights."""
         return self._tree(values)
 
-    def _told(self, trained: Any, state: Any, inputs: Any, targets: Any, key: Any) -> tuple[Any, dict[str, Any]]:
+    def _told(
+        self, trained: Any, state: Any, inputs: Any, targets: Any, key: Any, **weights: Any
+    ) -> tuple[Any, dict[str, Any]]:
         """Return the loss, and the new values of state by path; traced."""
-        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, key)
+        found = self._loss(self._tree_of({**trained, **state}), inputs, targets, key, **weights)
         if not self._kinds_changing():
-            return found, {}
+            return _scalar(found), {}
         if not isinstance(found, tuple) or len(found) != 2:
             raise WrongModel("with state=, the loss returns two things: the scalar, and the new values of the state")
         after = _leaves(found[1])
@@ -159,10 +175,20 @@ class Model:
                 raise WrongModel(f"the loss returned a new value of {name!r}, which state= does not say how to change")
             if leaf.shape != state[name].shape:
                 raise WrongModel(f"the new value of {name!r} has shape {leaf.shape}; it is {state[name].shape}")
-        return found[0], after
+        return _scalar(found[0]), after
 
-    def _judge(self, parameters: Any, inputs: Any, targets: Any) -> Any:
-        found = self._loss(parameters, inputs, targets, None)
+    def _parted(self, leaves: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the leaves that are trained, and the others."""
+        trained = {name: leaf for name, leaf in leaves.items() if not self._kinds[name]}
+        return trained, {name: leaf for name, leaf in leaves.items() if name not in trained}
+
+    def _batch(self, batch: Batch) -> tuple[Any, Any, Any]:
+        """Return inputs, targets and the key of a step."""
+        key = jax.random.key(step_seed("jax", self._seed, batch.step, batch.part))
+        return _arrays(batch.inputs), _arrays(batch.targets), key
+
+    def _judge(self, parameters: Any, inputs: Any, targets: Any, **weights: Any) -> Any:
+        found = self._loss(parameters, inputs, targets, None, **weights)
         return found[0] if self._kinds_changing() else found
 
     def _kinds_changing(self) -> bool:
@@ -188,7 +214,10 @@ class Model:
         return self._parameters
 
     def _made(self) -> Any:
-        made = jax.tree_util.tree_map(jax.numpy.asarray, self._init(jax.random.key(self._seed)))
+        made = self._init(jax.random.key(self._seed))
+        for path, leaf in jax.tree_util.tree_flatten_with_path(made)[0]:
+            _check_leaf("/".join(map(_word, path)), leaf)
+        made = jax.tree_util.tree_map(jax.numpy.asarray, made)
         leaves = _leaves(made)
         if len(leaves) < len(jax.tree_util.tree_leaves(made)):
             raise ConfigurationError(f"two parameters have the same path; the paths are {', '.join(leaves)}")
@@ -211,6 +240,29 @@ class Model:
                     "names as a counter"
                 )
         return kinds
+
+
+def _check_leaf(name: str, leaf: Any) -> None:
+    """Refuse what is no array, such as an object that JAX does not take for a tree."""
+    if isinstance(leaf, jax.Array | np.ndarray | np.generic | float | int | complex):
+        return
+    kind = type(leaf).__name__
+    if dataclasses.is_dataclass(leaf):
+        raise ConfigurationError(
+            f"init returned a {kind}, which JAX takes for one value: decorate the class with "
+            "@jax.tree_util.register_dataclass"
+        )
+    raise ConfigurationError(
+        f"parameter {name!r} is a {kind}; allowed: arrays. What is no array goes into the functions: flax.nnx.split "
+        "and equinox.partition part a module"
+    )
+
+
+def _scalar(loss: Any) -> Any:
+    if getattr(loss, "shape", ()) != () or isinstance(loss, tuple | list | dict):
+        found = f"shape {loss.shape}" if hasattr(loss, "shape") else type(loss).__name__
+        raise WrongModel(f"the loss must be a scalar, the mean over a batch; found {found}")
+    return loss
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

@@ -6,9 +6,10 @@ are not used while it trains: each step computes with the pulled arrays in their
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,17 @@ from parashard.data.base import Array, Batch
 from parashard.data.tree import map_leaves
 from parashard.errors import ConfigurationError
 from parashard.models.base import Initial
-from parashard.models.framework import ACCURACY, Metric, WrongModel, metrics_by_name, rows, step_seed
+from parashard.models.framework import (
+    ACCURACY,
+    LOSS_SCALE,
+    Computed,
+    Metric,
+    WrongModel,
+    metrics_by_name,
+    rows,
+    step_seed,
+    unscaled,
+)
 from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
 from parashard.models.weighted import weighted_loss
 from parashard.plan.state import AVERAGE, COUNTER
@@ -30,6 +41,7 @@ except ImportError:
 
 Loss = Callable[[Any, Any], Any]
 
+AUTOCAST = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOATING = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
@@ -55,6 +67,8 @@ class Model:
     state : mapping of str to str
         Buffers that the module changes in training, and how: "average:M" for a running average, "counter" for whole
         numbers, "sum" in `sync:N`. Those of batch and instance normalisation need not be named.
+    autocast : {"bfloat16", "float16"}, optional
+        Compute module and loss under `torch.autocast` of this type; parameters stay in theirs.
 
     Notes
     -----
@@ -66,10 +80,18 @@ class Model:
     shards: a step pushes its batch's. Other buffers are frozen; a module that changes one is refused. A parameter that
     a step does not use has a gradient of zeros, where PyTorch's optimizers would skip it. Before each step PyTorch's
     generators are seeded with the job's seed and the step, so that dropout is the same wherever the step is computed.
+    With float16, autocast or parameters, the loss is multiplied by 2^15 and gradients are divided by it; a step whose
+    gradients overflow is computed again with half of that. A module of `torch.compile` has the names of the original.
     """
 
     def __init__(
-        self, module: Any, loss: Loss, metrics: Sequence[Metric] = (), *, state: Mapping[str, str] | None = None
+        self,
+        module: Any,
+        loss: Loss,
+        metrics: Sequence[Metric] = (),
+        *,
+        state: Mapping[str, str] | None = None,
+        autocast: str | None = None,
     ) -> None:
         if not callable(module):
             raise ConfigurationError(
@@ -77,7 +99,11 @@ class Model:
             )
         if not callable(loss):
             raise ConfigurationError(f"loss is a function of outputs and targets, found {type(loss).__name__}")
+        if autocast is not None and autocast not in AUTOCAST:
+            raise ConfigurationError(f"autocast is {' or '.join(AUTOCAST)}, found {autocast!r}")
         self._given = module
+        self._autocast = AUTOCAST[autocast] if autocast is not None else None
+        self._scale = 1.0
         self._loss = loss
         self._weighted = weighted_loss(loss)
         self._metrics = metrics_by_name(metrics, {ACCURACY: accuracy})
@@ -86,6 +112,7 @@ class Model:
         self._state_kinds = dict(state or {})
         self._kinds: dict[str, str] = {}
         self._own: dict[str, torch.Tensor] = {}
+        self._full: dict[str, str] = {}  # the module's own names by ours
         self._dtype: torch.dtype | None = None
 
     @property
@@ -103,7 +130,7 @@ class Model:
     def fixed_sha256(self) -> str:
         """Return SHA-256 (hex) of the buffers that are no variables, such as a permutation of whole numbers."""
         digest = hashlib.sha256()
-        for name, buffer in self._ready().named_buffers():
+        for name, buffer in _named(self._ready().named_buffers()).items():
             if name not in self._own:
                 digest.update(f"{name}\0{buffer.dtype}\0{tuple(buffer.shape)}\0".encode())
                 digest.update(np.ascontiguousarray(buffer.detach().cpu().numpy()).tobytes())
@@ -123,6 +150,10 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        self._ready()
+        return unscaled(lambda scale: self._computed(variables, batch, xp, scale), self._scale, xp)
+
+    def _computed(self, variables: Mapping[str, Array], batch: Batch, xp: Any, scale: float) -> Computed:
         module = self._ready()
         module.train()
         torch.manual_seed(step_seed("torch", self._seed, batch.step, batch.part))
@@ -130,18 +161,20 @@ class Model:
         trained = {name: tensor.requires_grad_() for name, tensor in pulled.items() if not self._kinds[name]}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         state = {name: tensor.clone() for name, tensor in pulled.items() if name not in trained}
-        constants = {name: b for name, b in module.named_buffers() if name not in pulled}
+        constants = {name: b for name, b in _named(module.named_buffers()).items() if name not in pulled}
         versions = {name: tensor._version for name, tensor in {**trained, **constants}.items()}
         tensors = {**trained, **state}
-        outputs = self._called(module, tensors, batch.inputs)
-        loss = self._loss_of(outputs, self._trees(batch.targets), batch.weights)
+        inputs, targets = self._trees(batch.inputs), self._trees(batch.targets)
+        with self._precision(tensors):
+            outputs = self._called(module, tensors, inputs)
+            loss = self._loss_of(outputs, targets, batch.weights)
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             shape = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else type(loss).__name__
             raise WrongModel(f"the loss must be a tensor of one number, the mean over a batch; found {shape}")
         written = [name for name, tensor in trained.items() if tensor._version != versions[name]]
         if written:
             raise WrongModel(f"parameter {written[0]!r} is written in place while a step is computed")
-        now = dict(module.named_buffers())
+        now = _named(module.named_buffers())
         written = [name for name, b in constants.items() if now[name] is not b or b._version != versions[name]]
         frozen = [name for name in state if self._kinds[name] == FROZEN]
         written += [name for name in frozen if not torch.equal(tensors[name], pulled[name])]
@@ -150,9 +183,10 @@ class Model:
                 f"{written[0]!r} is written while a step is computed, and has no gradient to push; say how it changes: "
                 f"state={{{written[0]!r}: 'average:0.1'}} for a running average, 'counter' for whole numbers, 'sum'"
             )
-        found = torch.autograd.grad(loss.reshape(()), list(trained.values()), allow_unused=True)
+        whole = loss.reshape(()) if scale == 1 else loss.reshape(()).float() * scale
+        found = torch.autograd.grad(whole, list(trained.values()), allow_unused=True)
         gradients = {
-            name: None if g is None else rows(_gradient(g, xp)) for name, g in zip(trained, found, strict=True)
+            name: None if g is None else rows(_gradient(g, xp, scale)) for name, g in zip(trained, found, strict=True)
         }
         for name in state.keys() - frozen:
             before, after = _array(pulled[name]), _array(tensors[name])
@@ -164,7 +198,8 @@ class Model:
         with torch.no_grad():
             outputs = self._outputs(variables, batch.inputs)
             targets = self._trees(batch.targets)
-            values = {"loss": self._loss_of(outputs, targets, batch.weights)}
+            with self._precision(self._own):
+                values = {"loss": self._loss_of(outputs, targets, batch.weights)}
             values |= {name: metric(outputs, targets) for name, metric in self._metrics.items()}
         return {name: float(value) for name, value in values.items()}
 
@@ -184,22 +219,36 @@ class Model:
     def _outputs(self, variables: Mapping[str, Array], inputs: Any) -> Any:
         module = self._ready()
         module.eval()
-        return self._called(module, self._pulled(variables), inputs)
+        tensors = self._pulled(variables)
+        with self._precision(tensors):
+            return self._called(module, tensors, self._trees(inputs))
 
     def _called(self, module: torch.nn.Module, tensors: dict[str, torch.Tensor], inputs: Any) -> Any:
-        """Call the module: a dict's tensors by their names, those of a tuple or list one after the other."""
-        given = self._trees(inputs)
-        if isinstance(given, dict):
-            return torch.func.functional_call(module, tensors, (), given)
-        return torch.func.functional_call(
-            module, tensors, tuple(given) if isinstance(given, tuple | list) else (given,)
-        )
+        """Call the module with these tensors in it; those that it set anew are in `tensors` then.
+
+        The tensors of a dict are given by their names, those of a tuple or list one after the other.
+        """
+        own = {self._full[name]: tensor for name, tensor in tensors.items()}
+        if isinstance(inputs, dict):
+            outputs = torch.func.functional_call(module, own, (), inputs)
+        else:
+            several = isinstance(inputs, tuple | list)
+            outputs = torch.func.functional_call(module, own, tuple(inputs) if several else (inputs,))
+        tensors.update((_plain(name), tensor) for name, tensor in own.items())
+        return outputs
 
     def _loss_of(self, outputs: Any, targets: Any, weights: Any) -> Any:
         if weights is None:
             return self._loss(outputs, targets)
         assert self._weighted is not None  # a trainer has asked
         return self._weighted(outputs, targets, _tensor(weights))
+
+    def _precision(self, tensors: Mapping[str, torch.Tensor]) -> contextlib.AbstractContextManager[Any]:
+        """Return the context that module and loss are computed in, where these tensors are."""
+        if self._autocast is None:
+            return contextlib.nullcontext()
+        device = next(iter(tensors.values())).device.type
+        return torch.autocast(device, self._autocast)  # type: ignore[no-any-return]
 
     def _pulled(self, variables: Mapping[str, Array]) -> dict[str, torch.Tensor]:
         """Return the module's tensors as views of pulled arrays, converted where the module has another type."""
@@ -225,6 +274,10 @@ class Model:
             self._module = self._built()
             self._kinds = kinds_of(self._module, self._state_kinds)  # once, not in each step
             self._own = _tensors(self._module, self._kinds)
+            every = [*self._module.named_parameters(), *self._module.named_buffers()]
+            self._full = {_plain(name): name for name, _ in every}
+            half = any(parameter.dtype == torch.float16 for parameter in self._module.parameters())
+            self._scale = LOSS_SCALE if half or self._autocast == torch.float16 else 1.0
             types = {parameter.dtype for parameter in self._module.parameters()}
             self._dtype = types.pop() if len(types) == 1 else None
         return self._module
@@ -237,6 +290,11 @@ class Model:
                 module = module()
         if not isinstance(module, torch.nn.Module):
             raise ConfigurationError(f"module() returned {type(module).__name__}; due is a torch.nn.Module")
+        for name, tensor in _named([*module.named_parameters(), *module.named_buffers()]).items():
+            if torch.nn.parameter.is_lazy(tensor):
+                raise ConfigurationError(
+                    f"{name!r} of a lazy layer has no shape yet: call the module once on an example before it is given"
+                )
         for name, parameter in module.named_parameters():
             if parameter.dtype not in FLOATING:
                 raise ConfigurationError(f"parameter {name!r} is {parameter.dtype}; allowed: real floating point")
@@ -254,12 +312,12 @@ def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, 
         If a buffer that is declared does not exist, or cannot be what it is declared; or if a running average has no
         fixed factor.
     """
-    parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
+    parameters, buffers = _named(module.named_parameters()), _named(module.named_buffers())
     kinds = {name: "" if parameter.requires_grad else FROZEN for name, parameter in parameters.items()}
     kinds |= {name: FROZEN for name, buffer in buffers.items() if buffer.is_floating_point()}
     for prefix, layer in module.named_modules():
         if isinstance(layer, torch.nn.modules.batchnorm._NormBase) and layer.running_mean is not None:
-            within = f"{prefix}." if prefix else ""
+            within = _plain(f"{prefix}." if prefix else "")
             if layer.momentum is None:
                 raise ConfigurationError(
                     f"{within}momentum is None: an average over all batches, each with a weight of its own; allowed: a "
@@ -276,8 +334,17 @@ def kinds_of(module: torch.nn.Module, declared: Mapping[str, str]) -> dict[str, 
 
 
 def _tensors(module: torch.nn.Module, kinds: Mapping[str, str]) -> dict[str, torch.Tensor]:
-    found = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    found = _named([*module.named_parameters(), *module.named_buffers()])
     return {name: tensor for name, tensor in found.items() if name in kinds}
+
+
+def _named(tensors: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    return {_plain(name): tensor for name, tensor in tensors}
+
+
+def _plain(name: str) -> str:
+    """Return a name without what `torch.compile` puts before it."""
+    return name.replace("_orig_mod.", "")
 
 
 def _tensor(array: Any) -> torch.Tensor:
@@ -299,8 +366,9 @@ def _output(value: Any) -> np.ndarray[Any, Any]:
     return _array(value)
 
 
-def _gradient(gradient: torch.Tensor, xp: Any) -> Array:
+def _gradient(gradient: torch.Tensor, xp: Any, scale: float = 1.0) -> Array:
     if gradient.is_sparse:
         gradient = gradient.to_dense()
     gradient = gradient.detach().float()
+    gradient = gradient if scale == 1 else gradient / scale
     return gradient.numpy() if xp is np else xp.from_dlpack(gradient)

@@ -27,7 +27,7 @@ from parashard.api.strategies import ParameterServerStrategy
 from parashard.callbacks.base import Callback, Training
 from parashard.callbacks.files import BackupAndRestore
 from parashard.callbacks.running import Callbacks, checked
-from parashard.data.base import Batch, DataSource, Examples, Indices
+from parashard.data.base import Batch, DataSource, Examples, Indices, examples_of
 from parashard.data.tree import Tree, rows_of
 from parashard.display.live import JobView, NoView, console_for, open_view
 from parashard.display.paths import short_path
@@ -38,6 +38,8 @@ from parashard.launch.run import INTERRUPTED, Outcome, run_job
 from parashard.launch.run_files import CHECKPOINTS, WEIGHTS_FILE
 from parashard.launch.run_folders import discard_unbegun, is_done, new_run_dir, resumed_run_dir
 from parashard.models.base import Initial, Model
+from parashard.models.blame import named_with_line
+from parashard.models.framework import WrongModel
 from parashard.plan.optimizers import OptimizerSpec
 from parashard.plan.steps import StepPlan
 from parashard.plan.variables import Float32s, as_imported, initial_rows
@@ -68,6 +70,14 @@ class FrameworkModel(Model, Protocol):
 
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the user's own object with these weights."""
+
+
+@runtime_checkable
+class CheckedModel(Protocol):
+    """A model that can tell before a job begins that its steps cannot be computed."""
+
+    def check(self, batch: Batch) -> None:
+        """Raise what a step or an evaluation of such a batch would raise."""
 
 
 class History:
@@ -340,6 +350,7 @@ class Trainer:
                 lambda run_dir: check_same_call(loaded, source.spec.fingerprint, source.spec.summary(), code, run_dir),
                 lambda theirs: check_same_job(loaded, theirs),
             )
+        self._check(source)
         outcome, follower = self._run(loaded, source, resume=resume, verbose=verbose)
         if outcome.raised is not None:
             raise outcome.raised
@@ -358,6 +369,19 @@ class Trainer:
             "weights": str(weights),
             "history": history,
         }
+
+    def _check(self, source: DataSource) -> None:
+        """Try the model on two examples, if it can: what no worker could compute is said before any is started."""
+        if isinstance(self._model, CheckedModel):
+            indices = np.arange(min(1 if source.spec.batched else 2, source.spec.examples))
+            with of_the_data():
+                examples = examples_of(source, 0, indices)
+            try:
+                self._model.check(Batch(0, 0, indices, *examples))
+            except (ConfigurationError, WrongModel) as error:
+                raise ConfigurationError(str(error)) from None
+            except Exception as error:
+                raise ConfigurationError(f"the model cannot compute a step: {named_with_line(error)}") from error
 
     def _evaluated(self, data: Indexed, batch_size: int) -> dict[str, float]:
         if any(field.name == "weights" for field in data.fields()):

@@ -1,6 +1,6 @@
-"""What models of every framework share: metrics by name, the seed of a step, arrays with at least one axis.
+"""What models of every framework share: metrics by name, a step's seed, a scaled loss, arrays with an axis.
 
-Knows no framework. Called by `parashard.torch` and `parashard.jax`.
+Knows no framework. Called by `parashard.torch`, `parashard.jax` and `parashard.keras`.
 """
 
 from __future__ import annotations
@@ -11,6 +11,11 @@ from typing import Any
 
 from parashard.data.base import Array
 from parashard.errors import ConfigurationError
+
+Computed = tuple[float | Array, Mapping[str, Array | None]]
+"""A loss and gradients by name."""
+LOSS_SCALE = 2.0**15
+"""What a loss of float16 is multiplied by: the largest power of two that float16 has."""
 
 Metric = str | Callable[[Any, Any], Any]
 """A known name, or a function of outputs and targets."""
@@ -49,6 +54,28 @@ def step_seed(framework: str, seed: int, step: int, part: int = 0) -> int:
     piece = f"\0{part}" if part else ""
     digest = hashlib.sha256(f"parashard {framework}\0{seed}\0{step}{piece}".encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1
+
+
+def unscaled(compute: Callable[[float], Computed], scale: float, xp: Any) -> Computed:
+    """Return a step's loss and gradients, computed with a scaled loss where float16 has too few small numbers.
+
+    A gradient that is not finite is computed again with half the scale, down to 1. Each step begins with the same
+    scale, so that it has the same bits wherever it is computed; powers of two change none that are representable.
+
+    Parameters
+    ----------
+    compute : callable (scale) -> (loss, gradients)
+        The gradients of the loss times the scale, divided by it.
+    scale : float
+        A power of two; 1 where nothing is scaled.
+    xp : module
+        Of the gradients.
+    """
+    found = compute(scale)
+    while scale > 1 and not all(bool(xp.isfinite(g).all()) for g in found[1].values() if g is not None):
+        scale /= 2
+        found = compute(scale)
+    return found
 
 
 def rows(array: Array) -> Array:

@@ -2,7 +2,7 @@
 
 Owns the way between what a framework has (an array before and after a step) and what `parashard.plan.state` says that
 a push carries. Knows no framework; NumPy only: a model copies its few elements of state to the host. Called by
-`parashard.torch` and `parashard.jax`.
+`parashard.torch`, `parashard.jax` and `parashard.keras`.
 """
 
 from __future__ import annotations

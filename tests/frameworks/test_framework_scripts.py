@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from sklearn.datasets import load_digits
 
 from support.cluster_run import eventually
 from support.command_run import ROOT
@@ -16,20 +20,41 @@ from support.script_run import ScriptRun
 pytestmark = [pytest.mark.xdist_group("frameworks"), pytest.mark.timeout(900)]
 
 
-@pytest.fixture(params=["torch", "jax"])
-def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[..., ScriptRun]]:
-    why = f"NO TEST OF ps.{request.param}: it is not installed; `make test-frameworks` has it"
-    pytest.importorskip(request.param, reason=why)
-    text = (ROOT / "examples" / f"digits_{request.param}.py").read_text()
+@pytest.fixture(params=["torch", "jax", "keras on jax", "keras on torch"])
+def start(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., ScriptRun]]:
+    framework, _, backend = request.param.partition(" on ")
+    for name in filter(None, (framework, backend)):
+        why = f"NO TEST OF ps.{framework}: no {name}; `make test-frameworks` has it"
+        if find_spec(name) is None:
+            pytest.skip(why)
+    example, given = f"digits_{framework}.py", list[str]()
+    if backend:
+        monkeypatch.setenv("KERAS_BACKEND", backend)
+        example, given = "mnist_keras.py", ["--data", str(written_as_mnist(tmp_path))]
+    text = (ROOT / "examples" / example).read_text()
     runs: list[ScriptRun] = []
 
     def begin(*words: str) -> ScriptRun:
-        runs.append(ScriptRun(tmp_path, text, *words))
+        runs.append(ScriptRun(tmp_path, text, *given, *words))
         return runs[-1]
 
     yield begin
     for run in runs:
         run.clean_up()
+
+
+def written_as_mnist(folder: Path) -> Path:
+    """Write the bundled digits in the files of MNIST."""
+    digits = load_digits()
+    order = np.random.default_rng(0).permutation(len(digits.target))
+    images, labels = (digits.images[order] * 255 / 16).astype(np.uint8), digits.target[order].astype(np.uint8)
+    for split, some in (("train", slice(0, 1437)), ("t10k", slice(1437, None))):
+        for kind, array in (("images-idx3", images[some]), ("labels-idx1", labels[some])):
+            header = bytes([0, 0, 8, array.ndim]) + np.array(array.shape, ">u4").tobytes()
+            (folder / f"{split}-{kind}-ubyte.gz").write_bytes(gzip.compress(header + array.tobytes()))
+    return folder
 
 
 def told(run: ScriptRun) -> Any:
@@ -38,7 +63,7 @@ def told(run: ScriptRun) -> Any:
 
 
 def test_it_learns_and_what_is_the_user_s_own_has_the_weights(start: Callable[..., ScriptRun]) -> None:
-    found = told(start())
+    found = told(start("--epochs", "40"))
     assert found["own"] == pytest.approx(found["accuracy"])
     assert found["accuracy"] > 0.93
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -146,6 +147,19 @@ def test_state_is_pushed_as_its_kind_says_and_the_rest_has_gradients() -> None:
     assert (int(owned["stats"]["seen"]), owned["stats"]["seen"].dtype) == (7, jnp.int32)
 
 
+@dataclass
+class Unknown:
+    weight: Any
+
+
+def needs_key(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+    return loss(parameters, inputs, targets, None) * jax.random.uniform(key)
+
+
+def drawn_size(parameters: Any, inputs: Any, targets: Any, key: Any) -> Any:
+    return loss(parameters, inputs[:, :3], targets, key)
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "a loss of several numbers": (
         lambda: model(loss=lambda p, x, y, k: x @ p["layers"][0]),
@@ -169,6 +183,18 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         "the new value of 'stats/mean' has shape (3,); it is (4,)",
     ),
     "no such leaf": (lambda: model(state={"stat": "counter"}), "state: 'stat' matches none of the leaves: layers/0"),
+    "complex": (
+        lambda: model(init=lambda key: {"w": jnp.ones(1, jnp.complex64)}),
+        "parameter 'w' is complex64; allowed: real floating point",
+    ),
+    "a dataclass that JAX does not know": (
+        lambda: model(init=lambda key: {"first": Unknown(jnp.ones(1))}),
+        "init returned a Unknown, which JAX takes for one value: decorate the class with @jax.tree_util.register_data",
+    ),
+    "a function among the parameters": (
+        lambda: model(init=lambda key: {"w": jnp.ones(1), "activation": jax.nn.relu}),
+        "parameter 'activation' is a ",
+    ),
     "nothing": (lambda: model(init=lambda key: {}), "init returned no arrays"),
     "no function": (lambda: model(init=3), "init is a function, found int"),
     "metrics of no outputs": (lambda: model(apply=None), "metrics are of outputs: they need apply="),
@@ -188,4 +214,20 @@ def test_a_mistake_is_a_sentence(mistake: str) -> None:
     make, says = MISTAKES[mistake]
     with pytest.raises((ConfigurationError, WrongModel)) as refused:
         computed_by(make)
+    assert says in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (lambda p, x, y, k: x @ p["layers"][0], "the loss must be a scalar, the mean over a batch; found shape (8, 3)"),
+        (lambda p, x, y, k: (loss(p, x, y, k), 1), "the loss must be a scalar, the mean over a batch; found tuple"),
+        (needs_key, "the loss cannot be computed without a key, which is None in an evaluation"),
+        (drawn_size, "dot_general"),
+    ],
+)
+def test_a_loss_is_tried_before_a_job_begins_without_computing(wrong: Any, says: str) -> None:
+    model().check(batch())
+    with pytest.raises((WrongModel, TypeError)) as refused:
+        model(loss=wrong).check(batch())
     assert says in str(refused.value)

@@ -187,6 +187,10 @@ class Complex(torch.nn.Module):
         self.weight = torch.nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
 
 
+def lazy() -> Any:
+    return torch.nn.Sequential(torch.nn.LazyLinear(3))
+
+
 MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
     "writes a parameter": (lambda: model(Writing), "parameter 'weight' is written in place while a step is computed"),
     "writes a buffer": (lambda: model(Counting), "'calls' is written while a step is computed, and has no gradient"),
@@ -202,7 +206,7 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(Counting, state={"drift": "counter"}),
         "state: 'drift' of float32 is 'counter'; allowed: counter for whole numbers",
     ),
-    "an average of whole numbers": (lambda: model(Counting, state={"calls": "average:0.1"}), "state: 'calls' of int64"),
+    "an average of whole numbers": (lambda: model(Counting, state={"calls": "average:0.1"}), "state: 'calls' of int32"),
     "an unknown kind": (
         lambda: model(Counting, state={"calls": "count"}),
         "state: 'calls' is 'count'; allowed: average:M",
@@ -211,6 +215,8 @@ MISTAKES: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: model(lambda: Normed(momentum=None)),
         "1.momentum is None: an average over all batches",
     ),
+    "a lazy layer": (lambda: model(lazy), "'0.weight' of a lazy layer has no shape yet: call the module once"),
+    "an unknown precision": (lambda: model(autocast="int8"), "autocast is bfloat16 or float16, found 'int8'"),
     "a complex parameter": (
         lambda: model(Complex),
         "parameter 'weight' is torch.complex64; allowed: real",
@@ -319,3 +325,81 @@ def test_a_module_says_how_its_own_buffers_change() -> None:
     averaged = model(Counting, state={"calls": "counter", "drift": "average:0.5"})
     pushed = averaged.loss_and_gradients(values_of(averaged), batch(), np)[1]["drift"]
     assert pushed.tolist() == [4, 4], "the drift is an average of fours, with a factor of one half"
+
+
+@pytest.mark.parametrize("autocast", ["bfloat16", "float16"])
+def test_autocast_computes_as_pytorch_s(autocast: str) -> None:
+    ours = model(autocast=autocast)
+    values = ours.initial_variables()
+    loss, gradients = ours.loss_and_gradients(values, batch(5), np)
+    torch.manual_seed(3)
+    alone = net()
+    torch.manual_seed(step_seed("torch", 3, 5))
+    with torch.autocast("cpu", getattr(torch, autocast)):
+        due = functional.cross_entropy(alone(torch.from_numpy(X)), torch.from_numpy(Y))
+    scale = 2.0**15 if autocast == "float16" else 1.0
+    (due * scale).backward()
+    assert loss == due.item()
+    assert loss != model().loss_and_gradients(values, batch(5), np)[0]
+    for name, parameter in alone.named_parameters():
+        assert gradients[name].tobytes() == (parameter.grad / scale).numpy().tobytes(), name
+    metrics = ours.evaluate(values, batch(), np)
+    outputs = torch.from_numpy(ours.predict(values, X))
+    assert metrics["loss"] == pytest.approx(functional.cross_entropy(outputs, torch.from_numpy(Y)).item(), rel=1e-3)
+
+
+class Steep(torch.nn.Module):
+    """Its gradient of float16 is `slope` for each example."""
+
+    def __init__(self, slope: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1, dtype=torch.float16))
+        self.slope = slope
+        self.scales: list[float] = []
+
+    def forward(self, x: Any) -> Any:
+        outputs = self.weight * self.slope
+        outputs.register_hook(lambda gradient: self.scales.append(gradient.item()))
+        return outputs
+
+
+def total(outputs: Any, targets: Any) -> Any:
+    return outputs.sum()
+
+
+@pytest.mark.parametrize(("slope", "last"), [(0.5, 2.0**15), (1e-6, 2.0**15), (1000.0, 2.0**6)])
+def test_a_loss_of_float16_is_scaled_and_again_by_half_where_it_overflows(slope: float, last: float) -> None:
+    module = Steep(slope)
+    ours = model(module, total)
+    values = ours.initial_variables()
+    for _ in range(2):  # each step begins with the same scale, so that it has the same bits wherever it is computed
+        module.scales.clear()
+        _, gradients = ours.loss_and_gradients(values, batch(), np)
+        assert module.scales == [2.0**power for power in range(15, int(np.log2(last)) - 1, -1)]
+        assert gradients["weight"] == pytest.approx(slope, rel=1e-3)
+
+
+def test_a_gradient_that_no_scale_makes_finite_is_told() -> None:
+    ours = model(Steep(float("inf")), total)
+    _, gradients = ours.loss_and_gradients(ours.initial_variables(), batch(), np)
+    assert not np.isfinite(gradients["weight"]).any()
+
+
+def test_a_compiled_module_has_the_names_of_the_original() -> None:
+    def compiled() -> Any:
+        return torch.compile(net(), backend="eager")
+
+    def partly() -> Any:
+        return torch.nn.Sequential(torch.compile(net(), backend="eager"))
+
+    plain = model()
+    values = plain.initial_variables()
+    ours, nested = model(compiled), model(partly)
+    assert list(ours.initial_variables()) == list(values)
+    assert list(nested.initial_variables()) == [f"0.{name}" for name in values]
+    _, due = plain.loss_and_gradients(values, batch(5), np)
+    _, gradients = ours.loss_and_gradients(values, batch(5), np)
+    assert all(gradients[name].tobytes() == due[name].tobytes() for name in due)
+    assert np.array_equal(ours.predict(values, X), plain.predict(values, X))
+    owned = ours.own({name: value + 1 for name, value in values.items()})
+    assert torch.equal(dict(owned.named_parameters())["_orig_mod.0.weight"], torch.from_numpy(values["0.weight"] + 1))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -111,6 +112,13 @@ def test_workers_are_spread_over_the_gpus(monkeypatch: pytest.MonkeyPatch, asked
     names = [open_device(asked, f"worker-{i}").name for i in range(5)]
     assert names == [f"cuda:{i} Late GPU" for i in (0, 1, 2, 0, 1)]
     assert open_device("cuda:2", "worker-1").name == "cuda:2 Late GPU"
+
+
+def test_the_fingerprint_names_the_frameworks_that_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:  # P13
+    alone = Cpu().fingerprint()
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(__version__="0.5.0"))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(__version__="2.4.0", get_num_threads=lambda: 3))
+    assert Cpu().fingerprint() == f"{alone}; jax 0.5.0; torch 2.4.0 x3"
 
 
 def test_a_gpus_fingerprint_names_the_gpu_but_not_its_number(monkeypatch: pytest.MonkeyPatch) -> None:  # P13

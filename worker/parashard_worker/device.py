@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections import deque
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -70,13 +71,13 @@ class Cpu:
         return float(loss), {name: np.asarray(gradient, np.float32) for name, gradient in gradients.items()}
 
     def fingerprint(self) -> str:
-        """Name the processor, NumPy and BLAS with its kernel and threads."""
+        """Name the processor, NumPy, BLAS with its kernel and threads, and the frameworks that a model has loaded."""
         pools = [
             f"{pool['internal_api']} {pool.get('version')} {pool.get('architecture', '')} x{pool['num_threads']}"
             for pool in threadpoolctl.threadpool_info()
             if pool["user_api"] == "blas"
         ]
-        return "; ".join([f"{_processor()}", f"numpy {np.__version__}", *sorted(set(pools))])
+        return "; ".join([f"{_processor()}", f"numpy {np.__version__}", *sorted(set(pools)), *_frameworks()])
 
 
 class Gpu:
@@ -128,9 +129,10 @@ class Gpu:
         return float(host_loss), host
 
     def fingerprint(self) -> str:
-        """Name the GPU, CuPy and the CUDA runtime, which brings cuBLAS."""
+        """Name the GPU, CuPy, the CUDA runtime, which brings cuBLAS, and the frameworks that a model has loaded."""
         runtime = self._cupy.cuda.runtime.runtimeGetVersion()
-        return f"{self.name.partition(' ')[2]}; cupy {self._cupy.__version__}; cuda {runtime}"
+        names = [self.name.partition(" ")[2], f"cupy {self._cupy.__version__}", f"cuda {runtime}", *_frameworks()]
+        return "; ".join(names)
 
     def _copied_in(self, values: Any) -> Array:
         staged = cuda.page_locked(values.shape, values.dtype)
@@ -189,6 +191,14 @@ def open_device(asked: str, worker: str = "") -> Device:
     if index is None:
         raise ConfigurationError(f"device {asked!r} is unknown; allowed: auto, cpu, cuda, cuda:N")
     return Gpu(index)
+
+
+def _frameworks() -> list[str]:
+    """Return the frameworks that are loaded, with their versions; PyTorch with its threads, which change its sums."""
+    loaded = [(name, sys.modules[name]) for name in ("jax", "jaxlib", "keras", "torch") if name in sys.modules]
+    found = [f"{name} {getattr(module, '__version__', '')}" for name, module in loaded]
+    torch = sys.modules.get("torch")
+    return found if torch is None else [*found[:-1], f"{found[-1]} x{torch.get_num_threads()}"]
 
 
 def _processor() -> str:

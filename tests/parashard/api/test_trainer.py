@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,11 @@ import pytest
 import parashard as ps
 from parashard.api import trainer as module
 from parashard.api.script import Script
+from parashard.data.base import Batch
 from parashard.errors import ConfigurationError, JobFailed
 from parashard.job.load import LoadedJob, as_toml
 from parashard.launch.run import Outcome
+from parashard.models.framework import WrongModel
 from parashard.plan.variables import Variable
 from parashard.store.arrays import write_arrays
 
@@ -214,6 +217,40 @@ def test_a_model_without_a_framework_neither_predicts_nor_is_given_back(runs: Ru
         ps.Trainer(Line()).predict(X)
     with pytest.raises(ConfigurationError, match="Line has no method 'own'"):
         ps.Trainer(Line()).model()
+
+
+class Checked(Line):
+    """A model that is tried before a job begins."""
+
+    def __init__(self, wrong: Exception | None) -> None:
+        self.wrong = wrong
+        self.tried: list[Batch] = []
+
+    def check(self, batch: Batch) -> None:
+        self.tried.append(batch)
+        if self.wrong is not None:
+            raise self.wrong
+
+
+def test_a_model_is_tried_on_two_examples_before_a_job_begins(runs: Runs) -> None:
+    model = Checked(None)
+    ps.Trainer(model).fit((X, Y), batch_size=3, verbose=0)
+    assert [batch.inputs.tolist() for batch in model.tried] == [[[0.0, 1.0], [2.0, 3.0]]]
+    assert len(runs.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("wrong", "says"),
+    [
+        (WrongModel("the loss must be a scalar"), "the loss must be a scalar"),
+        (KeyError("w"), "the model cannot compute a step: KeyError: 'w' (test_trainer.py:"),
+    ],
+)
+def test_what_no_worker_could_compute_starts_none(runs: Runs, wrong: Exception, says: str) -> None:
+    with pytest.raises(ConfigurationError, match=re.escape(says.partition("(")[0])) as refused:
+        ps.Trainer(Checked(wrong)).fit((X, Y), verbose=0)
+    assert says.partition("(")[2] in str(refused.value)
+    assert runs.jobs == []
 
 
 def test_names_are_imported_when_they_are_used() -> None:

@@ -1,0 +1,387 @@
+"""Keras 3 models: `parashard.keras.Model` makes a compiled one trainable by a `Trainer`, on Keras' JAX and PyTorch.
+
+Owns what of a Keras model is a variable, and the one function of pulled arrays that a step differentiates. The model's
+own variables are neither read nor written while it trains: each step computes in a `keras.StatelessScope` with the
+pulled arrays in their place. `parashard.models.keras_backends` knows what differs between JAX and PyTorch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from parashard.data.base import Array, Batch
+from parashard.errors import ConfigurationError
+from parashard.models.base import Initial
+from parashard.models.framework import LOSS_SCALE, Computed, WrongModel, rows, step_seed, unscaled
+from parashard.models.keras_backends import open_backend
+from parashard.models.state import FROZEN, checked_kind, initial_of, pushed_for, value_of
+from parashard.plan.state import AVERAGE
+from parashard.plan.variables import Float32s
+
+try:
+    import keras
+except ImportError as error:
+    if error.name == "keras":
+        raise ConfigurationError("ps.keras needs Keras 3: pip install 'parashard[keras]'") from None
+    raise ConfigurationError(
+        f"Keras cannot be imported ({error}): set KERAS_BACKEND=jax or KERAS_BACKEND=torch before the first import"
+    ) from None
+
+_State = tuple[list[Any], list[Any]]
+"""Tensors of what is trained, and of what is not."""
+_PREDICTION = -1
+"""Stands for a step where there is none: what is random in a prediction is the same each time."""
+
+
+class Model:
+    """A compiled Keras 3 model.
+
+    Parameters
+    ----------
+    model : keras.Model, class or callable
+        The compiled model, or what makes it without arguments: a class or factory is called after
+        `keras.utils.set_random_seed` with the trainer's seed, an instance begins with the weights that it has.
+    state : mapping of str to str
+        Weights without a gradient that the model changes in training, by path or pattern such as "*/count", and how:
+        "average:M" for a running average r' = r + M (b - r), "counter" for whole numbers, "sum" in `sync:N`. Those of
+        batch normalisation need not be named.
+
+    Notes
+    -----
+    A step computes what `compile()` says: loss, loss weights, `add_loss` and regularisers in training, metrics in
+    evaluations. The optimizer is the trainer's. Variables are the weights by their paths, such as
+    "sequential/dense/kernel"; those of frozen layers are not trained. They travel as float32 whatever the model
+    computes in, a scalar as one row. Running statistics of batch normalisation are averaged on the shards: a step
+    pushes its batch's. Keras' seed generators are set from the job's seed and the step before each step, so that
+    dropout is the same wherever the step is computed. Where layers compute in float16 the loss is scaled, as in
+    `parashard.torch.Model`.
+    """
+
+    def __init__(self, model: Any, *, state: Mapping[str, str] | None = None) -> None:
+        if not callable(model):
+            raise ConfigurationError(f"model is a keras.Model, its class or a factory, found {type(model).__name__}")
+        self._backend = open_backend(keras.config.backend())
+        self._given = model
+        self._policy = keras.config.dtype_policy()
+        self._seed = 0
+        self._model: Any = None
+        self._patterns = dict(state or {})
+        self._kinds: dict[str, str] = {}
+        self._variables: dict[str, Any] = {}  # Keras' variables by the names of ours: what is trained comes first
+        self._others: list[Any] = []  # seed generators and constants of whole numbers: no variables of the job
+        self._is_built = False
+        self._scale = 1.0
+        self._step = self._backend.value_and_gradients(self._loss)
+        self._judged = self._backend.compiled(self._metrics)
+        self._outputs = self._backend.compiled(self._output)
+
+    def seed(self, seed: int) -> None:
+        """Begin with what this seed makes of the model; an instance keeps its weights."""
+        if seed != self._seed and not isinstance(self._given, keras.Model):
+            self._model = None
+        self._seed = seed
+        self._ready()
+
+    def fixed_sha256(self) -> str:
+        """Return SHA-256 (hex) of the state that is no variable, such as a table of whole numbers."""
+        self._ready()
+        digest = hashlib.sha256()
+        for variable in self._others:
+            if not _is_seed(variable):
+                value = np.ascontiguousarray(variable.numpy())
+                digest.update(f"{variable.path}\0{value.dtype}\0{value.shape}\0".encode() + value.tobytes())
+        return digest.hexdigest()
+
+    def initial_variables(self) -> Mapping[str, Initial]:
+        """Return the weights with their first values, as float32."""
+        self._ready()
+        array, kinds = self._backend.array, self._kinds
+        return {name: initial_of(name, array(v.value), kinds[name]) for name, v in self._variables.items()}
+
+    def check(self, batch: Batch) -> None:
+        """Raise WrongModel, or what the model raises, if a step or an evaluation cannot be computed of such a batch."""
+        first = {
+            name: value[1] if isinstance(value, tuple) else value for name, value in self.initial_variables().items()
+        }
+        state, data = self._state(first, batch.step), self._data(batch)
+        self._backend.try_out(partial(self._step, 1.0), *state, *data)
+        self._backend.try_out(self._judged, *state, *data)
+
+    def loss_and_gradients(
+        self, variables: Mapping[str, Array], batch: Batch, xp: Any
+    ) -> tuple[float | Array, Mapping[str, Array | None]]:
+        """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
+        state, data = self._state(variables, batch.step), self._data(batch)
+        return unscaled(lambda scale: self._computed(state, data, batch.step, scale, xp), self._scale, xp)
+
+    def _computed(self, state: _State, data: tuple[Any, Any], step: int, scale: float, xp: Any) -> Computed:
+        keras.utils.set_random_seed(_word(step_seed("keras", self._seed, step)))
+        loss, after, found = self._step(scale, *state, *data)
+        gradients: dict[str, Array | None] = {
+            name: None if gradient is None else rows(self._backend.gradient(gradient, xp))
+            for name, gradient in zip(self._names(trained=True), found, strict=True)
+        }
+        array = self._backend.array
+        for name, before in zip(self._names(trained=False), state[1], strict=False):
+            if name in after:
+                gradients[name] = xp.asarray(pushed_for(self._kinds[name], array(before), array(after[name])))
+        return float(loss), gradients
+
+    def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
+        """Return the loss and the compiled metrics, means over the batch."""
+        state, data = self._state(variables, batch.step), self._data(batch)
+        return {name: float(value) for name, value in self._judged(*state, *data).items()}
+
+    def predict(self, values: Mapping[str, Float32s], inputs: Any) -> Any:
+        """Return the outputs as a NumPy array."""
+        outputs = self._outputs(*self._state(values, _PREDICTION), self._tensors(inputs))
+        if keras.tree.is_nested(outputs):
+            raise ConfigurationError(
+                "predict returns one array and this model has several outputs: trainer.model().predict(...) has them"
+            )
+        return self._backend.array(outputs)
+
+    def own(self, values: Mapping[str, Float32s]) -> Any:
+        """Return a Keras model of its own, compiled as the given one, with these weights in it."""
+        own = self._apart(self._copied if isinstance(self._given, keras.Model) else self._made)
+        ours = self._ready()
+        if own is ours:
+            raise ConfigurationError("the factory returns the same model each time: give the model itself")
+        for theirs, mine in zip(own.variables, ours.variables, strict=True):
+            name = mine.path
+            kept = value_of(values[name], self._kinds[name]).reshape(mine.shape) if name in self._kinds else mine.value
+            theirs.assign(kept)
+        return own
+
+    # --- what is compiled: functions of tensors ---
+
+    def _loss(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> tuple[Any, dict[str, Any]]:
+        """Return the loss of a training step, and the new values of state by name."""
+        model = self._model
+        with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True) as scope:
+            held = [variable for variable in self._mapped() if not _is_seed(variable)]
+            before = [scope.get_current_value(variable) for variable in held]
+            outputs = model(inputs, training=True)
+            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=True)
+            after = {}
+            for variable, value in zip(held, before, strict=True):
+                kind, now = self._kinds.get(variable.path, FROZEN), scope.get_current_value(variable)
+                if kind not in ("", FROZEN):
+                    after[variable.path] = now
+                elif now is not value:
+                    raise WrongModel(
+                        f"{variable.path!r} is written while a step is computed, and has no gradient to push; say how "
+                        f"it changes: state={{{variable.path!r}: 'average:0.1'}} for a running average, 'counter' for "
+                        "whole numbers, 'sum'"
+                    )
+        shape = getattr(loss, "shape", None)
+        if shape is None or tuple(shape) != ():
+            found = type(loss).__name__ if shape is None else f"shape {tuple(shape)}"
+            raise WrongModel(f"the loss must be one number, the mean over a batch; found {found}")
+        return loss, after
+
+    def _metrics(self, trained: list[Any], fixed: list[Any], inputs: Any, targets: Any) -> dict[str, Any]:
+        """Return the loss and the metrics of a batch alone: metrics begin at zero in the scope, and stay there."""
+        model = self._model
+        with keras.StatelessScope(self._mapping(trained, fixed), collect_losses=True):
+            outputs = model(inputs, training=False)
+            loss = model.compute_loss(x=inputs, y=targets, y_pred=outputs, sample_weight=None, training=False)
+            found = model.compute_metrics(inputs, targets, outputs, sample_weight=None)
+        return {**found, "loss": loss}
+
+    def _output(self, trained: list[Any], fixed: list[Any], inputs: Any) -> Any:
+        with keras.StatelessScope(self._mapping(trained, fixed)):
+            return self._model(inputs, training=False)
+
+    def _mapping(self, trained: list[Any], fixed: list[Any]) -> list[tuple[Any, Any]]:
+        return [
+            (variable, keras.ops.reshape(value, variable.shape))
+            for variable, value in zip(self._mapped(), [*trained, *fixed], strict=True)
+        ]
+
+    def _mapped(self) -> list[Any]:
+        return [*self._variables.values(), *self._others]
+
+    def _names(self, *, trained: bool) -> list[str]:
+        return [name for name, kind in self._kinds.items() if (not kind) == trained]
+
+    # --- arrays to tensors ---
+
+    def _state(self, variables: Mapping[str, Array], step: int) -> _State:
+        """Return what is trained and what is not, in the order of `_mapping`."""
+        self._ready()
+        tensor = self._backend.tensor
+        trained = [tensor(variables[name]) for name in self._names(trained=True)]
+        fixed = [tensor(value_of(variables[name], self._kinds[name])) for name in self._names(trained=False)]
+        for index, variable in enumerate(self._others):
+            value = variable.numpy()
+            if _is_seed(variable):
+                words = step_seed(f"keras {index}", self._seed, step)
+                value = np.array([words & 0xFFFFFFFF, words >> 32], np.uint32).view(value.dtype)
+            fixed.append(tensor(value))
+        return trained, fixed
+
+    def _data(self, batch: Batch) -> tuple[Any, Any]:
+        """Return inputs and targets as tensors; the first ones build the loss and the metrics."""
+        inputs, targets = self._tensors(batch.inputs), self._tensors(batch.targets)
+        if not self._is_built:
+            self._build(inputs, targets)
+        return inputs, targets
+
+    def _tensors(self, data: Any) -> Any:
+        return keras.tree.map_structure(self._backend.tensor, data)
+
+    def _build(self, inputs: Any, targets: Any) -> None:
+        """Build what `compile()` says, which Keras does with the first data: outside of what is compiled."""
+        model = self._ready()
+        first = keras.tree.map_structure(lambda tensor: tensor[:2], (inputs, targets))
+        with self._backend.no_gradients():
+            outputs = model(first[0], training=False)
+            model.compute_loss(x=first[0], y=first[1], y_pred=outputs, sample_weight=None, training=False)
+            model.compute_metrics(first[0], first[1], outputs, sample_weight=None)
+        model.reset_metrics()
+        for metric in model.metrics:
+            for one in getattr(metric, "metrics", [metric]):
+                if type(one).result is not keras.metrics.Mean.result:
+                    raise ConfigurationError(
+                        f"metric {one.name!r} is no mean over examples, and evaluations put batches together by "
+                        "their means: evaluate it in Keras, trainer.model().evaluate(...)"
+                    )
+        self._is_built = True
+
+    # --- the model ---
+
+    def _ready(self) -> Any:
+        if self._model is None:
+            is_instance = isinstance(self._given, keras.Model)
+            self._take(self._given if is_instance else self._apart(self._made))
+        return self._model
+
+    def _take(self, model: Any) -> None:
+        """Check a model, and find what of it is a variable."""
+        _check(model)
+        owners = {
+            id(v): layer for layer in model._flatten_layers() for v in layer.variables
+        }  # the innermost comes last
+        found: dict[str, tuple[Any, str]] = {}
+        others: list[Any] = []
+        for variable in model.variables:
+            kind = _kind_of(variable, owners.get(id(variable)), self._patterns)
+            if kind is None:
+                others.append(variable)
+            elif found.setdefault(variable.path, (variable, kind))[0] is not variable:
+                raise ConfigurationError(f"two weights have the path {variable.path!r}: name their layers")
+        for pattern in self._patterns:
+            if not any(fnmatchcase(name, pattern) for name in found):
+                raise ConfigurationError(f"state: {pattern!r} matches none of the weights: {', '.join(found)}")
+        in_order = sorted(found, key=lambda name: found[name][1] != "")
+        self._kinds = {name: found[name][1] for name in in_order}
+        self._variables = {name: found[name][0] for name in in_order}
+        if "" not in self._kinds.values():
+            raise ConfigurationError(f"{model.name} has no trainable weight")
+        half = any(layer.compute_dtype == "float16" for layer in model._flatten_layers())
+        self._scale = LOSS_SCALE if half else 1.0
+        self._others, self._model, self._is_built = others, model, False
+
+    def _apart(self, make: Callable[[], Any]) -> Any:
+        """Return what a function makes in a thread of its own, where Keras counts names from the beginning.
+
+        So a model's names are the same in every process, whatever else was made there before.
+        """
+
+        def made() -> Any:
+            keras.config.set_dtype_policy(self._policy)  # a thread's, as the names are
+            return make()
+
+        with ThreadPoolExecutor(1, "keras") as thread:
+            return thread.submit(made).result()
+
+    def _made(self) -> Any:
+        with _seeded(self._seed, self._backend.kept_generator):
+            return self._given()
+
+    def _copied(self) -> Any:
+        try:
+            copied = keras.models.clone_model(self._given)
+            copied.compile_from_config(self._given.get_compile_config())
+        except (TypeError, ValueError, NotImplementedError) as error:
+            says = next(iter(str(error).splitlines()), "")
+            raise ConfigurationError(
+                f"Keras cannot copy this model ({says}): give ps.keras.Model a function that makes and compiles it"
+            ) from error
+        return copied
+
+
+def _kind_of(variable: Any, owner: Any, patterns: Mapping[str, str]) -> str | None:
+    """Return what a variable is: "" it is trained, "frozen", or a kind of state; None: no variable of a job.
+
+    Raises
+    ------
+    ConfigurationError
+        If it cannot be what `patterns` say, or cannot be trained.
+    """
+    if _is_seed(variable):
+        return None
+    is_floating = keras.backend.is_float_dtype(variable.dtype)
+    declared = next((kind for pattern, kind in patterns.items() if fnmatchcase(variable.path, pattern)), None)
+    if declared is not None:
+        if variable.trainable:
+            raise ConfigurationError(f"state: {variable.path!r} is trained; allowed: weights that are not trainable")
+        return checked_kind(variable.path, declared, "float32" if is_floating else variable.dtype)
+    if not is_floating:
+        if variable.trainable:
+            raise ConfigurationError(f"weight {variable.path!r} is {variable.dtype}; allowed: real floating point")
+        return None
+    if variable.trainable:
+        return ""
+    if isinstance(owner, keras.layers.BatchNormalization) and owner.trainable and owner.momentum < 1:
+        return f"{AVERAGE}:{round(1 - owner.momentum, 12)}"
+    return FROZEN
+
+
+def _word(seed: int) -> int:
+    """Return what Keras takes for a seed: NumPy's global generator has 32 bits of it."""
+    return seed & 0xFFFFFFFF
+
+
+def _is_seed(variable: Any) -> bool:
+    return bool(variable.name == "seed_generator_state")
+
+
+def _check(model: Any) -> None:
+    """Refuse what cannot be trained by what `compile()` says."""
+    if not isinstance(model, keras.Model):
+        raise ConfigurationError(f"model() returned {type(model).__name__}; due is a compiled keras.Model")
+    if not model.built:
+        raise ConfigurationError(
+            f"{model.name} has no weights yet: begin it with keras.Input(shape), or call model.build(input_shape)"
+        )
+    if not model.compiled:
+        raise ConfigurationError(f"{model.name} is not compiled: model.compile(loss=..., metrics=[...])")
+    if type(model).train_step is not keras.Model.train_step:
+        raise ConfigurationError(
+            f"{type(model).__name__} has a train_step of its own, which shards and workers cannot run: what a step "
+            "computes goes into compute_loss or add_loss"
+        )
+
+
+@contextmanager
+def _seeded(seed: int, kept_generator: Callable[[], Any]) -> Iterator[None]:
+    """Seed all that Keras draws from, and leave the user's generators as they were."""
+    pythons, numpys = random.getstate(), np.random.get_state()
+    try:
+        with kept_generator():
+            keras.utils.set_random_seed(_word(seed))
+            yield
+    finally:
+        random.setstate(pythons)
+        np.random.set_state(numpys)

@@ -1,0 +1,40 @@
+"""Keras has one backend a process: the tests of Keras models again on the other one, and a refused one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from support.command_run import ROOT
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    for name in ("keras", "torch"):
+        pytest.importorskip(name, reason=f"NO TEST OF ps.keras: no {name}; `make test-frameworks` has it")
+
+
+def under(backend: str, *words: str) -> subprocess.CompletedProcess[str]:
+    environ = {**os.environ, "KERAS_BACKEND": backend}
+    return subprocess.run(
+        [sys.executable, *words], cwd=ROOT, env=environ, capture_output=True, text=True, timeout=280, check=False
+    )
+
+
+def test_models_on_pytorch() -> None:
+    done = under("torch", "-m", "pytest", "-p", "no:cacheprovider", "-n", "0", "tests/frameworks/test_keras_models.py")
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert " passed" in done.stdout
+    assert "skipped" not in done.stdout
+
+
+@pytest.mark.parametrize("backend", ["tensorflow", "openvino", "numpy"])
+def test_another_backend_is_refused(backend: str) -> None:
+    done = under(backend, "-c", "import parashard as ps; ps.keras.Model(dict)")
+    assert done.returncode == 1
+    assert "KERAS_BACKEND=jax or KERAS_BACKEND=torch" in done.stderr.splitlines()[-1]
