@@ -439,3 +439,13 @@ def test_a_loss_of_float16_is_scaled() -> None:
     found, due = (one.loss_and_gradients(values, batch(), np)[1][WEIGHTS[1]] for one in (ours, exact))
     assert due == pytest.approx([1e-6, 0, 0])
     assert found == pytest.approx(due, rel=1e-2)
+
+
+def test_a_rounds_mean_is_the_gradient_of_all_its_examples() -> None:
+    ours = model(lambda: compiled(layers.Dense(5, activation="relu"), layers.Dense(3)))
+    values = first_values(ours)
+    halves = [Batch(step, 0, np.arange(4), X[4 * step :][:4], Y[4 * step :][:4]) for step in (0, 1)]
+    first, second = (ours.loss_and_gradients(values, half, np)[1] for half in halves)
+    _, due = alone(ours.own(values), values)
+    apart = sum(np.sum(((first[name] + second[name]) / 2 - due[name]) ** 2) for name in due)
+    assert np.sqrt(apart / sum(np.sum(gradient**2) for gradient in due.values())) < 1e-6
