@@ -5,6 +5,7 @@ Owns which numbers are allowed and what they become. Knows no model and no proce
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -147,13 +148,14 @@ def numbers_of(values: Any, what: str) -> AnyArray:
             array = np.asarray(values)
         except ValueError as error:
             raise BadData(f"{what} are no array: {error}") from None
-    if array.dtype.name == "bfloat16":  # of JAX
+    if array.dtype.kind == "V" and array.dtype.name == "bfloat16":  # of JAX
         array = array.astype(np.float32)
     if array.dtype.kind not in "biuf":
         raise BadData(f"{what} must be an array of numbers with one axis for the examples, found {_kind(array)}")
     return array
 
 
+@functools.cache
 def allowed(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the type that numbers are handed out in: float32, int64, or uint8."""
     if dtype.kind == "f":

@@ -244,8 +244,10 @@ def _parts(item: Any, where: str, targets: Targets, *, inputs_only: bool) -> lis
     if inputs_only:
         return [("inputs", item[0] if isinstance(item, tuple) and len(item) in (2, 3) else item), ("targets", ())]
     if isinstance(item, Mapping):
-        with _naming(where):
+        try:
             return list(zip(("inputs", "targets"), named_parts(item, targets, where), strict=True))
+        except BadData as error:
+            raise _named(error, where) from error
     if not isinstance(item, tuple | list) or len(item) not in (2, 3):
         found = f"{type(item).__name__} of {len(item)}" if isinstance(item, tuple | list) else type(item).__name__
         raise BadExample(f"{where} must be (inputs, targets) or (inputs, targets, weight), found {found}")
@@ -266,13 +268,15 @@ def _arrays(parts: list[tuple[str, Any]], where: str) -> Examples:
 
 def _trees(parts: list[tuple[str, Any]], where: str) -> tuple[Tree, ...]:
     """Return the arrays of parts; targets that are left out have none."""
-    with _naming(where):
+    try:
         return tuple(
             ()
             if isinstance(part, tuple) and not part and name == "targets"
             else tree_of(part, f"{where}: {name}", numbers_of)
             for name, part in parts
         )
+    except ConfigurationError as error:
+        raise _named(error, where) from error
 
 
 def _converted(parts: tuple[Tree, ...]) -> Any:
@@ -294,10 +298,6 @@ def _shown(form: Form) -> str:
     return ", ".join(f"{dtype} {shape}" for _, shape, dtype in form)
 
 
-@contextmanager
-def _naming(where: str) -> Iterator[None]:
-    """Make a fault of the data one of an example."""
-    try:
-        yield
-    except ConfigurationError as error:
-        raise BadExample(error.message if error.message.startswith(where) else f"{where}: {error.message}") from error
+def _named(error: ConfigurationError, where: str) -> BadExample:
+    """Return a fault of the data as one of an example."""
+    return BadExample(error.message if error.message.startswith(where) else f"{where}: {error.message}")
