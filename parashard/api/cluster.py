@@ -1,5 +1,7 @@
 """Cluster: shards and a coordinator for a job whose steps sessions compute, started by a program.
 
+::
+
     with ps.Cluster({"w": np.zeros(3)}, ps.SGD(0.1), examples=1000, batch_size=10) as cluster:
         with ps.connect(cluster.run_dir) as session:
             for step in session.steps():

@@ -88,6 +88,8 @@ class RemoteValue:
 class Coordinator:
     """Schedules functions on the workers of a cluster, which it starts; one in a script.
 
+    ::
+
         with ps.Coordinator(ps.ParameterServerStrategy(workers=4), variables={"w": w}, optimizer=ps.Adam(1e-3)) as it:
             losses = [it.schedule(train_step, args=(i,)) for i in range(1000)]
             it.join()

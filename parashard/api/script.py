@@ -122,7 +122,7 @@ class Script:
 
     def _answer(self, kind: str) -> dict[str, Any]:
         """Return what the present call returned in the parent; empty: it is to be made here."""
-        if not self.is_worker:
+        if not self.is_worker or self.run_dir is None:  # without the folder only the coordinator knows what differs
             return {}
         answers = [*self._answers, {"call": self._own_call}][: self._calls]
         due = answers[-1]["call"]

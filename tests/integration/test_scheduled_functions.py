@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from support.cluster_run import eventually
+from support.cluster_run import DEADLINE_S, eventually
+from support.command_run import DIES_WITH_US
 from support.report_oracle import store_of, unsaved
 from support.script_run import ScriptRun
 
@@ -210,3 +213,33 @@ def test_a_mistake_is_one_sentence(start: Callable[..., ScriptRun], mistake: str
     run = start(LEDGER + text, consistency)
     assert run.wait() == 1
     assert all(sentence in run.complaint().splitlines()[-1] for sentence in sentences), run.complaint()
+
+
+def test_a_worker_from_elsewhere_calls_them_too(start: Callable[..., ScriptRun], tmp_path: Path) -> None:
+    (tmp_path / "slow").touch()
+    text = """
+    values = [it.schedule(count, (i, i)) for i in range(CALLS)]
+    it.join()
+print(json.dumps(sorted(set(it.weights()["counts"].tolist()))))
+"""
+    run = start(LEDGER.replace("workers=2", "workers=1") + OPEN + text, "async")
+    eventually(lambda: run.steps_complete() >= QUICK - 8, "calls are done", told=run.complaint)
+    where = json.loads((run.runs()[-1] / "coordinator.json").read_text())["address"]
+    command = [*DIES_WITH_US, sys.executable, "-m", "parashard", "worker", "--connect"]
+
+    def other(connect: str) -> subprocess.Popen[str]:
+        words = [*command, connect, "train.py", "async"]
+        return subprocess.Popen(words, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+
+    refused, taken = other(where), other(str(run.runs()[-1]))
+    _, said = refused.communicate(timeout=DEADLINE_S)
+    assert "a worker of ps.Coordinator gets its arguments from the run folder" in said.splitlines()[-1]
+    eventually(lambda: "guest-0" in _status(run), "it has joined", told=run.complaint)
+    (tmp_path / "slow").unlink()
+    assert done(run) == [1.0]
+    assert taken.wait(DEADLINE_S) == 0, taken.stderr and taken.stderr.read()
+
+
+def _status(run: ScriptRun) -> str:
+    words = [sys.executable, "-m", "parashard", "status", str(run.runs()[-1])]
+    return subprocess.run(words, capture_output=True, text=True, timeout=DEADLINE_S, check=False).stdout

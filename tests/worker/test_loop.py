@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from parashard._proto import coordinator_pb2 as pb
 from parashard.client.shard_client import Pulled
 from parashard.data.base import Batch
+from parashard.models.base import Nothing
 from parashard.protocol.messages import PullRun, Push
 from parashard_worker import computing
 from parashard_worker import loop as loop_module
 from parashard_worker import transfers as transfers_module
-from support.in_process import push
+from support.in_process import push, state_of
 from support.loop_cases import HELD_OUT, Job, evaluation
 from support.waiting import DEADLINE_S
 
@@ -270,3 +272,19 @@ def test_staleness_is_that_of_the_stalest_shard_added_up_over_pushes() -> None:
     job.model.before = lambda batch: push(pushing, 7, 1.0)  # another worker's, while step 0 is computed
     job.run()
     assert job.loop.staleness_pushes == 1
+
+
+def test_a_model_may_tell_no_loss_and_push_nothing() -> None:
+    job = Job(0, 1)
+    gradients = job.model.loss_and_gradients
+    before = [state_of(shard)[0] for shard in job.cluster.shards]
+
+    def quiet(variables: Any, batch: Batch, xp: Any) -> Any:
+        loss, computed = gradients(variables, batch, xp)
+        return {0: (loss, Nothing.NO_PUSH), 1: (Nothing.NO_LOSS, Nothing.NO_PUSH)}.get(batch.step, (loss, computed))
+
+    job.model.loss_and_gradients = quiet  # type: ignore[method-assign]
+    job.run()
+    assert [step.HasField("loss") for step in job.leasing.completions] == [True, False]
+    assert [state_of(shard)[0] for shard in job.cluster.shards] == before, "two steps are in, and nothing has moved"
+    assert all(len(shard.updates.applied) == 2 for shard in job.cluster.shards)

@@ -1,5 +1,7 @@
 """Session: a worker whose steps a program's own loop computes.
 
+::
+
     with parashard.connect("runs/digits-1") as session:
         for step in session.steps():
             loss, gradients = mine(session.pull(), step.batch)

@@ -12,7 +12,7 @@ from parashard.checkpoints.encoding import encode
 from parashard.checkpoints.manifest import PlanRecord
 from parashard.errors import StoreFailed
 from parashard.launch.run_folders import read_report, write_report
-from parashard.launch.stopping import report_of_saved, saved_by_shard, steps_in_all, stopped_line
+from parashard.launch.stopping import report_of_saved, restorable_in_all, saved_by_shard, steps_in_all, stopped_line
 from parashard.plan.intervals import IntervalSet
 from parashard.store.local import LocalStore
 from support.checkpoint_cases import PLAN, write_drained, write_plan, write_shard
@@ -133,3 +133,16 @@ def test_a_disk_that_is_full_keeps_the_correction_off_the_file_alone(
     monkeypatch.setattr("parashard.launch.run_folders.write_durably", full)
     heard = {"state": "stopped", "steps_applied": [3]}
     assert report_of_saved(tmp_path, heard, [IntervalSet([(0, 5)])])["steps_applied"] == [5]
+
+
+def test_what_every_kept_checkpoint_has_no_shard_can_need_again() -> None:
+    store = MemoryStore()
+    assert list(restorable_in_all(Catalogue(store), 1).intervals()) == []
+    write_plan(store)
+    write(store, 0, 1, (0, 5))
+    write(store, 0, 2, (0, 9))
+    write(store, 1, 1, (0, 4), (6, 7))
+    assert list(restorable_in_all(Catalogue(store), 2).intervals()) == [], "the second shard may begin anew"
+    write(store, 1, 2, (0, 8))
+    assert list(restorable_in_all(Catalogue(store), 2).intervals()) == [(0, 4)]
+    assert list(restorable_in_all(Catalogue(store), 3).intervals()) == []

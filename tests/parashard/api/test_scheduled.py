@@ -1,0 +1,93 @@
+"""A worker's side of a coordinator: what a function gets, and what becomes of its answer."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from parashard.api.calls import Call, Calls, PerWorker
+from parashard.api.functions import Function
+from parashard.api.scheduled import ScheduledFunctions
+from parashard.data.base import Batch
+from parashard.models.base import Nothing
+
+WEIGHTS = {"b": np.zeros(2, np.float32), "w": np.ones((3, 2), np.float32)}
+made: list[int] = []
+
+
+def answer(weights: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    return args[0](weights) if args and callable(args[0]) else (args, kwargs)
+
+
+def data() -> Iterator[int]:
+    made.append(1)
+    return iter(range(5))
+
+
+class Worker:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, called: Any, pushes: int = 1) -> None:
+        self.calls = Calls(folder)
+        self.calls.make()
+        monkeypatch.setattr(sys.modules[__name__], "called", Function(called, pushes), raising=False)
+        self.functions = ScheduledFunctions(WEIGHTS, self.calls, "worker-3")
+
+    def run(self, step: int = 0, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        self.calls.write(step, Call(f"{__name__}:called", args, kwargs))
+        return self.functions.loss_and_gradients(WEIGHTS, Batch(step, 0, np.arange(1), [], []), np)
+
+
+def test_gradients_are_pushed_and_the_result_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(tmp_path, monkeypatch, lambda weights, x, scale: (0.5, {"w": weights["w"] * x * scale}))
+    loss, gradients = worker.run(4, 2.0, scale=3.0)
+    assert (loss, gradients["b"]) == (0.5, None)
+    assert gradients["w"].tolist() == [[6.0, 6.0]] * 3
+    assert gradients["w"].dtype == np.float32
+    assert (worker.calls.result(4), worker.calls.error(4)) == (0.5, "")
+
+
+def test_without_a_push_nothing_moves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    worker = Worker(tmp_path, monkeypatch, lambda weights: {"sum": weights["w"].sum()}, pushes=0)
+    assert worker.run() == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert worker.calls.result(0) == {"sum": 6.0}
+
+
+def spoil(weights: Mapping[str, Any]) -> Any:
+    weights["w"][0] = 1.0
+
+
+WRONG = {
+    "raises": (lambda weights: 1 / 0, "worker-3: ZeroDivisionError: division by zero ("),
+    "writes to the weights": (spoil, "worker-3: ValueError: assignment destination is read-only ("),
+    "returns no pair": (lambda weights: 3, "called: a function with @ps.function returns (result, gradients)"),
+    "returns no gradients": (lambda weights: (3, None), "called: a function with @ps.function returns (result, gra"),
+    "of no variable": (lambda weights: (3, {"x": 1.0}), "a gradient for 'x', which is none of b, w"),
+    "of another shape": (lambda weights: (3, {"b": np.zeros(3)}), "for 'b' that is float64 (3,); due is float32 (2,)"),
+    "of whole numbers": (lambda weights: (3, {"b": np.zeros(2, int)}), "for 'b' that is int64 (2,); due is float32"),
+    "not finite": (lambda weights: (3, {"b": np.full(2, np.inf)}), "for 'b' that is not finite"),
+    "a result of no kind": (lambda weights: (object(), {}), "called: found object; allowed are arrays"),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_what_goes_wrong_is_the_answer_and_moves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    called, says = WRONG[wrong]
+    worker = Worker(tmp_path, monkeypatch, called)
+    assert worker.run(7) == (Nothing.NO_LOSS, Nothing.NO_PUSH)
+    assert says in worker.calls.error(7)
+
+
+def test_an_iterator_is_this_workers_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made.clear()
+    mine, other = PerWorker(0, f"{__name__}:data"), PerWorker(1, f"{__name__}:data")
+    worker = Worker(tmp_path, monkeypatch, lambda weights, a, b: [next(a["it"]), next(b[0])], pushes=0)
+    for step in range(3):
+        worker.run(step, {"it": mine}, [other])
+        assert worker.calls.result(step) == [step, step]
+    assert len(made) == 2
