@@ -16,7 +16,12 @@ if TYPE_CHECKING:
     from parashard import jax as jax
     from parashard import torch as torch
     from parashard.api.script import is_worker as is_worker
+    from parashard.api.strategies import CentralStorageStrategy as CentralStorageStrategy
+    from parashard.api.strategies import MirroredStrategy as MirroredStrategy
+    from parashard.api.strategies import MultiWorkerMirroredStrategy as MultiWorkerMirroredStrategy
+    from parashard.api.strategies import OneDeviceStrategy as OneDeviceStrategy
     from parashard.api.strategies import ParameterServerStrategy as ParameterServerStrategy
+    from parashard.api.strategies import TPUStrategy as TPUStrategy
     from parashard.api.trainer import History as History
     from parashard.api.trainer import Trainer as Trainer
     from parashard.plan.optimizers import FTRL as FTRL
@@ -32,10 +37,18 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _OPTIMIZERS = ("SGD", "Momentum", "Nesterov", "Adagrad", "RMSProp", "Adam", "AdamW", "FTRL", "LAMB")
+_STRATEGIES = (
+    "CentralStorageStrategy",
+    "MirroredStrategy",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ParameterServerStrategy",
+    "TPUStrategy",
+)
 _PLACES = {
     **dict.fromkeys(_OPTIMIZERS, "parashard.plan.optimizers"),
+    **dict.fromkeys(_STRATEGIES, "parashard.api.strategies"),
     "History": "parashard.api.trainer",
-    "ParameterServerStrategy": "parashard.api.strategies",
     "Trainer": "parashard.api.trainer",
     "is_worker": "parashard.api.script",
 }

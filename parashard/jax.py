@@ -89,16 +89,54 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        key = jax.random.key(step_seed("jax", self._seed, batch.step))
         parameters = self._tree(variables)
         try:
-            loss, gradients = self._gradients(parameters, _array(batch.inputs), _array(batch.targets), key)
+            loss, gradients = self._gradients(parameters, _array(batch.inputs), _array(batch.targets), self._key(batch))
         except TypeError as error:
             if "scalar-output" in str(error):
                 raise WrongModel("the loss must be a scalar, the mean over a batch") from error
             raise
         jax.block_until_ready(gradients)  # before the pulled arrays are used again
         return float(loss), {name: rows(_gradient(leaf, xp)) for name, leaf in _leaves(gradients).items()}
+
+    def summed_over(
+        self, mesh: Any
+    ) -> Callable[[Mapping[str, Float32s], Sequence[Batch]], tuple[Sequence[float], dict[str, Float32s]]]:
+        """Return what computes batches of equal size at once, one on each device of a mesh of one axis.
+
+        It returns their losses, and the sums of their gradients, which the devices add up.
+        """
+        (axis,) = mesh.axis_names
+        split, whole = jax.sharding.PartitionSpec(axis), jax.sharding.PartitionSpec()
+
+        def one(parameters: Any, inputs: Any, targets: Any, keys: Any) -> Any:
+            loss, gradients = jax.value_and_grad(self._loss)(parameters, inputs[0], targets[0], keys[0])
+            return loss[None], jax.lax.psum(gradients, axis)
+
+        steps = jax.jit(
+            jax.shard_map(
+                one, mesh=mesh, in_specs=(whole, split, split, split), out_specs=(split, whole), check_vma=False
+            )
+        )
+        spread = jax.sharding.NamedSharding(mesh, split)
+
+        def summed(
+            variables: Mapping[str, Float32s], batches: Sequence[Batch]
+        ) -> tuple[Sequence[float], dict[str, Float32s]]:
+            inputs, targets = (
+                jax.device_put(np.stack([getattr(batch, name) for batch in batches]), spread)
+                for name in ("inputs", "targets")
+            )
+            keys = jax.numpy.stack([self._key(batch) for batch in batches])
+            parameters = jax.device_put(self._tree(variables), jax.sharding.NamedSharding(mesh, whole))
+            losses, gradients = steps(parameters, inputs, targets, jax.device_put(keys, spread))
+            jax.block_until_ready(gradients)  # before the pulled arrays are used again
+            return np.array(losses).tolist(), {name: rows(_gradient(g, np)) for name, g in _leaves(gradients).items()}
+
+        return summed
+
+    def _key(self, batch: Batch) -> Any:
+        return jax.random.key(step_seed("jax", self._seed, batch.step))
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from parashard.api.arrays import ScriptArrays, array_of, pair_of, source_of
 from parashard.api.script import SCRIPT, answers_in
-from parashard.api.strategies import ParameterServerStrategy
+from parashard.api.strategies import InProcessStrategy, ParameterServerStrategy, Strategy
 from parashard.data.arrays import AnyArray, Split
 from parashard.data.base import Batch, DataSpec
 from parashard.display.live import JobView, NoView, console_for, open_view
@@ -37,6 +37,8 @@ from parashard.store.arrays import read_arrays
 DEFINING = ("job", "data", "model", "optimizer", "consistency", "variables")
 """The tables of a job that decide what its steps compute."""
 EXAMPLES_AT_ONCE = 1000
+INTERACTIVE = "interactive"
+"""The name of a job that no script has, such as a notebook's."""
 _ARGUMENTS = ("job.seed", "job.name", "job.epochs", "job.batch_size", "consistency.policy")
 METHODS = ("initial_variables", "loss_and_gradients", "evaluate")
 
@@ -101,8 +103,8 @@ class Trainer:
         Such as `parashard.torch.Model`, or an object with hand-written gradients (`parashard.models.base.Model`).
     optimizer : OptimizerSpec, optional
         Such as `parashard.Adam(1e-3)`; the shards run it. Default: SGD with a rate of 0.01.
-    strategy : ParameterServerStrategy, optional
-        On which processes; default: two shards, two workers, asynchronous.
+    strategy : Strategy, optional
+        On which processes and devices; default: two shards, two workers, asynchronous.
     seed : int
         Of first values, the order of examples and all that is random in a step.
     name : str, optional
@@ -115,7 +117,7 @@ class Trainer:
         self,
         model: Model,
         optimizer: OptimizerSpec | None = None,
-        strategy: ParameterServerStrategy | None = None,
+        strategy: Strategy | None = None,
         *,
         seed: int = 0,
         name: str | None = None,
@@ -132,8 +134,9 @@ class Trainer:
                 f"the shards run the optimizer: it is one of parashard's, such as ps.Adam(1e-3), found "
                 f"{type(optimizer).__name__}"
             )
-        if strategy is not None and not isinstance(strategy, ParameterServerStrategy):
-            raise ConfigurationError(f"strategy is a ps.ParameterServerStrategy(...), found {type(strategy).__name__}")
+        if strategy is not None and not isinstance(strategy, Strategy):
+            found = strategy.__name__ if isinstance(strategy, type) else type(strategy).__name__
+            raise ConfigurationError(f"strategy is one of parashard's, such as ps.OneDeviceStrategy(), found {found}")
         self._model = model
         self._optimizer = optimizer or SGD(0.01)
         self._strategy = strategy or ParameterServerStrategy()
@@ -184,7 +187,7 @@ class Trainer:
         """
         with SCRIPT.call("fit") as call:
             if resume and not call.answer and not SCRIPT.is_worker:
-                call.answer = _answered(self._name or SCRIPT.path.stem, SCRIPT.calls_made)
+                call.answer = _answered(self._job_name(), self._calls_before())
             if not call.answer:
                 source = source_of(data, validation_data, validation_split, self._seed)
                 call.answer = self._fitted(source, epochs, batch_size, resume=resume, verbose=verbose)
@@ -227,6 +230,8 @@ class Trainer:
         """Run the job of a call and return its report and folder; in a worker be one, and end."""
         self._begin()
         loaded = self._job(epochs, batch_size, source)
+        if isinstance(self._strategy, InProcessStrategy):
+            return self._fitted_here(self._strategy, loaded, source, resume=resume, verbose=verbose)
         if SCRIPT.is_worker:
             code = self._code_sha256()
             SCRIPT.work(self._model, source, code, lambda run_dir: _check_same(loaded, source.spec, code, run_dir))
@@ -236,9 +241,34 @@ class Trainer:
         if outcome.exit_code != ExitCode.DONE:
             raise (ConfigurationError if outcome.is_refused else JobFailed)(outcome.reason)
         if verbose:
-            words = _end_in_words(History(outcome.report, outcome.run_dir))
-            console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
+            _say_end(History(outcome.report, outcome.run_dir))
         return {"report": outcome.report, "run_dir": str(outcome.run_dir)}
+
+    def _fitted_here(
+        self, strategy: InProcessStrategy, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int
+    ) -> dict[str, Any]:
+        """Train in this process, and return the report and the run's folder."""
+        if SCRIPT.is_worker:
+            raise ConfigurationError(
+                f"this call trains in its own process, by {type(strategy).__name__}, in this worker, and by worker "
+                "processes in the one that started it: a script makes the same calls wherever it runs"
+            )
+        from parashard.api.in_process.training import train
+
+        declared = declare(source.spec, self._declared(), self._code_sha256())
+        begun = _unfinished(loaded.job.job.name, self._calls_before()) if resume else None
+        run_dir = begun or new_run_dir(None, loaded.job.job.name)
+        view = _view(verbose)
+        try:
+            SCRIPT.write_answers(run_dir)
+            report = train(loaded, run_dir, view, strategy, self._model, source, declared, resume=begun is not None)
+        finally:
+            view.close()
+            if begun is None:
+                discard_unbegun(run_dir, keep=False)
+        if verbose:
+            _say_end(History(report, run_dir))
+        return {"report": report, "run_dir": str(run_dir)}
 
     def _evaluated(self, data: Split, batch_size: int) -> dict[str, float]:
         inputs, targets = data
@@ -271,7 +301,8 @@ class Trainer:
     def _code_sha256(self) -> str:
         """Return the digest of the script's text, and of what of the model is in no variable."""
         fixed = self._model.fixed_sha256() if isinstance(self._model, FrameworkModel) else ""
-        return hashlib.sha256(f"{SCRIPT.sha256}{fixed}".encode()).hexdigest()
+        text = SCRIPT.sha256 if self._has_script else ""
+        return hashlib.sha256(f"{text}{fixed}".encode()).hexdigest()
 
     def _frozen(self) -> Sequence[str]:
         return self._model.frozen() if isinstance(self._model, FrameworkModel) else ()
@@ -283,9 +314,10 @@ class Trainer:
 
     def _job(self, epochs: int, batch_size: int, source: ScriptArrays) -> LoadedJob:
         """Return the job of a call, checked as a job file is."""
-        script = SCRIPT.path
+        here = isinstance(self._strategy, InProcessStrategy)
+        script = SCRIPT.path if self._has_script else Path(INTERACTIVE)
         table: dict[str, Any] = {
-            "job": {"name": self._name or script.stem, "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
+            "job": {"name": self._job_name(), "seed": self._seed, "epochs": epochs, "batch_size": batch_size},
             "data": {"source": "script"},
             "model": {"kind": "script"},
             "optimizer": {name: value for name, value in self._optimizer.plain().items() if value is not None},
@@ -299,8 +331,27 @@ class Trainer:
                 raise ConfigurationError(f"settings: {key!r}; allowed: TABLE.KEY of a job file")
             if above in ("data", "model", "optimizer") or key in _ARGUMENTS:
                 raise ConfigurationError(f"settings: {key!r} is an argument of the trainer, of fit or of the strategy")
+            if here and above == "cluster":
+                raise ConfigurationError(
+                    f"settings: {key!r} is of a cluster; {type(self._strategy).__name__} trains in this process and "
+                    "has none"
+                )
             table.setdefault(above, {})[name] = value
+        if here:
+            table["job"].setdefault("max_attempts", 1)  # another one would go no better: there is no other process
         return job_from_table(table, script)
+
+    @property
+    def _has_script(self) -> bool:
+        """Whether there is a script to name and to hash, which only training in this process can do without."""
+        return not isinstance(self._strategy, InProcessStrategy) or SCRIPT.has_file
+
+    def _job_name(self) -> str:
+        return self._name or (SCRIPT.path.stem if self._has_script else INTERACTIVE)
+
+    def _calls_before(self) -> int | None:
+        """Return how many calls came before the present one; None: without a script nobody has counted them."""
+        return SCRIPT.calls_made if self._has_script else None
 
     def _run(self, loaded: LoadedJob, source: ScriptArrays, *, resume: bool, verbose: int) -> Outcome:
         name, command = loaded.job.job.name, SCRIPT.command
@@ -337,21 +388,24 @@ class _Begun:
         return self._values
 
 
-def _end_in_words(history: History) -> str:
-    """Return the line that stays on the screen."""
+def _say_end(history: History) -> None:
+    """Print the line that stays on the screen."""
     found = [f"{name} {values[-1]:.4g}" for name, values in history.history.items() if values[-1] is not None]
-    return f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    words = f"done in {history.report['wall_s']:.1f} s: {', '.join(found)}; {short_path(history.run_dir)}"
+    console_for(sys.stdout).print(words, soft_wrap=True, markup=False, highlight=False)
 
 
-def _unfinished(name: str, calls_before: int) -> Path | None:
-    """Return the newest run of a script, if it is not done and of the call with so many before it."""
+def _unfinished(name: str, calls_before: int | None) -> Path | None:
+    """Return the newest run of a script, if it is not done and of the call with so many before it; None: any."""
     run_dir = _newest(name)
-    return run_dir if run_dir is not None and len(answers_in(run_dir)) == calls_before else None
+    return run_dir if run_dir is not None and calls_before in (None, len(answers_in(run_dir))) else None
 
 
-def _answered(name: str, calls_before: int) -> dict[str, Any]:
+def _answered(name: str, calls_before: int | None) -> dict[str, Any]:
     """Return what a call returned before the newest run of its script, which is not done; empty: nothing is known."""
     run_dir = _newest(name)
+    if calls_before is None:
+        return {}
     answers = answers_in(run_dir) if run_dir is not None else []
     answer = answers[calls_before] if calls_before < len(answers) else {}
     return answer if answer.get("call") == "fit" and "error" not in answer else {}

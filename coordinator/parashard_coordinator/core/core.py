@@ -427,12 +427,18 @@ class Core:
                 )
             elif (metrics[name] >= bound) if largest else (metrics[name] <= bound):
                 reached = f"held-out {metric_name(name)} {metric(metrics[name])} reached the target {bound}"
-        if reached and job.state is JobState.RUNNING and not job.leases.finished:
+        if reached:
+            self.stop_early(reached)
+
+    def stop_early(self, reason: str) -> None:
+        """Lease no step beyond those that are leased, and end the job with them, unless it ends already."""
+        job = self.job
+        if job.state is JobState.RUNNING and not job.leases.finished:
             target = job.leases.stop_at_frontier()
             job.evaluations.stop_at(target)
-            job.early_stop = reached
+            job.early_stop = reason
             job.decisions += 1
-            job.change_state(JobState.DRAINING, f"{reached}; finishing {target:,} of {job.options.steps_total:,} steps")
+            job.change_state(JobState.DRAINING, f"{reason}; finishing {target:,} of {job.options.steps_total:,} steps")
 
     def _exited(self, exit_: Exit, now_s: float) -> None:
         job = self.job

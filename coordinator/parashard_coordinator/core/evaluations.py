@@ -189,6 +189,8 @@ class Evaluations:
 
     def stop_at(self, target: int) -> None:
         """Drop what lies beyond an early stop's target, and judge the final weights there."""
+        if not self._due:
+            return  # nothing is held out
         for evaluation in [e for e in self._open if e.after_step > target]:
             self._free(evaluation)
             self._open.remove(evaluation)
