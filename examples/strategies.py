@@ -15,7 +15,7 @@ import parashard as ps
 from parashard.data.idx import read_idx
 
 STRATEGIES = {
-    "one_device": lambda: ps.OneDeviceStrategy(),
+    "one_device": ps.OneDeviceStrategy,
     "mirrored": lambda: ps.MirroredStrategy(devices=4),
     "central_storage": lambda: ps.CentralStorageStrategy(devices=4),
     "multi_worker_mirrored": lambda: ps.MultiWorkerMirroredStrategy(workers=4),
