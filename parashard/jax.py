@@ -1,7 +1,7 @@
 """JAX models: `parashard.jax.Model` makes functions of a pytree of parameters trainable by a `Trainer`.
 
-Owns the names of a pytree's leaves, and the way of weights to JAX and of gradients back. Weights are copied into
-JAX's own memory: XLA may keep what it is handed, and pulled arrays are used again.
+Owns the names of a pytree's leaves, and the way of weights to JAX and of gradients back. Pulled arrays are used again:
+what computes a step has read them when it returns, and what a user keeps is a copy in JAX's own memory.
 """
 
 from __future__ import annotations
@@ -89,9 +89,9 @@ class Model:
         self, variables: Mapping[str, Array], batch: Batch, xp: Any
     ) -> tuple[float | Array, Mapping[str, Array | None]]:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
-        parameters = self._tree(variables)
+        inputs, targets = _argument(batch.inputs), _argument(batch.targets)
         try:
-            loss, gradients = self._gradients(parameters, _array(batch.inputs), _array(batch.targets), self._key(batch))
+            loss, gradients = self._gradients(self._arguments(variables), inputs, targets, self._key(batch))
         except TypeError as error:
             if "scalar-output" in str(error):
                 raise WrongModel("the loss must be a scalar, the mean over a batch") from error
@@ -128,7 +128,7 @@ class Model:
                 for name in ("inputs", "targets")
             )
             keys = jax.numpy.stack([self._key(batch) for batch in batches])
-            parameters = jax.device_put(self._tree(variables), jax.sharding.NamedSharding(mesh, whole))
+            parameters = jax.device_put(self._arguments(variables), jax.sharding.NamedSharding(mesh, whole))
             losses, gradients = steps(parameters, inputs, targets, jax.device_put(keys, spread))
             jax.block_until_ready(gradients)  # before the pulled arrays are used again
             return np.array(losses).tolist(), {name: rows(_gradient(g, np)) for name, g in _leaves(gradients).items()}
@@ -140,7 +140,7 @@ class Model:
 
     def evaluate(self, variables: Mapping[str, Array], batch: Batch, xp: Any) -> Mapping[str, float]:
         """Return the loss and the metrics, means over the batch."""
-        parameters, inputs, targets = self._tree(variables), _array(batch.inputs), _array(batch.targets)
+        parameters, inputs, targets = self._arguments(variables), _argument(batch.inputs), _argument(batch.targets)
         values = {"loss": self._judged(parameters, inputs, targets)}
         if self._metrics and self._apply is not None:
             outputs = self._apply(parameters, inputs)
@@ -156,6 +156,15 @@ class Model:
     def own(self, values: Mapping[str, Float32s]) -> Any:
         """Return the pytree with these weights."""
         return self._tree(values)
+
+    def _arguments(self, variables: Mapping[str, Array]) -> Any:
+        """Return the pytree of pulled arrays for one call of a compiled function, which may borrow their memory."""
+        own = self._ready()
+        leaves = [
+            _argument(variables[name]).reshape(leaf.shape).astype(leaf.dtype, copy=False)
+            for name, leaf in _leaves(own).items()
+        ]
+        return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(own), leaves)
 
     def _tree(self, variables: Mapping[str, Array]) -> Any:
         """Return the pytree of pulled arrays, in the shapes and types that `init` gave."""
@@ -196,6 +205,12 @@ def _array(array: Any) -> Any:
     return jax.numpy.array(array) if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
 
 
+def _argument(array: Any) -> Any:
+    """Return an array for one call of a compiled function: NumPy's as it is, which XLA copies or borrows."""
+    return array if isinstance(array, np.ndarray) else jax.dlpack.from_dlpack(array)
+
+
 def _gradient(leaf: Any, xp: Any) -> Array:
-    leaf = leaf.astype(jax.numpy.float32)
+    if leaf.dtype != np.float32:
+        leaf = leaf.astype(np.float32)
     return np.asarray(leaf) if xp is np else xp.from_dlpack(leaf)

@@ -100,8 +100,8 @@ class Model:
         """Return the loss of a batch and its gradients, as `parashard.models.base.Model` says."""
         module = self._ready()
         module.train()
-        torch.manual_seed(step_seed("torch", self._seed, batch.step))
         state, own = self._state(variables), self._tensors()
+        _seed_generators(step_seed("torch", self._seed, batch.step))
         trained = {name: tensor.requires_grad_() for name, tensor in state.items() if own[name].requires_grad}
         # Batch normalisation writes its statistics without telling autograd's version counters: into copies, then.
         fixed = {name: tensor.clone() for name, tensor in state.items() if name not in trained}
@@ -194,6 +194,16 @@ class Model:
 def _tensors(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     buffers = {name: buffer for name, buffer in module.named_buffers() if buffer.is_floating_point()}
     return {**dict(module.named_parameters()), **buffers}
+
+
+def _seed_generators(seed: int) -> None:
+    """Seed the default generators that a step can draw from.
+
+    `torch.manual_seed` also notes the seed, with a traceback, for devices that are not in use: a millisecond each time.
+    """
+    torch.default_generator.manual_seed(seed)
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(seed)
 
 
 def _tensor(array: Any) -> torch.Tensor:
