@@ -34,6 +34,7 @@ from parashard.launch.run_folders import keep_origin, launcher_lock, read_report
 from parashard.models.base import Model
 from parashard.models.blame import described
 from parashard.plan.variables import Float32s
+from parashard.process.allocator import EVERY_STEP, keep_freed_memory
 from parashard.process.full_disk import disk_failed
 from parashard.process.side_effects import why_failed
 from parashard.store import open_store
@@ -97,6 +98,7 @@ def train(
         from parashard.api.in_process.sharded import check
 
         check(model, loaded.job)
+    keep_freed_memory(EVERY_STEP)
     lock = _locked(run_dir)
     try:
         store = open_store(loaded.job.checkpoint.url or str(run_dir.absolute() / CHECKPOINTS))
