@@ -131,7 +131,7 @@ def test_what_a_model_raises_is_one_sentence_with_its_line_and_the_error_is_the_
     model = Line()
     model.before = lambda batch: {}["w"]  # type: ignore[call-overload]
     with pytest.raises(
-        JobFailed, match=r"test_training.py:\d+: KeyError: 'w'; step 0 failed once \(examples "
+        JobFailed, match=r"process_training.py:\d+: KeyError: 'w'; step 0 failed once \(examples "
     ) as caught:
         fit(trainer(model=model))
     assert isinstance(caught.value.__cause__, KeyError)
